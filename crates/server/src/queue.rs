@@ -1,8 +1,8 @@
-//! Labels on their way to elements.
+//! Queues of labels on their way to elements. Next: `server/src/jobs`, which takes labels from the queue and sends them.
 //!
-//! What is decided is kept in the outbox (`jobs/outbox.rs`), in the transaction of the decision, and given to the queue
-//! once that is committed. So a queue need not take part in the server's transactions: after a start, or when it could
-//! not be reached, it is given again all whose end is not known.
+//! Each decision is stored in the outbox (`jobs/outbox.rs`), in the transaction of the decision, and passed to the queue after the
+//! commit. A queue therefore need not take part in the server's transactions. After a start, or when the queue could not be reached, it
+//! receives all labels without a known end again.
 
 mod address;
 #[cfg(feature = "nats")]
@@ -28,7 +28,7 @@ use std::sync::Arc;
 use tidemill_core::id::{ElementId, LabelId};
 use tidemill_core::label::Label;
 
-/// A queue that can't be used now.
+/// Error of a queue that can't be used now.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("labels wait for their queue: {0}")]
 pub struct Unavailable(pub String);
@@ -39,56 +39,57 @@ impl From<Fault> for Unavailable {
     }
 }
 
-/// Labels between the dispatcher and the elements. A label is given out until it is acknowledged; elements do once
-/// what comes twice.
+/// Queue of labels between the dispatcher and the elements. A label may be delivered repeatedly until it is acknowledged; elements carry
+/// out a repeated label only once.
 pub trait Queue: std::fmt::Debug + Send + Sync {
-    /// Whether it may lack labels after a start, or when it could not be used for a while.
+    /// Whether the queue may lack labels after a start, or after a time when it could not be used.
     fn may_lack(&self) -> bool {
         true
     }
 
-    /// Takes labels for an element. One that it has already may be given out again, or not.
+    /// Takes labels for an element. A label that the queue already has may be delivered again, or not.
     ///
     /// # Errors
-    /// If they, or some of them, were not taken.
+    /// If the queue did not take all labels.
     fn enqueue(&self, element: ElementId, labels: Vec<Label>) -> Result<(), Unavailable>;
 
-    /// The labels for an element that it has not been given, oldest first.
+    /// Returns the undelivered labels for an element, oldest first.
     ///
     /// # Errors
-    /// If that can't be told now.
+    /// If the queue can't be read now.
     fn fetch(&self, element: ElementId) -> Result<Vec<Label>, Unavailable>;
 
-    /// Forgets labels: their end is kept, or nobody wants them any more.
+    /// Forgets labels whose end is stored, or that are no longer wanted.
     ///
     /// # Errors
-    /// If they may be given out once more.
+    /// If the labels may be delivered again.
     fn acknowledge(&self, element: ElementId, labels: &[LabelId]) -> Result<(), Unavailable>;
 
-    /// An element has come back with these labels: all others that are not acknowledged are given out again.
+    /// Delivers all labels of an element again that are not acknowledged and not in `known`, the labels with which the element
+    /// reconnected.
     ///
     /// # Errors
-    /// If they are not.
+    /// If the labels will not be delivered again.
     fn redeliver(&self, element: ElementId, known: &BTreeSet<LabelId>) -> Result<(), Unavailable>;
 }
 
-/// Where labels wait for their elements.
+/// Place where labels wait for their elements.
 #[derive(Clone, Debug, Default)]
 pub enum Place {
-    /// In the server's own database.
+    /// The server's own database.
     #[default]
     Own,
-    /// In NATS JetStream.
+    /// NATS JetStream.
     Nats(Address),
-    /// In a queue that was made before.
+    /// An existing queue.
     Given(Arc<dyn Queue>),
 }
 
-/// The queue that needs nothing else: the outbox itself, in the server's database.
+/// Queue without other services: the outbox itself, in the server's database.
 #[derive(Debug)]
 pub(crate) struct Journal {
     database: Arc<Database>,
-    /// Labels that have not been given out.
+    /// Labels that were not delivered.
     due: Mutex<BTreeMap<ElementId, BTreeMap<LabelId, Label>>>,
 }
 
@@ -102,7 +103,7 @@ impl Journal {
 }
 
 impl Queue for Journal {
-    /// What it gives out it has read from the outbox.
+    /// The queue reads all its labels from the outbox.
     fn may_lack(&self) -> bool {
         false
     }
@@ -119,7 +120,7 @@ impl Queue for Journal {
         Ok(due.into_iter().flat_map(BTreeMap::into_values).collect())
     }
 
-    /// The transaction that kept their end has taken them out.
+    /// The transaction that stored the end of the labels has removed them.
     fn acknowledge(&self, _: ElementId, _: &[LabelId]) -> Result<(), Unavailable> {
         Ok(())
     }
@@ -133,7 +134,7 @@ impl Queue for Journal {
     }
 }
 
-/// A queue outside of the server, as long as somebody holds it: it outlives servers, not processes.
+/// A queue outside of the server that exists as long as it is referenced: it outlives servers, not processes.
 #[cfg(feature = "simulation")]
 #[derive(Debug, Default)]
 pub struct Memory {
@@ -149,13 +150,13 @@ struct Kept {
 
 #[cfg(feature = "simulation")]
 impl Memory {
-    /// How many labels it has.
+    /// Returns the number of labels in the queue.
     #[must_use]
     pub fn len(&self) -> usize {
         self.elements.lock().values().map(BTreeMap::len).sum()
     }
 
-    /// Whether it has none.
+    /// Whether the queue is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -237,7 +238,7 @@ mod tests {
         }
     }
 
-    /// What a queue does with labels that are in the outbox as long as they must be.
+    /// Checks a queue's behaviour with labels that stay in the outbox as long as necessary.
     fn delivers(queue: &dyn Queue, database: &Database) {
         let post = |element, id| {
             let posted = Posted::new(element, &label(id));
@@ -262,11 +263,11 @@ mod tests {
         assert_eq!(fetched(HERE), [label(1), label(2), label(3)]);
         assert_eq!(fetched(HERE), [], "given out once");
         end(2);
-        // One of those that were given out was lost on its way.
+        // One of the delivered labels was lost on its way.
         queue.redeliver(HERE, &known(&[1])).unwrap();
         post(HERE, 5);
         assert_eq!(fetched(HERE), [label(3), label(5)]);
-        // The element has lost all that it had.
+        // The element has lost all its labels.
         queue.redeliver(HERE, &known(&[])).unwrap();
         assert_eq!(fetched(HERE), [label(1), label(3), label(5)]);
         for id in [1, 3, 5] {
@@ -275,7 +276,7 @@ mod tests {
         queue.redeliver(HERE, &known(&[])).unwrap();
         assert_eq!(fetched(HERE), []);
         assert_eq!(fetched(ELSEWHERE), [label(4)]);
-        // An end that is told twice.
+        // The end of a label is reported twice.
         let again = database.write_blocking(|db| outbox::take(db, LabelId(5)));
         assert_eq!(again.unwrap(), None);
     }
@@ -300,7 +301,7 @@ mod tests {
         }
     }
 
-    /// Labels in batches: kept, enqueued, fetched, their ends kept, acknowledged.
+    /// Measures labels per second in batches: stored, enqueued, fetched, their ends stored, acknowledged.
     #[cfg(feature = "nats")]
     fn labels_per_second(queue: &dyn Queue, database: &Database) -> u64 {
         const LABELS: u64 = 20_000;

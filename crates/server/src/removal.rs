@@ -1,6 +1,7 @@
-//! Removal of objects that no name leads to: a durable list in the table `removal`, written in the transaction that
-//! makes them garbage. When nobody reads them and their element is up they become labels, many in one, and leave the
-//! list when such a label has ended well. Removing twice is no error; what could not be removed becomes a label again.
+//! Removal of objects without a name. The table `removal` is a durable list, written in the transaction that makes the objects garbage.
+//! When nobody reads the objects and their element is up, they become labels with many objects each. They leave the list when such a
+//! label has succeeded. A second removal is no error, and an object that could not be removed becomes part of a label again. Next:
+//! `server/src/jobs`, whose driver creates the labels.
 
 use crate::array::Array;
 use crate::jobs::Incoming;
@@ -17,19 +18,18 @@ use std::sync::mpsc::Sender;
 use std::time::Duration;
 use tidemill_core::id::{ElementId, LabelId, ObjectId};
 
-/// How often the list is looked at.
+/// Interval in which the list is examined.
 const PERIOD: Duration = Duration::from_millis(500);
-/// An object rests this long before it is removed, so that an open that just saw it can hold it.
+/// Minimum time between listing and removal, so that a client that has just looked the object up can open it.
 const REST_NS: i64 = 1_000_000_000;
-/// After a start, mounts get this long to say again what they have open; what was to be removed before the
-/// start rests until then.
+/// Time after a start in which mounts can report their open files. Objects that were listed before the start are not removed until then.
 const START_GRACE_NS: i64 = 15 * 1_000_000_000;
-/// What could not be removed rests this long.
+/// Pause before another attempt to remove an object.
 const AGAIN_NS: i64 = 30 * 1_000_000_000;
-/// Objects of one label.
+/// Maximum number of objects in one label.
 const OBJECTS_MAX: usize = 1024;
 
-/// The list as it is read.
+/// The list of objects to remove.
 #[derive(Clone, Debug)]
 pub(crate) struct Garbage {
     database: Arc<Database>,
@@ -46,7 +46,7 @@ impl Garbage {
         }
     }
 
-    /// Has the driver make labels, for ever.
+    /// Makes the driver create labels as long as the server runs.
     pub(crate) async fn watch(self, array: Arc<Array>, driver: Sender<Incoming>) {
         loop {
             tokio::time::sleep(PERIOD).await;
@@ -63,7 +63,7 @@ impl Garbage {
         }
     }
 
-    /// What lay in several objects becomes these, each to be removed by itself, when nobody uses it any more.
+    /// Replaces unused versions of several objects by their objects, which are then removed separately.
     async fn let_go(&self) -> Result<(), Fault> {
         let any = self.database.read(|db| {
             let sql = "SELECT 1 FROM removal WHERE element = ?1";
@@ -78,7 +78,7 @@ impl Garbage {
         self.database.write(let_go).await
     }
 
-    /// When what can be removed now was put on the list: before, and not before.
+    /// Returns the range of listing times of objects that can be removed now: the exclusive end, and the inclusive start.
     fn queued(&self) -> (i64, i64) {
         let now = clock::now_ns();
         let since = if now - self.started < START_GRACE_NS {
@@ -89,8 +89,8 @@ impl Garbage {
         (now - REST_NS, since)
     }
 
-    /// Objects of an element that can be removed now and that no label is under way for: of those after `after`, in
-    /// order, as many as one label takes.
+    /// Returns objects of an element after `after` that can be removed now and have no label in progress: in order, at most as many as
+    /// one label takes.
     pub(crate) fn due(&self, element: u32, after: ObjectId) -> Result<Vec<ObjectId>, Fault> {
         let mut after = after;
         loop {
@@ -112,8 +112,9 @@ impl Garbage {
         }
     }
 
-    /// The next objects of the list, and whether each is still a version's, elsewhere: then nobody is told to read it here, and who
-    /// is to be fired for it reads it there. A map that was sent to the element while it was written reads it here.
+    /// Returns the next objects of the list. The flag says whether the object still belongs to a version on another element: nobody is
+    /// then directed to read it here, and a rule that fires for it reads it there. A map that was sent to this element during the write
+    /// reads it here.
     fn page(&self, element: u32, after: ObjectId) -> Result<Vec<(ObjectId, bool)>, Fault> {
         let (before, since) = self.queued();
         self.database.read(|db| {
@@ -138,7 +139,7 @@ impl Garbage {
     }
 }
 
-/// A label is to remove these objects of an element.
+/// Records that a label is to remove these objects of an element.
 pub(crate) fn labelled(
     db: &Connection,
     label: LabelId,
@@ -155,7 +156,7 @@ pub(crate) fn labelled(
     Ok(())
 }
 
-/// A label that was to remove these objects of an element has ended: well, or badly with some of them gone all the same.
+/// Records the end of a label that was to remove these objects of an element. A failed label may have removed some of them.
 pub(crate) fn ended(
     db: &Connection,
     element: ElementId,
@@ -181,7 +182,7 @@ pub(crate) fn ended(
         let again = now + AGAIN_NS - REST_NS;
         db.prepare_cached(sql)?
             .execute(params![element.0, list(objects), again])?;
-        // What was told meanwhile may have made it the last one.
+        // A report in the meantime may have made this copy the last undamaged one.
         if damage::any(db)? {
             for object in objects {
                 copies::reprieve(db, object.0, (leaving, now))?;

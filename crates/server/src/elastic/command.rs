@@ -1,5 +1,5 @@
-//! Commands that suspend a host, or wake it: `systemctl`, `ssh`, `ipmitool`, wake-on-LAN, a batch system. An administrator gives
-//! them, and they may do as they like: hang, fail, print without end.
+//! Commands that suspend or wake a host: `systemctl`, `ssh`, `ipmitool`, wake-on-LAN, a batch system. An administrator configures them.
+//! This module runs them as processes, and they may hang, fail, or print without end.
 
 use parking_lot::Mutex;
 use std::io::Read as _;
@@ -8,30 +8,30 @@ use std::process::{Child, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a command may take.
+/// Time limit for a command.
 const LIMIT: Duration = Duration::from_secs(60);
-/// How often it is looked whether it has ended.
+/// Interval in which the end of a command is looked for.
 const PERIOD: Duration = Duration::from_millis(20);
-/// What is kept of what it prints.
+/// Number of bytes that are stored of a command's output.
 const SAID_BYTES_MAX: usize = 400;
-/// How long what it printed last is waited for after its end.
+/// Maximum wait for a command's last output after its end.
 const LAST_WORDS: Duration = Duration::from_millis(100);
 
-/// A line for the shell. The element's number is in `TIDEMILL_ELEMENT`.
+/// A line for the shell. The environment variable `TIDEMILL_ELEMENT` has the element's number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Command(pub String);
 
-/// How the host of an element is suspended and woken, if its process alone does not do.
+/// Commands that suspend and wake the host of an element, if ending and waking its process is not enough.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Commands {
-    /// Run when the element has ended in order.
+    /// Command that runs after the element has ended in order.
     pub suspend: Option<Command>,
-    /// Has to bring the element up again, or its host, which does that.
+    /// Command that has to start the element, or its host, which starts the element.
     pub wake: Option<Command>,
 }
 
 impl Command {
-    /// Runs it to its end, or until it has taken too long. Blocks.
+    /// Runs the command until it ends or exceeds the time limit. Blocks.
     pub(super) fn run(&self, element: u32) -> Result<(), String> {
         self.run_within(element, LIMIT)
     }
@@ -64,7 +64,8 @@ impl Command {
     }
 }
 
-/// Reads what it prints to its end, and keeps the first of it. Who holds the pipe open for ever has a thread for ever.
+/// Reads the command's output to its end in a thread, and stores the beginning. A process that holds the pipe open forever keeps the
+/// thread forever.
 fn listen(child: &mut Child) -> Arc<Mutex<Vec<u8>>> {
     let said = Arc::<Mutex<Vec<u8>>>::default();
     if let Some(mut pipe) = child.stderr.take() {
@@ -81,7 +82,7 @@ fn listen(child: &mut Child) -> Arc<Mutex<Vec<u8>>> {
     said
 }
 
-/// Its end; `None` if it had to be killed, with all that it has started.
+/// Returns the exit status; `None` if the command was killed, with all processes that it has started.
 fn wait(child: &mut Child, limit: Duration) -> std::io::Result<Option<ExitStatus>> {
     let end = Instant::now() + limit;
     loop {
@@ -90,7 +91,7 @@ fn wait(child: &mut Child, limit: Duration) -> std::io::Result<Option<ExitStatus
         }
         if Instant::now() >= end {
             let pid = rustix::process::Pid::from_child(child);
-            // It may have ended this very moment.
+            // The process may have ended at this very moment.
             let _ = rustix::process::kill_process_group(pid, rustix::process::Signal::KILL);
             child.wait()?;
             return Ok(None);

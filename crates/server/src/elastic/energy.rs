@@ -1,5 +1,5 @@
-//! What elements have drawn: their power, as a meter says it or as it follows from what was configured, times the time that it was
-//! known. Nothing is counted while it is not.
+//! Energy consumption of elements: the power, measured or derived from the configuration, multiplied by the time for which it was known.
+//! Times of unknown power are not counted.
 
 use crate::names::Fault;
 use parking_lot::Mutex;
@@ -9,36 +9,36 @@ use std::time::Duration;
 use tidemill_core::elastic::Power;
 use tokio::time::Instant;
 
-/// Longer between two looks nothing is counted.
+/// Maximum time between two looks. A longer time is not counted.
 const GAP: Duration = Duration::from_secs(10);
 
-/// What there is to be known of an element's power now.
+/// Facts from which an element's present power follows.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Draw {
     pub(crate) element: u32,
     pub(crate) power: Power,
-    /// Kernels that run, and cores.
+    /// Number of running kernels; `cores` is the number of cores.
     pub(crate) running: u32,
     pub(crate) cores: u32,
     pub(crate) up: bool,
     pub(crate) suspended: bool,
     pub(crate) waking: bool,
-    /// What a meter says, in thousandths of a watt, and which.
+    /// Reading of a meter in thousandths of a watt, and the meter's name.
     pub(crate) measured: Option<(u64, String)>,
 }
 
-/// What an element has drawn.
+/// Energy consumption of an element.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Drawn {
-    /// Millionths of a joule.
+    /// Energy in millionths of a joule.
     pub(crate) microjoules: u64,
-    /// The time for which that is known.
+    /// Time for which the power was known, in nanoseconds.
     pub(crate) counted_ns: u64,
-    /// By what.
+    /// Source of the power.
     pub(crate) by: String,
 }
 
-/// The books of all elements.
+/// Energy consumption of all elements.
 #[derive(Debug, Default)]
 pub(crate) struct Energy {
     drawn: Mutex<BTreeMap<u32, Drawn>>,
@@ -48,7 +48,7 @@ pub(crate) struct Energy {
 const CONFIGURED: &str = "reckoned by configured power";
 
 impl Draw {
-    /// In thousandths of a watt, and by what; `None` if nobody said.
+    /// Returns the power in thousandths of a watt, and its source; `None` if it is unknown.
     fn milliwatts(&self) -> Option<(u64, String)> {
         if let (true, Some((milli, by))) = (self.up, &self.measured) {
             return Some((*milli, by.clone()));
@@ -159,7 +159,7 @@ mod tests {
         energy.count(std::slice::from_ref(&draw));
         let half_busy = energy.of(3).unwrap();
         assert_eq!(half_busy.microjoules, 2 * 75_000_000);
-        // Nobody said what it draws then, nor when it is away.
+        // The power is not configured for a suspended or offline element.
         for suspended in [true, false] {
             (draw.up, draw.suspended) = (false, suspended);
             pass(2).await;

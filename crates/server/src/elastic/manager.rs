@@ -1,4 +1,5 @@
-//! The worker manager: looks which elements nothing has needed for a while, has them sleep, and wakes those that are needed.
+//! The worker manager: finds elements that were idle for a while, suspends them, and wakes elements that are needed. It sends messages to
+//! elements and runs commands. Next: `server/src/array.rs`, which sends the messages.
 
 use super::{Elastic, Sleepers, energy, needs, span, store};
 use crate::array::Array;
@@ -19,28 +20,28 @@ use tidemill_core::time::Span;
 use tidemill_wire::v1::{self, to_element::Message as To};
 use tokio::time::Instant;
 
-/// How often it is looked while somebody waits.
+/// Interval of looks while a caller waits.
 pub(super) const LOOK: Duration = Duration::from_millis(50);
-/// How often what elements have drawn is kept.
+/// Interval in which the consumed energy is stored.
 const KEEP: Duration = Duration::from_secs(30);
-/// How often it is looked what is needed.
+/// Interval in which needs are examined.
 const PERIOD: Duration = Duration::from_millis(500);
 
-/// See the module.
+/// The worker manager: see the module.
 #[derive(Clone, Debug)]
 pub(crate) struct Manager {
     array: Arc<Array>,
     database: Arc<Database>,
     shared: Arc<Shared>,
     elastic: Arc<Elastic>,
-    /// What elements had moved when it was looked last.
+    /// Activity of the elements at the last look.
     seen: Arc<Mutex<BTreeMap<u32, Activity>>>,
-    /// Those that somebody wants to sleep at once, whatever was read there a moment ago.
+    /// Elements that are to be suspended at once on request, whatever their recent reads.
     by_hand: Arc<Mutex<BTreeSet<u32>>>,
 }
 
 impl Manager {
-    /// Begins to work, for as long as the server runs.
+    /// Starts the manager, for as long as the server runs.
     pub(crate) fn start(names: &SqliteNames, array: &Arc<Array>, elastic: Elastic) -> Self {
         let (automatic, shared) = (elastic.after.is_some(), names.shared().clone());
         shared.sleepers.configure(elastic.limits(), automatic);
@@ -83,7 +84,7 @@ impl Manager {
         }
     }
 
-    /// Counts what elements draw, and keeps that from time to time.
+    /// Counts the elements' energy, and stores it from time to time.
     async fn count(&self, kept: &mut Instant) {
         let energy = &self.sleepers().energy;
         energy.count(&self.array.draws());
@@ -115,7 +116,7 @@ impl Manager {
         }
     }
 
-    /// Between the look and now something may have been given to it; from now on nothing is.
+    /// Suspends an element unless it is needed. Work may have been assigned to it since the last look; from now on none is.
     async fn suspend_unless_needed(&self, element: u32) {
         self.array.refresh();
         if let Some(why) = self.needed(element, self.array.demand().await.as_ref()) {
@@ -152,7 +153,7 @@ impl Manager {
         };
         let sleepers = self.sleepers().clone();
         tokio::task::spawn_blocking(move || {
-            // Who was woken meanwhile stays.
+            // An element that was woken in the meantime stays up.
             if !sleepers.sleeps(element) || sleepers.wakes(element) {
                 return;
             }
@@ -163,7 +164,7 @@ impl Manager {
         });
     }
 
-    /// Wakes an element by all the ways that there are.
+    /// Wakes an element in all available ways.
     fn wake(&self, element: u32) {
         let told = self.array.wake(element);
         tracing::info!(element, "a suspended element is woken");
@@ -186,7 +187,7 @@ impl Manager {
         });
     }
 
-    /// What needs an element, if something does.
+    /// Returns the need for an element, or `None`.
     fn needed(&self, element: u32, demand: Option<&Demand>) -> Option<&'static str> {
         let Some(demand) = demand else {
             return Some("what jobs need is not known at this moment");
@@ -229,7 +230,7 @@ impl Manager {
         }
     }
 
-    /// Elements that nothing has needed for as long as they may be idle.
+    /// Returns the elements that were idle for the allowed time.
     fn tired(&self) -> Vec<u32> {
         let Some(after) = self.elastic.after else {
             return Vec::new();
@@ -254,7 +255,7 @@ impl Manager {
         tired
     }
 
-    /// Copies that find no place among those that are up find one among those that sleep.
+    /// Wakes an element for copies that find no place on the elements that are up.
     fn make_room(&self, asleep: &[u32]) {
         if asleep.is_empty() {
             return;
@@ -272,7 +273,7 @@ impl Manager {
         }
     }
 
-    /// Wakes as many for the tasks that wait for room as pays.
+    /// Wakes as many elements for waiting tasks as saves energy or time.
     fn share(&self, asleep: &[u32], demand: &Demand) {
         let able: BTreeSet<u32> = demand.able.iter().map(|element| element.0).collect();
         let able: Vec<u32> = asleep
@@ -312,16 +313,16 @@ impl Manager {
         learnt.unwrap_or(WAKE_UNKNOWN)
     }
 
-    /// Work is time of cores here.
+    /// Work is measured in core time here.
     fn worker(&self, element: u32, wake: Span) -> Option<Worker> {
         let (power, cores) = self.array.power(element)?;
         Some(Worker::of_cores(cores, power, wake))
     }
 
-    /// Somebody wants an element to sleep now. Waits until it does.
+    /// Suspends an element on request. Waits until it is suspended.
     ///
     /// # Errors
-    /// Why it does not.
+    /// The reason why it is not suspended.
     pub(crate) async fn suspend(&self, element: u32) -> Result<(), String> {
         let sleepers = self.sleepers();
         if sleepers.sleeps(element) && !sleepers.wakes(element) {
@@ -352,10 +353,10 @@ impl Manager {
         }
     }
 
-    /// Somebody wants an element awake. Waits until it is.
+    /// Wakes an element on request. Waits until it is up.
     ///
     /// # Errors
-    /// Why it is not.
+    /// The reason why it is not up.
     pub(crate) async fn wake_now(&self, element: u32) -> Result<(), String> {
         let sleepers = self.sleepers();
         loop {

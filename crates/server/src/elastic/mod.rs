@@ -1,8 +1,8 @@
-//! Elements that sleep: which do, how they are put to sleep and woken, and what keeps them awake. The worker manager of
-//! LABIOS (§3.3). What is decided when is `tidemill_core::elastic`'s.
+//! Suspended elements: their states, the ways to suspend and wake them, and the needs that keep them awake. This is the worker manager of
+//! LABIOS (§3.3). `tidemill_core::elastic` decides the times. Next: `server/src/elastic/manager.rs`, which carries out the decisions.
 //!
-//! That an element sleeps is kept before anything else is done about it. An element that sleeps says so again with every
-//! connection, so it does not matter where a server was killed.
+//! The suspension of an element is stored before any other step. A suspended element reports its state again with every connection, so
+//! the server may be killed at any moment.
 
 mod command;
 pub(crate) mod energy;
@@ -25,16 +25,16 @@ use tidemill_wire::v1;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// How an array's elements are suspended.
+/// Settings of suspending an array's elements.
 #[derive(Clone, Debug)]
 pub struct Elastic {
-    /// How long nothing must have needed an element; `None`: only by command.
+    /// Idle time after which an element is suspended; `None`: only by command.
     pub after: Option<Duration>,
-    /// How things are done on elements of which `each` says nothing else.
+    /// Commands for elements without a command in `each`.
     pub all: Commands,
-    /// On these.
+    /// Commands of particular elements.
     pub each: BTreeMap<u32, Commands>,
-    /// How long waking one may take.
+    /// Time limit for waking an element.
     pub wake_limit: Duration,
 }
 
@@ -50,7 +50,7 @@ impl Default for Elastic {
 }
 
 impl Elastic {
-    /// The commands of an element.
+    /// Returns the commands of an element.
     fn commands(&self, element: u32) -> Commands {
         let own = self.each.get(&element).cloned().unwrap_or_default();
         Commands {
@@ -71,25 +71,25 @@ fn span(duration: Duration) -> Span {
     Span(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX))
 }
 
-/// What is known of one element.
+/// State of one element.
 #[derive(Clone, Debug)]
 struct Known {
     sleeper: Sleeper,
-    /// When it fell asleep, for people.
+    /// Time at which the element was suspended, for display.
     since: i64,
-    /// Why it can't be woken or did not go to sleep.
+    /// Reason why the element can't be woken or was not suspended.
     trouble: String,
-    /// What keeps it awake.
+    /// Need that keeps the element awake.
     needed: String,
 }
 
-/// All of them.
+/// States of all elements.
 #[derive(Debug)]
 pub(crate) struct Sleepers {
     known: Mutex<BTreeMap<u32, Known>>,
     actions: Mutex<Vec<(u32, Action)>>,
     limits: Mutex<Limits>,
-    /// Whether any sleeps, or may: if not nobody has to look.
+    /// Whether any element is suspended or may be. If not, no check is necessary.
     any: AtomicBool,
     news: Notify,
     began: Instant,
@@ -111,7 +111,7 @@ impl Default for Sleepers {
 }
 
 impl Sleepers {
-    /// Time that nobody sets.
+    /// Returns the time of a clock that nobody can set.
     fn now(&self) -> Time {
         let elapsed = Instant::now().saturating_duration_since(self.began);
         Time(span(elapsed).0)
@@ -122,7 +122,7 @@ impl Sleepers {
         self.any.fetch_or(automatic, Ordering::Relaxed);
     }
 
-    /// What was kept of elements by an earlier life of the server.
+    /// Restores the states that an earlier run of the server stored.
     pub(crate) fn restore(&self, kept: Vec<store::Kept>) {
         let now = self.now();
         let mut known = self.known.lock();
@@ -142,7 +142,7 @@ impl Sleepers {
         }
     }
 
-    /// Something happened to an element.
+    /// Applies an event to an element.
     pub(crate) fn on(&self, element: u32, event: Event) {
         let (now, limits) = (self.now(), *self.limits.lock());
         if event == Event::Fell || event == Event::Tired {
@@ -171,7 +171,7 @@ impl Sleepers {
         }
     }
 
-    /// Something needs an element. Who asks waits by itself.
+    /// Records that an element is needed. The caller waits separately.
     pub(crate) fn want(&self, element: u32) {
         if self.any.load(Ordering::Relaxed) {
             self.on(element, Event::Wanted);
@@ -196,7 +196,7 @@ impl Sleepers {
         }
     }
 
-    /// An element was told to sleep and does not.
+    /// Records that an element was asked to suspend itself and does not.
     pub(crate) fn stays(&self, element: u32, why: String) {
         self.trouble(element, Event::Stays, why);
     }
@@ -215,7 +215,7 @@ impl Sleepers {
         known.get(&element).map(|one| answer(one, &limits))
     }
 
-    /// Whether an element sleeps and is not to be missed.
+    /// Whether an element is suspended, so that it is not missed.
     pub(crate) fn sleeps(&self, element: u32) -> bool {
         self.any.load(Ordering::Relaxed)
             && self
@@ -223,7 +223,7 @@ impl Sleepers {
                 .unwrap_or(false)
     }
 
-    /// Whether it is on its way to sleep.
+    /// Whether an element is being suspended.
     pub(crate) fn falls(&self, element: u32) -> bool {
         self.any.load(Ordering::Relaxed)
             && self
@@ -236,7 +236,7 @@ impl Sleepers {
             .unwrap_or(false)
     }
 
-    /// All that sleep.
+    /// Returns all suspended elements.
     pub(crate) fn asleep(&self) -> Vec<u32> {
         let limits = *self.limits.lock();
         let known = self.known.lock();
@@ -264,12 +264,12 @@ impl Sleepers {
             .unwrap_or_default()
     }
 
-    /// An element was taken out of the array.
+    /// Forgets an element that was removed from the array.
     pub(crate) fn forget(&self, element: u32) {
         self.known.lock().remove(&element);
     }
 
-    /// What `status` tells of an element.
+    /// Returns an element's data for `status`.
     pub(crate) fn told(&self, element: u32) -> Option<v1::Sleep> {
         self.ask(element, |one, limits| {
             let suspended = one.sleeper.sleeps(limits);
@@ -286,7 +286,7 @@ impl Sleepers {
         })
     }
 
-    /// Has an element woken, and waits for it for so long; whether it is awake.
+    /// Wakes an element and waits for it, at most for `limit`. Returns whether it is awake.
     pub(crate) async fn until_awake(self: &Arc<Self>, element: u32, limit: Duration) -> bool {
         let end = Instant::now() + limit;
         while self.sleeps(element) || self.wakes(element) {

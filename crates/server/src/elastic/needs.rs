@@ -1,10 +1,10 @@
-//! What the database says that needs an element: the same keeps one awake and has one woken, so that none goes to and fro.
+//! Needs for an element according to the database. The same needs keep an element awake and have it woken, so that no element alternates.
 
 use crate::names::Fault;
 use rusqlite::{Connection, params};
 use tidemill_core::copies::COPIES_MAX;
 
-/// What needs it, for people, and what asks for that; each with the element as `?1`.
+/// Readable reasons of needs, and their queries, each with the element as `?1`.
 const NEEDS: [(&str, &str); 6] = [
     (
         "a file is being written there",
@@ -31,7 +31,7 @@ const NEEDS: [(&str, &str); 6] = [
     ),
 ];
 
-/// What needs an element, if something does.
+/// Returns the need for an element, or `None`.
 pub(super) fn of(db: &Connection, element: u32) -> Result<Option<&'static str>, Fault> {
     for (what, sql) in NEEDS {
         if db.prepare_cached(sql)?.exists([element])? {
@@ -41,8 +41,8 @@ pub(super) fn of(db: &Connection, element: u32) -> Result<Option<&'static str>, 
     Ok(None)
 }
 
-/// Elements that have a copy, or will, of a version that lacks copies of which none can be made now; `None`: there is no such
-/// version.
+/// Returns the elements that have, or will have, a copy of a version that lacks copies while none can be created now; `None` if there is
+/// no such version.
 pub(super) fn holders_of_one_that_rests(
     db: &Connection,
     now: i64,

@@ -1,10 +1,10 @@
-//! What is kept of elements that sleep or did: the table `sleep`.
+//! Stored states of elements that are or were suspended: the table `sleep`.
 
 use crate::names::Fault;
 use rusqlite::{Connection, params};
 use tidemill_core::elastic::Wakes;
 
-/// One element.
+/// Stored state of one element.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Kept {
     pub(crate) element: u32,
@@ -13,7 +13,7 @@ pub(crate) struct Kept {
     pub(crate) wakes: Wakes,
 }
 
-/// All that is kept.
+/// Returns all stored states.
 pub(crate) fn all(db: &Connection) -> Result<Vec<Kept>, Fault> {
     let mut statement = db.prepare("SELECT element, asleep, since, wakes, wake_ns FROM sleep")?;
     let rows = statement.query_map([], |row| {
@@ -30,7 +30,7 @@ pub(crate) fn all(db: &Connection) -> Result<Vec<Kept>, Fault> {
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Keeps whether an element sleeps, and how long it took to wake.
+/// Stores whether an element is suspended, and the times that it took to wake.
 pub(crate) fn keep(db: &Connection, kept: Kept) -> Result<(), Fault> {
     let sql = "INSERT INTO sleep(element, asleep, since, wakes, wake_ns) VALUES (?1, ?2, ?3, ?4, ?5) \
                ON CONFLICT DO UPDATE SET asleep = ?2, since = ?3, wakes = ?4, wake_ns = ?5";
@@ -46,7 +46,7 @@ pub(crate) fn keep(db: &Connection, kept: Kept) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Forgets an element that was taken out of the array.
+/// Deletes the state of an element that was removed from the array.
 pub(crate) fn forget(db: &Connection, element: u32) -> Result<(), Fault> {
     db.prepare_cached("DELETE FROM sleep WHERE element = ?1")?
         .execute([element])?;

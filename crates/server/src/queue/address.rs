@@ -1,21 +1,21 @@
-//! Where a queue outside of the server is: `nats://[USER:PASSWORD@]HOST:PORT[,nats://…][?replicas=N]`.
+//! Address of a queue outside of the server: `nats://[USER:PASSWORD@]HOST:PORT[,nats://…][?replicas=N]`.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// Most servers that hold a copy of each label (a bound of NATS).
+/// Maximum number of servers that hold a copy of each label (a limit of NATS).
 const REPLICAS_MAX: usize = 5;
 
-/// What to be known by at a queue's servers.
+/// Credentials for a queue's servers.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) enum Secret {
-    /// Only this.
+    /// A token.
     Token(String),
     /// A user and a password.
     User(String, String),
 }
 
-/// Servers of NATS, and how many of them are to hold each label. What is printed of it has no password.
+/// NATS servers, and the number of servers that hold each label. The printed form has no password.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Address {
     servers: Vec<String>,
@@ -23,7 +23,7 @@ pub struct Address {
     replicas: usize,
 }
 
-/// Not an address. It says nothing of what may be a password.
+/// Error of an invalid address. The message contains nothing that may be a password.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "no address of a queue: {0}; give `nats://HOST:PORT` or `tls://HOST:PORT`, several with commas between, with `USER:PASSWORD@` \
@@ -32,7 +32,7 @@ pub struct Address {
 pub struct AddressError(&'static str);
 
 impl Address {
-    /// Its servers' URLs, without passwords.
+    /// Returns the servers' URLs, without passwords.
     #[cfg(feature = "nats")]
     pub(crate) fn servers(&self) -> &[String] {
         &self.servers
@@ -90,7 +90,7 @@ impl FromStr for Address {
     }
 }
 
-/// The URL of one server, and apart from it the secret.
+/// Splits one server's URL into the URL without secret, and the secret.
 fn server(url: &str) -> Result<(String, Option<Secret>), AddressError> {
     let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
     if !["nats", "tls"].contains(&scheme) {
@@ -118,7 +118,7 @@ fn server(url: &str) -> Result<(String, Option<Secret>), AddressError> {
     Ok((format!("{scheme}://{place}"), secret.transpose()?))
 }
 
-/// Text in which `%` and two digits stand for a byte.
+/// Decodes text in which `%` and two digits stand for a byte.
 fn decoded(text: &str) -> Result<String, AddressError> {
     let bad = AddressError("a user or password has a `%` that begins no byte");
     let mut bytes = Vec::new();

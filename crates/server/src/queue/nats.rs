@@ -1,8 +1,9 @@
-//! Labels in NATS JetStream: one stream for the array, one subject for each element.
+//! Labels in NATS JetStream: one stream for the array, one subject for each element. This module sends to and receives from the queue's
+//! servers.
 //!
-//! A task of its own keeps a [session](session::Session) with the queue's servers. When a call fails the session is given
-//! up and another is opened, as often as need be; until then calls fail at once, so that whoever calls waits for a server that
-//! hangs once, and not long. A session begins with all that is in the stream, so nothing of the one before it is needed.
+//! A task of its own keeps a [session](session::Session) with these servers. When a call fails, the session is closed and another one is
+//! opened, as often as necessary. Until then calls fail at once, so that a caller waits only once, and not long, for a server that hangs.
+//! A session begins with all labels in the stream, so it needs nothing from the session before it.
 
 mod held;
 mod sealed;
@@ -20,16 +21,16 @@ use tidemill_core::label::Label;
 use tokio::runtime::Runtime;
 use tokio::sync::Notify;
 
-/// How long a session that can't be opened is let rest.
+/// Pause before another attempt to open a session.
 const REST: Duration = Duration::from_millis(500);
 
-/// How long the first call waits for the first session.
+/// Maximum wait of the first call for the first session.
 const FIRST: Duration = Duration::from_secs(2);
 
-/// A call that failed, and why.
+/// Reason why a call failed.
 type Failed = String;
 
-/// What is known of the array and its queue.
+/// Identity of the array and its queue.
 #[derive(Clone)]
 struct Place {
     address: Address,
@@ -37,7 +38,7 @@ struct Place {
     seal: Seal,
 }
 
-/// See the module.
+/// The queue: see the module.
 pub struct Nats {
     address: Address,
     calls: Mutex<Calls>,
@@ -48,14 +49,14 @@ pub struct Nats {
 #[derive(Debug, Default)]
 struct Calls {
     session: Option<Session>,
-    /// Why there is none.
+    /// Reason why there is no session.
     why: Option<Failed>,
 }
 
-/// Between those who call and the task that opens sessions.
+/// Shared state of the callers and the task that opens sessions.
 #[derive(Debug, Default)]
 struct Opener {
-    /// What came of it last, if nobody has looked.
+    /// Last result that no caller has taken.
     news: Mutex<Option<Result<Session, Failed>>>,
     told: Condvar,
     wanted: Notify,
@@ -70,11 +71,11 @@ impl std::fmt::Debug for Nats {
 }
 
 impl Nats {
-    /// The queue of an array. `key` is known to parts of the array only: labels that were not made with it are removed from the
-    /// queue and not given out.
+    /// Starts the queue of an array. Only daemons of the array know `key`: labels that were not made with it are removed from the queue
+    /// and not delivered.
     ///
     /// # Errors
-    /// If the system has no threads for it. That its servers can't be reached is none.
+    /// If the system has no threads for the queue. Unreachable servers are no error.
     pub fn start(address: Address, array: u64, key: &[u8]) -> std::io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
@@ -142,7 +143,7 @@ impl Nats {
     }
 }
 
-/// Opens a session, and another whenever that is wanted.
+/// Opens a session, and another one whenever it is wanted.
 async fn keep_open(place: Place, opener: Arc<Opener>) {
     loop {
         loop {

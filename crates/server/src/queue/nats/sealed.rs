@@ -1,6 +1,6 @@
-//! A label as it lies in a queue that others can write to: only the server can make one.
+//! Format of a label in a queue to which others can write: only the server can create a valid label.
 //!
-//! | bytes | what |
+//! | bytes | content |
 //! |---|---|
 //! | 1 | [`VERSION`] |
 //! | 32 | keyed blake3 of version, element (4 bytes, little endian) and label |
@@ -12,16 +12,16 @@ use tidemill_core::label::Label;
 use tidemill_wire::v1;
 
 const VERSION: u8 = 1;
-/// Bytes before the label.
+/// Number of bytes before the label.
 const HEAD: usize = 1 + blake3::OUT_LEN;
 const CONTEXT: &str = "tidemill 2026-11-25 labels in a queue";
 
-/// What an array's labels are sealed with.
+/// Key with which an array's labels are sealed.
 #[derive(Clone)]
 pub(super) struct Seal([u8; blake3::KEY_LEN]);
 
 impl Seal {
-    /// That of an array, from a key that only parts of it know.
+    /// Derives the array's key from a key that only its daemons know.
     pub(super) fn new(key: &[u8]) -> Self {
         Self(blake3::derive_key(CONTEXT, key))
     }
@@ -35,7 +35,7 @@ impl Seal {
         message
     }
 
-    /// The label, if it was sealed for this element.
+    /// Returns the label, if it was sealed for this element.
     pub(super) fn open(&self, element: ElementId, message: &[u8]) -> Option<Label> {
         let (head, body) = message.split_at_checked(HEAD)?;
         let code: [u8; blake3::OUT_LEN] = head[1..].try_into().ok()?;

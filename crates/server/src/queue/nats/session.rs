@@ -1,6 +1,6 @@
-//! A connection to the queue's servers, and what has come by it.
+//! A connection to the queue's servers, and the labels received by it.
 //!
-//! **Invariant**: every wait here ends within [`ANSWER`], and what could be waited for in turn is bounded by [`CHUNK`].
+//! **Invariant**: every wait here ends within [`ANSWER`], and the number of waits in sequence is bounded by [`CHUNK`].
 
 use super::held::{Held, Receipt};
 use super::{Failed, Place};
@@ -19,14 +19,14 @@ use std::time::Duration;
 use tidemill_core::id::{ElementId, LabelId};
 use tidemill_core::label::Label;
 
-/// How long an answer may take.
+/// Time limit for an answer.
 const ANSWER: Duration = Duration::from_secs(2);
-/// Labels that are under way at once.
+/// Maximum number of labels in transit.
 const CHUNK: usize = 500;
 const CHUNK_BYTES: usize = 4 << 20;
-/// Who takes labels out of the stream.
+/// Name of the consumer that takes labels out of the stream.
 const CONSUMER: &str = "dispatcher";
-/// Labels are given out again when a session begins, not after a time: they may take hours.
+/// Time limit for acknowledgements. Labels are delivered again when a session begins, not after a time, since they may take hours.
 const PATIENCE: Duration = Duration::from_secs(365 * 86_400);
 const ACK: &[u8] = b"+ACK";
 
@@ -40,14 +40,14 @@ impl Place {
     }
 }
 
-/// See the module.
+/// The session: see the module.
 pub(super) struct Session {
     pub(super) held: Held,
     place: Place,
     client: Client,
     context: Context,
     consumer: Consumer<pull::Config>,
-    /// Messages that were no labels of this array, and the subject of one, until that is told.
+    /// Number of messages that were no labels of this array, and the subject of one, until they are logged.
     foreign: (u64, String),
 }
 
@@ -59,12 +59,12 @@ impl std::fmt::Debug for Session {
     }
 }
 
-/// What failed, and how.
+/// Returns a function that adds the failed action to an error.
 fn failed<E: Display>(what: &'static str) -> impl Fn(E) -> Failed {
     move |error| format!("{what}: {error}")
 }
 
-/// Does something that must not take longer than an answer may.
+/// Carries out an action that must not take longer than an answer may.
 async fn within<T>(
     what: &'static str,
     doing: impl Future<Output = Result<T, Failed>>,
@@ -74,7 +74,7 @@ async fn within<T>(
 }
 
 impl Session {
-    /// Connects, makes what is missing and reads all labels that are there.
+    /// Connects, creates missing parts of the queue and reads all labels in the stream.
     pub(super) async fn open(place: &Place) -> Result<Self, Failed> {
         let client = connect(place).await?;
         let context = ContextBuilder::new().timeout(ANSWER).build(client.clone());
@@ -105,7 +105,7 @@ impl Session {
         }
     }
 
-    /// Has every label here that the queue has taken.
+    /// Receives every label that the queue has taken.
     pub(super) async fn pull(&mut self) -> Result<(), Failed> {
         const WHAT: &str = "fetching labels";
         while self.held.coming() > 0 {
@@ -120,7 +120,7 @@ impl Session {
         Ok(())
     }
 
-    /// Keeps what comes, and says how much that was.
+    /// Stores received labels and returns the number of messages.
     async fn take(&mut self, mut batch: pull::Batch) -> Result<usize, Failed> {
         const WHAT: &str = "receiving labels";
         let mut taken = 0;
@@ -166,8 +166,8 @@ impl Session {
         Some((element, self.place.seal.open(element, &message.payload)?))
     }
 
-    /// Puts labels into the stream that are not there. Those that are too large for a message stay here: the server's database has
-    /// all of them.
+    /// Puts labels into the stream that are not in it. Labels that are too large for a message stay here: the server's database has all
+    /// labels.
     pub(super) async fn enqueue(
         &mut self,
         element: ElementId,
@@ -213,7 +213,7 @@ impl Session {
         Ok(())
     }
 
-    /// Has labels removed from the stream.
+    /// Removes labels from the stream.
     pub(super) async fn acknowledge(
         &mut self,
         element: ElementId,
@@ -227,7 +227,7 @@ impl Session {
         Ok(())
     }
 
-    /// They are taken in turn, so one answer is for all.
+    /// The messages are processed in order, so the last answer covers all of them.
     async fn remove(&self, receipts: &[Receipt]) -> Result<(), Failed> {
         let Some((last, others)) = receipts.split_last() else {
             return Ok(());
@@ -267,7 +267,7 @@ async fn connect(place: &Place) -> Result<Client, Failed> {
     options.connect(servers).await.map_err(failed("connecting"))
 }
 
-/// The array's stream, made if it is missing.
+/// Returns the array's stream, which is created if it is missing.
 async fn find_stream(place: &Place, context: &Context) -> Result<Stream, Failed> {
     let wanted = stream::Config {
         name: place.stream(),
@@ -312,7 +312,7 @@ fn was_gone(kind: &ConsumerErrorKind) -> bool {
     matches!(kind, ConsumerErrorKind::JetStream(error) if error.error_code() == ErrorCode::CONSUMER_NOT_FOUND)
 }
 
-/// A new consumer in place of the last session's: it is given all that is in the stream.
+/// Returns a new consumer that replaces the last session's one. It receives all labels in the stream.
 async fn take_over(stream: &Stream) -> Result<Consumer<pull::Config>, Failed> {
     if let Err(error) = stream.delete_consumer(CONSUMER).await
         && !was_gone(&error.kind())

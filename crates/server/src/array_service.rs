@@ -1,4 +1,4 @@
-//! The gRPC service of the array: status, and the streams of elements.
+//! gRPC service of the array: status, and the streams of elements. Next: `server/src/array.rs`, which handles the messages of elements.
 
 use crate::access::Access;
 use crate::array::{Array, outbox};
@@ -23,7 +23,7 @@ use tidemill_wire::v1::{self, from_element::Message as From};
 use tokio::sync::mpsc;
 use tonic::{Request, Response, Status, Streaming};
 
-/// See the module.
+/// The service: see the module.
 #[derive(Clone, Debug)]
 pub(crate) struct ArrayService {
     pub(crate) array: Arc<Array>,
@@ -39,7 +39,7 @@ pub(crate) struct ArrayService {
 }
 
 impl ArrayService {
-    /// The stream of a process that waits until its element is to wake.
+    /// Opens the stream of a process that waits until its element is to be woken.
     fn keep(
         &self,
         hello: &v1::Hello,
@@ -51,7 +51,7 @@ impl ArrayService {
         let array = self.array.clone();
         tokio::spawn(async move {
             tokio::select! {
-                // It has nothing to say.
+                // The process sends nothing, so a message is the end of its stream.
                 _ = stream.message() => {}
                 _ = ended.changed() => {}
             }
@@ -61,7 +61,7 @@ impl ArrayService {
         Ok(Response::new(Box::pin(receiver.map(Ok))))
     }
 
-    /// Hooks that can't keep up, and how many files are mapped when a burst is over.
+    /// Returns the hooks that lag, and the number of files that are mapped when a burst is over.
     fn hooks(&self) -> Result<(Vec<v1::HookLag>, u64), Fault> {
         let shared = self.names.shared();
         self.names.database().read(|db| {
@@ -71,7 +71,7 @@ impl ArrayService {
         })
     }
 
-    /// What can't be done now, and why.
+    /// Returns the operations that fail now, and the reasons.
     fn trouble(&self) -> String {
         let jobs = self.conditions.signals.trouble.lock().clone();
         let jobs = jobs.map(|(_, why)| why);
@@ -85,7 +85,7 @@ impl ArrayService {
     }
 }
 
-/// Findings that wait for a client to read them.
+/// Maximum number of findings that wait for a client.
 const FINDINGS_MAX: usize = 64;
 
 type CheckReplies = Pin<Box<dyn Stream<Item = Result<v1::CheckReply, Status>> + Send>>;
@@ -101,7 +101,7 @@ impl v1::array_server::Array for ArrayService {
         let peer = self.access.peer(&request)?;
         let mut elements = self.array.elements();
         if !peer.trusted {
-            // What users' own kernels and stacks are called is theirs.
+            // The names of users' own kernels and stacks are private.
             for element in &mut elements {
                 element.history.retain(|kernel, _| is_builtin(kernel));
             }

@@ -1,16 +1,16 @@
-//! The one place of this crate that reads the wall clock.
+//! The only place in this crate that reads the wall clock.
 //!
-//! In a simulation it is virtual: see [`crate::simulated`].
+//! The clock is virtual in a simulation: see [`crate::simulated`].
 
 use std::time::Duration;
 use tidemill_core::time::Time;
 
-/// Nanoseconds since the Unix epoch.
+/// Returns nanoseconds since the Unix epoch.
 pub(crate) fn now_ns() -> i64 {
     i64::try_from(since_epoch().as_nanos()).unwrap_or(i64::MAX)
 }
 
-/// The time as the core takes it.
+/// Returns the time in the core's type.
 pub(crate) fn now() -> Time {
     tidemill_wire::convert::time_from_wire(now_ns())
 }

@@ -1,5 +1,5 @@
-//! The states that an administrator must act on, as `tidemill status` and `tidemill health` show them, and the log, which has
-//! one line when a state begins and one when it ends. Their names are in `tidemill_wire::condition`.
+//! States on which an administrator must act: they are shown by `tidemill status` and `tidemill health`, and logged with one line when a
+//! state begins and one when it ends. Their names are in `tidemill_wire::condition`.
 
 use crate::array::Array;
 use crate::array::conditions::Presence;
@@ -21,17 +21,17 @@ use tidemill_core::shown::line;
 use tidemill_wire::condition::{self, Kind};
 use tidemill_wire::v1;
 
-/// How often the log looks.
+/// Interval in which the states are logged.
 const PERIOD: Duration = Duration::from_secs(2);
-/// Looks in a row that have to agree before the log has a line: states that come and go are none.
+/// Number of consecutive equal looks before a log entry, so that short states are not logged.
 const LOOKS: u32 = 3;
-/// How long the number of files that can't be had is taken as it was, and how many times as long as it took to count.
+/// Times for which a number of unavailable files is reused: at least this long, and this many times the duration of counting.
 const COUNTED: Duration = Duration::from_secs(10);
 const COUNTED_TIMES: u32 = 20;
-/// A database that was rebuilt with less than there was is a state for so long, as `tidemill check` removes no orphan then.
+/// Time for which an incomplete rebuild of the database counts as a state. `tidemill check` removes no orphan in that time.
 const REBUILT_NS: i64 = 7 * 86_400 * 1_000_000_000;
 
-/// See the module.
+/// Source of the states: see the module.
 #[derive(Clone, Debug)]
 pub(crate) struct Conditions {
     names: Arc<SqliteNames>,
@@ -41,7 +41,7 @@ pub(crate) struct Conditions {
     counted: Arc<Mutex<Option<Counted>>>,
 }
 
-/// How many files could not be had when they were counted.
+/// Result of counting the unavailable files.
 #[derive(Clone, Debug)]
 struct Counted {
     presence: Presence,
@@ -49,7 +49,7 @@ struct Counted {
     until: Instant,
 }
 
-/// The state of a database that can't keep something.
+/// Returns the state of a database that can't store a change.
 pub(crate) fn database_state(fault: &Fault) -> Kind {
     match fault.is_full() {
         true => condition::SERVER_FULL,
@@ -58,7 +58,7 @@ pub(crate) fn database_state(fault: &Fault) -> Kind {
 }
 
 impl Conditions {
-    /// Begins to look, for the log.
+    /// Starts to log states.
     pub(crate) fn start(
         (names, array, ends): (&Arc<SqliteNames>, &Arc<Array>, &Arc<Ends>),
         signals: &Signals,
@@ -74,7 +74,7 @@ impl Conditions {
         conditions
     }
 
-    /// All states of this moment, the worst first. Reads the database: not for threads of a runtime.
+    /// Returns all present states, the worst first. This reads the database, so it must not be called on threads of a runtime.
     pub(crate) fn now(&self) -> Result<Vec<v1::Condition>, Fault> {
         let mut found = Vec::new();
         let database = self.names.database();
@@ -111,7 +111,7 @@ impl Conditions {
         Ok(found)
     }
 
-    /// What is wrong with files and their copies.
+    /// Adds the states of files and their copies.
     fn add_files(&self, db: &Connection, found: &mut Vec<v1::Condition>) -> Result<(), Fault> {
         let shared = self.names.shared();
         let unavailable = self.unavailable(db)?;
@@ -155,7 +155,7 @@ impl Conditions {
         Ok(())
     }
 
-    /// How many files are only on elements that do not answer. All versions are read for it, so that the number may be old.
+    /// Returns the number of files that are only on elements that do not answer. Counting reads all versions, so the number may be old.
     fn unavailable(&self, db: &Connection) -> Result<u64, Fault> {
         let presence = self.array.presence();
         let mut counted = self.counted.lock();
@@ -176,7 +176,7 @@ impl Conditions {
         Ok(files)
     }
 
-    /// Rules and hooks that need somebody.
+    /// Adds the states of rules and hooks that need an administrator.
     fn add_rules(&self, db: &Connection, found: &mut Vec<v1::Condition>) -> Result<(), Fault> {
         let known = &self.names.shared().rules;
         for hook in rounds::behind(db, known)? {
@@ -195,7 +195,7 @@ impl Conditions {
         Ok(())
     }
 
-    /// Has the log say what begins and what ends, for ever.
+    /// Logs beginning and ending states as long as the server runs.
     async fn watch(self) {
         let mut log = Log::default();
         loop {
@@ -215,7 +215,7 @@ impl Conditions {
 /// A state, and the element that is in it.
 type Key = (String, Option<u32>);
 
-/// The states that the log has lines of.
+/// States that are logged.
 #[derive(Debug, Default)]
 struct Log {
     known: BTreeMap<Key, Seen>,
@@ -223,7 +223,7 @@ struct Log {
 
 #[derive(Debug, Default)]
 struct Seen {
-    /// Looks in a row that did not agree with the log.
+    /// Number of consecutive looks that disagreed with the log.
     looks: u32,
     logged: bool,
 }
@@ -258,7 +258,7 @@ impl Log {
     }
 }
 
-/// One line of the log.
+/// Writes one line of the log.
 fn tell((name, element): &Key, condition: Option<&v1::Condition>) {
     let element = element
         .map(|element| format!("element {element}: "))

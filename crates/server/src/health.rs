@@ -1,4 +1,4 @@
-//! The gRPC service of health: which files can't be had or lack copies, what is done about them, and scrubs.
+//! gRPC service of health: the files that are unavailable or lack copies, the repairs in progress, and scrubs.
 
 use crate::access::Access;
 use crate::array::Array;
@@ -22,11 +22,11 @@ use tidemill_core::copies::COPIES_MAX;
 use tidemill_wire::v1;
 use tonic::{Request, Response, Status};
 
-/// Files that are named unless more are asked for, and then at once.
+/// Number of files that are named by default, and maximum number per page.
 const FEW: u32 = 10;
 const PAGE: u32 = 1000;
 
-/// See the module.
+/// The service: see the module.
 #[derive(Clone, Debug)]
 pub(crate) struct HealthService {
     pub(crate) names: Arc<SqliteNames>,
@@ -34,7 +34,7 @@ pub(crate) struct HealthService {
     pub(crate) access: Arc<Access>,
 }
 
-/// Which elements answer, and which were taken out of the array.
+/// Elements that answer, and elements that were removed from the array.
 struct Known {
     presence: Presence,
     removed: BTreeSet<u32>,
@@ -45,7 +45,7 @@ impl HealthService {
         self.names.database()
     }
 
-    /// The elements that are to read: all that keep data, or the one that is named.
+    /// Returns the elements that are to scrub: all elements that store data, or the named one.
     fn elements(&self, named: Option<u32>) -> Result<Vec<v1::Element>, Status> {
         let mut elements = self.array.elements();
         elements.retain(|one| match named {
@@ -136,7 +136,7 @@ impl v1::health_server::Health for HealthService {
     }
 }
 
-/// The objects of the files at and below a path, by the elements that have them, damaged or not.
+/// Returns the objects of the files at and below a path, by the elements that have them, damaged or not.
 fn lists(db: &Connection, shared: &Shared, path: &[u8]) -> Result<BTreeMap<u32, Vec<u64>>, Fault> {
     let mut lists: BTreeMap<u32, Vec<u64>> = BTreeMap::new();
     let sql = "SELECT element FROM held WHERE object = ?1 \
@@ -191,7 +191,7 @@ fn show(
 
 type List<'a> = dyn Fn(u64, u32) -> Result<Vec<v1::Ailing>, Fault> + 'a;
 
-/// Versions with bytes of which neither the first copy nor another one is on these elements.
+/// Returns an SQL condition for versions with bytes that have no copy on these elements.
 fn nowhere(present: &[u32]) -> String {
     let present = listed(present);
     format!(
@@ -201,13 +201,13 @@ fn nowhere(present: &[u32]) -> String {
     )
 }
 
-/// Elements as SQL lists them.
+/// Returns elements as an SQL list.
 fn listed<'a>(elements: impl IntoIterator<Item = &'a u32>) -> String {
     let elements: Vec<String> = elements.into_iter().map(ToString::to_string).collect();
     elements.join(",")
 }
 
-/// Versions that were only on elements which were taken out of the array (`moves::remove` has put them on the list).
+/// Returns an SQL condition for versions that were only on removed elements (`moves::remove` has put them on the list).
 fn gone(removed: &BTreeSet<u32>) -> String {
     format!(
         "(held.element IN ({}) AND EXISTS (SELECT 1 FROM short WHERE short.object = held.object AND has = 0))",
@@ -215,7 +215,8 @@ fn gone(removed: &BTreeSet<u32>) -> String {
     )
 }
 
-/// How many files are only on elements that do not answer. It reads all versions, if any element may be away.
+/// Returns the number of files that are only on elements that do not answer. The function reads all versions if any element may be
+/// offline.
 pub(crate) fn unavailable(
     db: &Connection,
     presence: &Presence,
@@ -234,12 +235,12 @@ pub(crate) fn unavailable(
     Ok(count.cast_unsigned())
 }
 
-/// A rebuilt database does not know the elements that it was not given.
+/// A rebuilt database does not know the elements that were not given to the rebuild.
 fn may_be_away(db: &Connection, presence: &Presence) -> Result<bool, Fault> {
     Ok(presence.any_away || rebuild::noted_at(db)?.is_some())
 }
 
-/// How many files were only on elements that were taken out of the array.
+/// Returns the number of files that were only on removed elements.
 pub(crate) fn lost_for_good(db: &Connection, removed: &BTreeSet<u32>) -> Result<u64, Fault> {
     if removed.is_empty() {
         return Ok(0);
@@ -253,11 +254,11 @@ pub(crate) fn lost_for_good(db: &Connection, removed: &BTreeSet<u32>) -> Result<
     Ok(count.cast_unsigned())
 }
 
-/// Copies of a version that are not damaged, without those that are being made.
+/// SQL expression for the number of undamaged copies of a version, without copies that are being created.
 const GOOD: &str = "((SELECT count(*) FROM copy WHERE copy.object = held.object AND state = 1) + 1 \
      - (SELECT count(*) FROM damage WHERE damage.object = held.object))";
 
-/// How many copies are missing or damaged, and what is done about that.
+/// Returns the numbers of missing and damaged copies, and of repairs.
 pub(crate) fn counted(db: &Connection, now: i64) -> Result<v1::HealthReply, Fault> {
     let count = |sql: &str| -> Result<u64, Fault> {
         let mut statement = db.prepare_cached(sql)?;
@@ -313,7 +314,7 @@ fn ailing(
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// All elements that have a version or had it.
+/// SQL expression for all elements that have or once stored a version.
 const HOLDERS: &str = "(held.element || coalesce((SELECT ',' || group_concat(element) FROM copy \
      WHERE copy.object = held.object), ''))";
 

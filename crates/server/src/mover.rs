@@ -1,5 +1,5 @@
-//! What is asked for about the places of files: elements are emptied and taken out, files moved. It is written to tables
-//! ([`crate::moves`]); the driver of the dispatcher does the rest.
+//! Requests about the places of files: elements are emptied and removed, files are moved. This module writes the requests to tables
+//! ([`crate::moves`]). Next: the dispatcher's driver in `server/src/jobs`, which carries them out.
 
 use crate::access::Access;
 use crate::array::Array;
@@ -22,18 +22,18 @@ use tidemill_core::id::LabelId;
 use tidemill_wire::v1;
 use tonic::{Request, Response, Status};
 
-/// See the module.
+/// Handler of the requests: see the module.
 #[derive(Clone, Debug)]
 pub(crate) struct Mover {
     database: Arc<Database>,
     shared: Arc<Shared>,
     array: Arc<Array>,
     driver: Sender<Incoming>,
-    /// Labels of no job that elements have begun with.
+    /// Labels without a job that elements have begun.
     running: Arc<Mutex<BTreeSet<LabelId>>>,
 }
 
-/// The gRPC service.
+/// gRPC service of places.
 #[derive(Clone, Debug)]
 pub(crate) struct PlaceService {
     mover: Mover,
@@ -88,7 +88,7 @@ impl Mover {
         }
     }
 
-    /// Writes what was asked for, and has it seen to.
+    /// Writes a request to the tables and wakes the driver.
     async fn write<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Connection, &Shared, &[Member]) -> Result<Result<T, Refusal>, Fault>
@@ -101,17 +101,17 @@ impl Mover {
             .write(move |db| work(db, &shared, &members))
             .await;
         if written.is_err() {
-            // What is known in memory is what was kept.
+            // The memory has to agree with the stored state.
             let loaded = self.database.read(|db| self.shared.leaving.load(db));
             loaded.map_err(|fault| refused(&fault))?;
         }
         self.array.refresh();
-        // The driver is gone only when the server shuts down.
+        // The driver only stops when the server shuts down.
         let _ = self.driver.send(Incoming::Moves);
         Ok(written.map_err(|fault| refused(&fault))??)
     }
 
-    /// Has an element emptied, or not any more.
+    /// Starts or stops the emptying of an element.
     pub(crate) async fn drain(&self, request: v1::DrainRequest) -> Result<v1::Drain, Status> {
         let v1::DrainRequest { element, cancel } = request;
         let now = clock::now_ns();
@@ -135,7 +135,7 @@ impl Mover {
         Ok(drains)
     }
 
-    /// Says of which elements nothing can be expected now.
+    /// Marks the elements that are offline and make no progress now.
     fn mark_away(&self, drains: &mut [v1::Drain]) {
         let away = self.array.gone(std::time::Duration::ZERO);
         for drain in drains {
@@ -143,7 +143,7 @@ impl Mover {
         }
     }
 
-    /// Takes an element out of the array.
+    /// Removes an element from the array.
     pub(crate) async fn remove(
         &self,
         request: v1::RemoveElementRequest,
@@ -158,7 +158,7 @@ impl Mover {
         Ok(v1::RemoveElementReply { files_lost })
     }
 
-    /// Has files moved to an element.
+    /// Orders files to be moved to an element.
     pub(crate) async fn move_files(
         &self,
         caller: Caller,
@@ -176,7 +176,7 @@ impl Mover {
         .await
     }
 
-    /// Files that are being written, or were closed and are not sealed yet, of a file or of all below a folder.
+    /// Returns the files at or below a path that are being written, or that were closed and are not sealed yet.
     async fn written(
         &self,
         caller: &Caller,
@@ -191,7 +191,7 @@ impl Mover {
         written.map_err(|fault| refused(&fault))
     }
 
-    /// Has what lies in the burst tier of files drained, or what is stored of them copied there.
+    /// Orders the drain of files from the burst tier, or copies of stored files in it.
     async fn stage(
         &self,
         caller: Caller,
@@ -209,7 +209,7 @@ impl Mover {
         .await
     }
 
-    /// Promises room of the burst tier.
+    /// Reserves space in the burst tier.
     async fn reserve(
         &self,
         caller: Caller,
@@ -237,7 +237,7 @@ impl Mover {
         .await
     }
 
-    /// The caller's promises.
+    /// Returns the caller's promises.
     async fn promises(&self, caller: &Caller) -> Result<Vec<v1::Promise>, Status> {
         let now = clock::now_ns();
         let list = |db: &Connection| promises::list(&Tx::new(db, &self.shared, caller, 0, now));
@@ -245,7 +245,7 @@ impl Mover {
         listed.map_err(|fault| refused(&fault))
     }
 
-    /// Has files moved from full elements to empty ones.
+    /// Orders moves from full elements to empty ones.
     async fn rebalance(&self, request: v1::RebalanceRequest) -> Result<v1::RebalanceReply, Status> {
         if request.cancel {
             self.write(|db, _, _| balance::cancel(db).map(Ok)).await?;
@@ -273,7 +273,7 @@ impl Mover {
         Ok(reply)
     }
 
-    /// What moves, and what else is done for no job.
+    /// Returns the moves and the other work without a job.
     pub(crate) fn moves(&self) -> Result<v1::MovesReply, Status> {
         let running = self.running.lock().clone();
         let removed = self.shared.leaving.removed();
@@ -354,7 +354,7 @@ impl v1::places_server::Places for PlaceService {
         let caller = self.access.caller(&request, credentials)?;
         let request = request.into_inner();
         let mut unknown = 0;
-        // What was closed a moment ago is what is to be drained. Who says until when has asked for that before.
+        // Files that were closed a moment ago are drained, too. A request with `until` follows such a request.
         if request.until == 0 {
             let written = self.mover.written(&caller, &request).await?;
             let unsettled = self.recalls.unsettled(&written).await;

@@ -1,4 +1,5 @@
-//! The gRPC service of the namespace: who asks, what they want, and who must be told of changes.
+//! gRPC service of the namespace: identifies callers, carries out their requests, and sends changes to mounts. Next: `server/src/names`,
+//! which applies the requests.
 
 use crate::access::Access;
 use crate::clock;
@@ -14,10 +15,10 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::mpsc::Receiver;
 use tonic::{Request, Response, Status};
 
-/// Invalidations a mount may be behind.
+/// Maximum number of invalidations that wait for a mount.
 const INVALIDATIONS_MAX: usize = 1024;
 
-/// See the module.
+/// The service: see the module.
 #[derive(Clone, Debug)]
 pub(crate) struct NamespaceService {
     pub(crate) names: Arc<dyn Names>,
@@ -26,7 +27,7 @@ pub(crate) struct NamespaceService {
     pub(crate) recalls: Recalls,
 }
 
-/// What a failed request as a whole becomes on the wire.
+/// Converts the failure of a whole request to a gRPC status.
 pub(crate) fn refused(fault: &Fault) -> Status {
     match fault {
         _ if fault.is_full() => Status::resource_exhausted(fault.to_string()),
@@ -42,8 +43,8 @@ pub(crate) fn refused(fault: &Fault) -> Status {
     }
 }
 
-/// The answer to a request. A database that fails is told as the first operation's failure, which has an errno: none
-/// of the operations has taken effect.
+/// Returns the answer to a request. A failure of the database is reported as the failure of the first operation, with an errno: none of
+/// the operations has taken effect.
 pub(crate) fn reply(results: Result<Vec<v1::NameResult>, Fault>) -> Result<v1::NameReply, Status> {
     let results = match results {
         Err(Fault::Closed) => return Err(refused(&Fault::Closed)),
@@ -110,14 +111,14 @@ impl v1::names_server::Names for NamespaceService {
     }
 }
 
-/// Opens a mount's stream of changes; the first message says which session it has.
+/// Opens a mount's stream of changes. The first message has the mount's session.
 pub(crate) async fn watch(
     names: &dyn Names,
     recalls: &Recalls,
     sessions: &Sessions,
     request: v1::WatchRequest,
 ) -> Result<Receiver<Result<v1::Invalidation, Status>>, Fault> {
-    // Before the session is given out, so that no change can fall between.
+    // The subscription precedes the new session, so that no change is missed between them.
     let mut changes = names.changes();
     let v1::WatchRequest {
         session,
@@ -161,7 +162,7 @@ async fn forward(
         let (mut received, lock) = tokio::select! {
             received = changes.next() => (Some(received), None),
             lock = news.next() => match lock {
-                // Whoever gets a lock, or is asked for a receipt, hears first of what was changed before.
+                // A mount that gets a lock, or is asked for a receipt, receives all earlier changes first.
                 Some(lock) => (changes.next_now(), Some(lock)),
                 None => return,
             },

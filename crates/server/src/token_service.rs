@@ -1,4 +1,4 @@
-//! The gRPC service of tokens: who may make, see and revoke which.
+//! gRPC service of tokens: checks the rights to create, list and revoke tokens. Next: `server/src/tokens.rs`, which stores them.
 
 use crate::access::{Access, Peer};
 use crate::authority::Authority;
@@ -8,7 +8,7 @@ use tidemill_client::Credential;
 use tidemill_wire::v1;
 use tonic::{Request, Response, Status};
 
-/// See the module.
+/// The service: see the module.
 #[derive(Clone, Debug)]
 pub(crate) struct TokenService {
     pub(crate) access: Arc<Access>,
@@ -27,7 +27,7 @@ impl From<TokensError> for Status {
     }
 }
 
-/// Whether somebody may see and revoke tokens of this kind.
+/// Whether a peer may list and revoke tokens of this user.
 fn rules(peer: &Peer, uid: Option<u32>) -> bool {
     peer.trusted || uid == Some(peer.uid)
 }
@@ -38,7 +38,7 @@ fn not_yours() -> Status {
     )
 }
 
-/// Writes a file, which may take as long as a disk: nobody else waits meanwhile.
+/// Runs work that writes a file, which may take as long as a disk. No other task waits for it.
 async fn kept<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, TokensError> + Send + 'static,
 ) -> Result<T, Status> {
@@ -62,7 +62,7 @@ impl v1::tokens_server::Tokens for TokenService {
         if !rules(&peer, uid) {
             return Err(not_yours());
         }
-        // Else one that expires, or only reads, would be good for one that does not.
+        // Otherwise a token that expires, or only reads, could create one without these limits.
         if !peer.trusted && peer.token.is_some() {
             return Err(Status::permission_denied(
                 "a token makes no tokens: ask for it on the server's own host, or ask its administrator",

@@ -1,41 +1,41 @@
-//! What a request asks of a version before it wants its bytes (RFC 9110 §13, §14): tags, times and ranges.
+//! Conditions of a request on a version (RFC 9110 §13, §14): tags, times and ranges.
 
 use std::ops::Range;
 use std::time::{Duration, SystemTime};
 use tidemill_wire::route;
 use tonic::codegen::http::{HeaderMap, header};
 
-/// By which a version is known again.
+/// Properties by which clients recognise a version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Version {
-    /// Its entity tag, with the quotes.
+    /// Entity tag of the version, with the quotes.
     pub(crate) tag: String,
-    /// When the file was last changed, in whole seconds.
+    /// Time of the file's last change, in whole seconds.
     pub(crate) modified: Option<SystemTime>,
-    /// Its length in bytes.
+    /// Length of the version in bytes.
     pub(crate) size: u64,
 }
 
-/// What is to be answered.
+/// Kind of answer to a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Wanted {
-    /// All its bytes.
+    /// All bytes of the version.
     All,
-    /// These, and that it is these.
+    /// This range of bytes, with a header that names it.
     Some(Range<u64>),
-    /// That it is the version that is known already.
+    /// The client already has this version.
     Known,
-    /// That it is not the version that was asked for.
+    /// The version differs from the requested one.
     Other,
-    /// That it has no such bytes.
+    /// The version has no such bytes.
     Beyond,
 }
 
 impl Version {
-    /// A version of a file of an array. Objects are never used again and never change, so their number says all; what has no
-    /// bytes is the same everywhere.
+    /// Returns the properties of a version of a file in an array. Objects are never reused and never change, so the object's number
+    /// identifies the content. Versions without bytes are equal everywhere.
     pub(crate) fn new(array: u64, object: u64, size: u64, mtime: i64, now: i64) -> Self {
-        // Nothing was changed later than it is asked for.
+        // The time must not be later than the request.
         let seconds = u64::try_from(mtime.min(now))
             .ok()
             .map(|ns| ns / 1_000_000_000);
@@ -46,7 +46,7 @@ impl Version {
         }
     }
 
-    /// What a `GET` or, without bytes, a `HEAD` with these headers wants.
+    /// Returns the kind of answer to a `GET`, or to a `HEAD` if `bytes` is false, with these headers.
     pub(crate) fn wanted(&self, headers: &HeaderMap, bytes: bool) -> Wanted {
         if let Some(tags) = listed(headers, &header::IF_MATCH)
             && !self.is_among(&tags, false)
@@ -65,7 +65,7 @@ impl Version {
         }
         let range = headers.get(header::RANGE).filter(|_| bytes);
         let range = range.and_then(|range| range.to_str().ok());
-        // A time says too little of a version: two may be of one second.
+        // A time does not identify a version: two versions may have the same second.
         let same = headers
             .get(header::IF_RANGE)
             .is_none_or(|tag| tag.as_bytes() == self.tag.as_bytes());
@@ -79,7 +79,7 @@ impl Version {
         }
     }
 
-    /// Whether a list of tags has this version's. A weak one says that it is as good as that.
+    /// Whether a list of tags contains this version's tag. With `weak`, weak tags count, too.
     fn is_among(&self, tags: &[&str], weak: bool) -> bool {
         let is = |tag: &&str| {
             let strong = tag.strip_prefix("W/").filter(|_| weak).unwrap_or(tag);
@@ -89,7 +89,7 @@ impl Version {
     }
 }
 
-/// What a header lists; `None`: there is no such header.
+/// Returns the values in a header's list; `None` if there is no such header.
 fn listed<'a>(headers: &'a HeaderMap, name: &header::HeaderName) -> Option<Vec<&'a str>> {
     headers.get(name)?;
     let values = headers.get_all(name).iter();
@@ -143,7 +143,7 @@ mod tests {
             (&[("if-modified-since", time)], Wanted::Known),
             (&[("if-modified-since", before)], Wanted::All),
             (&[("if-modified-since", "yesterday")], Wanted::All),
-            // The tag says more.
+            // The tag takes precedence.
             (
                 &[("if-none-match", "\"a\""), ("if-modified-since", time)],
                 Wanted::All,
@@ -188,7 +188,7 @@ mod tests {
         assert_eq!(at(0, i64::MAX), Some(SystemTime::UNIX_EPOCH));
         let last = at(i64::MAX, i64::MAX).unwrap();
         assert!(!httpdate::fmt_http_date(last).is_empty());
-        // A file that says that it will be changed tomorrow.
+        // The time of the file's change is in the future.
         assert_eq!(at(7 * SECOND, 5 * SECOND), at(5 * SECOND, 5 * SECOND));
     }
 }

@@ -1,4 +1,4 @@
-//! What is in a folder, as JSON: in pages, so that no folder is too large.
+//! Contents of a folder as JSON: in pages, so that no folder is too large.
 
 use super::Refused;
 use super::path::{FILES, encoded};
@@ -9,7 +9,7 @@ use std::future::Future;
 use tidemill_core::shown::escaped;
 use tidemill_wire::v1::{self, Kind};
 
-/// Names that are read and sent at once.
+/// Number of names that are read and sent at once.
 pub(crate) const ENTRIES: u32 = 1000;
 
 /// Sends the first names of the folder at `path` and then all others.
@@ -49,7 +49,7 @@ pub(crate) async fn send<F>(
     }
 }
 
-/// One name: `url` is exact, `name` as far as it is text.
+/// Returns one name: `url` is exact, `name` is its readable form.
 fn shown(folder: &str, entry: &v1::Entry) -> String {
     let attr = entry.attr.unwrap_or_default();
     let slash = if attr.kind() == Kind::Directory {

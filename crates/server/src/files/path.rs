@@ -1,23 +1,23 @@
-//! Which path of the array a URL names.
+//! Conversion between paths of the array and URLs.
 
 use tonic::codegen::http::Uri;
 
-/// Where files are found by URL.
+/// Prefix of files' URLs.
 pub(crate) const FILES: &str = "/files";
 
-/// A URL that names no path.
+/// Reason why a URL names no path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum BadPath {
-    /// There is a query.
+    /// The URL has a query.
     #[error("no query is understood here: write the `?` of a name as %3F")]
     Query,
-    /// A percent sign that begins no byte.
+    /// A percent sign is not followed by the digits of a byte.
     #[error("a percent sign is followed by two hexadecimal digits: write that of a name as %25")]
     Escape,
-    /// A byte that no name has.
+    /// The URL has a byte that no name contains.
     #[error("no name has a slash (%2F) or a zero byte (%00) in it")]
     Byte,
-    /// A name that stands for another folder.
+    /// The URL has a name that stands for another folder.
     #[error("`.` and `..` are no names: write the path without them")]
     Dots,
 }
@@ -28,7 +28,7 @@ pub(crate) fn is_file(path: &str) -> bool {
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-/// The path in the array. One that ends with a slash names a folder.
+/// Returns the path in the array. A path with a slash at its end names a folder.
 pub(crate) fn of(uri: &Uri) -> Result<Vec<u8>, BadPath> {
     if uri.query().is_some() {
         return Err(BadPath::Query);
@@ -70,7 +70,7 @@ fn decoded(name: &[u8]) -> Result<Vec<u8>, BadPath> {
     Ok(bytes)
 }
 
-/// How a name is written in a URL.
+/// Returns a name in the encoding of URLs.
 pub(crate) fn encoded(name: &[u8]) -> String {
     let mut text = String::with_capacity(name.len());
     for &byte in name {

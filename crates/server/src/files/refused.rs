@@ -1,4 +1,4 @@
-//! Why a file is not sent: in a line of text, for programs that know nothing of gRPC.
+//! Reasons why a file is not sent, as a line of text for programs without knowledge of gRPC.
 
 use super::path::BadPath;
 use super::stream::Unreadable;
@@ -11,10 +11,10 @@ use tidemill_core::shown::line;
 use tidemill_wire::v1;
 use tonic::{Code, Status};
 
-/// When what is refused for want of room, or because something is away, may be asked for again, in seconds.
+/// Time in seconds after which a request may be retried that was refused because of load, or because an element is offline.
 const RETRY_SECS: &str = "2";
 
-/// See the module.
+/// Reason of a refusal: see the module.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Refused {
     #[error(transparent)]
@@ -64,7 +64,7 @@ impl From<Fault> for Refused {
 }
 
 impl Refused {
-    /// Its status.
+    /// Returns the HTTP status.
     pub(crate) fn status(&self) -> StatusCode {
         match self {
             Self::Path(_) => StatusCode::BAD_REQUEST,
@@ -84,7 +84,7 @@ impl Refused {
         }
     }
 
-    /// The answer.
+    /// Returns the response.
     pub(crate) fn response(&self) -> Response<Body> {
         let status = self.status();
         let text = format!("{}\n", line(&self.to_string()));

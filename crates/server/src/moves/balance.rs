@@ -1,5 +1,5 @@
-//! Elements that hold much of what they could give files to those that hold little: which files, of the versions that there
-//! are when it is asked for.
+//! Rebalancing: full elements give files to empty ones. This module selects the files among the versions at the time of the request, and
+//! writes the table `move`. Next: `server/src/copies.rs`, which carries out the moves.
 
 use crate::names::Fault;
 use crate::names::burst;
@@ -12,10 +12,10 @@ use tidemill_core::copies::Site;
 use tidemill_core::id::ElementId;
 use tidemill_wire::v1;
 
-/// Moves that are written at once.
+/// Maximum number of moves written in one transaction.
 const MOVES_MAX: usize = 16_384;
 
-/// One copy of an object is to go.
+/// Move of one copy of an object.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Planned {
     object: i64,
@@ -23,7 +23,7 @@ pub(crate) struct Planned {
     target: u32,
 }
 
-/// What is to move.
+/// A plan of moves.
 #[derive(Debug)]
 pub(crate) struct Rebalance {
     fills: Vec<Fill>,
@@ -32,7 +32,7 @@ pub(crate) struct Rebalance {
 }
 
 impl Rebalance {
-    /// What is to move so that elements hold as much of what they could as others, within so many percent.
+    /// Plans the moves after which all elements are equally full, within `within` percent.
     pub(crate) fn plan(db: &Connection, sites: &[Site], within: u32) -> Result<Self, Fault> {
         let held = held(db)?;
         let takes = sites
@@ -98,13 +98,13 @@ impl Rebalance {
         }
     }
 
-    /// The moves, as many at a time as are written at once.
+    /// Returns the moves in groups that are written in one transaction each.
     pub(crate) fn into_moves(self) -> Vec<Vec<Planned>> {
         self.moves.chunks(MOVES_MAX).map(<[_]>::to_vec).collect()
     }
 }
 
-/// Bytes of versions on each element, all copies counted.
+/// Returns the total size of versions on each element, with all copies, in bytes.
 fn held(db: &Connection) -> Result<BTreeMap<u32, u64>, Fault> {
     let bytes = burst::sum_of("size");
     let sql = format!(
@@ -120,7 +120,7 @@ fn held(db: &Connection) -> Result<BTreeMap<u32, u64>, Fault> {
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Writes what is to move. What went or moved since it was planned is left out.
+/// Writes planned moves. Objects that were deleted or moved since the plan are left out.
 pub(crate) fn keep(
     db: &Connection,
     shared: &Shared,
@@ -141,7 +141,7 @@ pub(crate) fn keep(
     Ok(())
 }
 
-/// What has not been moved stays where it is.
+/// Cancels all moves of a rebalance that have not happened.
 pub(crate) fn cancel(db: &Connection) -> Result<(), Fault> {
     let sql = "DELETE FROM move WHERE why = ?1 RETURNING object";
     let mut statement = db.prepare_cached(sql)?;

@@ -1,4 +1,4 @@
-//! Labels that belong to no job, as people see them: what is done for the array itself, and why.
+//! List of the labels that belong to no job: maintenance work of the array, and its reasons. This module only reads.
 
 use crate::jobs::outbox;
 use crate::names::Fault;
@@ -11,7 +11,7 @@ use tidemill_core::id::{LabelId, ObjectId};
 use tidemill_core::label::Operation;
 use tidemill_wire::v1;
 
-/// Why something moves, in a word.
+/// Returns the word for the reason of a move.
 fn word(why: i64) -> &'static str {
     match why {
         DRAIN => "drain",
@@ -22,7 +22,7 @@ fn word(why: i64) -> &'static str {
     }
 }
 
-/// The labels that are queued or run. `removed` are elements that are the array's no more.
+/// Returns the labels that are queued or running. `removed` are elements that no longer belong to the array.
 pub(crate) fn list(
     db: &Connection,
     running: &BTreeSet<LabelId>,
@@ -67,7 +67,7 @@ pub(crate) fn list(
     Ok(errands)
 }
 
-/// Notes of which objects it is, and what the first is called; whether that is still a version.
+/// Records the number of objects, and the name of the first one. Returns whether the first object still belongs to a current version.
 fn of_many(db: &Connection, errand: &mut v1::Errand, objects: &[ObjectId]) -> Result<bool, Fault> {
     let mut first_lives = false;
     errand.objects = objects.len() as u64;
@@ -81,7 +81,7 @@ fn of_many(db: &Connection, errand: &mut v1::Errand, objects: &[ObjectId]) -> Re
     Ok(first_lives)
 }
 
-/// What a version is called, how large it is and whether it is still one.
+/// Returns the name and size of a version, and whether it is still current.
 fn version(db: &Connection, object: u64) -> Result<(Vec<u8>, u64, bool), Fault> {
     let sql = "SELECT path, size, removed FROM held WHERE object = ?1";
     let mut statement = db.prepare_cached(sql)?;
@@ -116,7 +116,7 @@ fn why_copied(db: &Connection, object: u64, removed: &BTreeSet<u32>) -> Result<S
     Ok("copies".into())
 }
 
-/// Files for which labels are still to be made.
+/// Returns the files for which labels still have to be created.
 pub(crate) fn pending(db: &Connection) -> Result<Vec<v1::Pending>, Fault> {
     let mut pending = Vec::new();
     let sql = "SELECT count(*) FROM short WHERE has < ?1";

@@ -1,4 +1,5 @@
-//! Promises of room in the burst tier: they are given, told and ended here. What they do is [`crate::names::promises`].
+//! Promises of space in the burst tier. This module creates, lists and ends them in the table of promises. Next:
+//! [`crate::names::promises`], which applies them.
 
 use super::{Member, Refusal};
 use crate::clock;
@@ -15,31 +16,31 @@ use tidemill_core::copies::Site;
 use tidemill_core::layout::RESERVE_BYTES;
 use tidemill_wire::v1;
 
-/// Promises at once: each new file in the tier looks at all.
+/// Maximum number of promises, since each new file in the tier reads all of them.
 const PROMISES_MAX: u64 = 256;
-/// Promises of a user at once, unless they are an administrator.
+/// Maximum number of promises of one user without administrator rights.
 const EACH_MAX: u64 = 64;
-/// How long one lasts if nobody says, and at most.
+/// Default and maximum duration of a promise.
 const LASTS_NS: i64 = 24 * 3600 * 1_000_000_000;
 const LASTS_NS_MAX: i64 = 366 * LASTS_NS;
-/// One user's promises of an element that last for longer come to this part of what users may be promised at most.
+/// Duration from which a promise is long, and the fraction of the users' share on an element that one user's long promises can take.
 const LONG_NS: i64 = 7 * LASTS_NS;
 const LONG_PART: u64 = 4;
-/// How often it is looked for those that end.
+/// Interval in which expired promises are looked for.
 const PERIOD: Duration = Duration::from_secs(1);
 
 type Done<T> = Result<Result<T, Refusal>, Fault>;
 
-/// What is asked of an element.
+/// Request to one element.
 struct Asked<'a> {
     bytes: u64,
     promises: &'a [Promised],
     bounded: bool,
-    /// It lasts for long.
+    /// Whether the promise is long.
     long: bool,
 }
 
-/// Promises room for what will be written below a folder.
+/// Reserves space for files that will be written below a folder.
 pub(crate) fn reserve(
     tx: &Tx<'_>,
     request: &v1::PromiseRequest,
@@ -90,7 +91,7 @@ pub(crate) fn reserve(
     }) = refused
         && request.wait
     {
-        // What it waits for comes sooner.
+        // The space that the request lacks becomes free sooner.
         burst::drain_sooner(tx.db, (element, missing), tx.now)?;
     }
     Ok(Err(refused.unwrap_or(Refusal::NoBurst)))
@@ -105,7 +106,8 @@ fn too_many(caller: &Caller, promises: &[Promised]) -> Option<Refusal> {
     (!caller.above() && own >= EACH_MAX).then_some(Refusal::TooManyPromises(own))
 }
 
-/// The elements that it may be of: the one that was named; else those of the caller's host first, and of these those with the most room.
+/// Returns the elements that may give the promise: the named one, or those of the caller's host first, and of these those with the most
+/// free space.
 fn candidates<'a>(
     request: &v1::PromiseRequest,
     members: &[Member],
@@ -132,7 +134,7 @@ fn candidates<'a>(
     }
 }
 
-/// Refuses a user more than a part of the users' share for long.
+/// Refuses a user's long promises beyond their fraction of the users' share.
 fn too_long(tx: &Tx<'_>, site: &Site, asked: &Asked<'_>, capacity: u64) -> Option<Refusal> {
     if !asked.bounded || !asked.long {
         return None;
@@ -154,7 +156,7 @@ fn too_long(tx: &Tx<'_>, site: &Site, asked: &Asked<'_>, capacity: u64) -> Optio
     })
 }
 
-/// Whether an element can keep a promise.
+/// Checks whether an element can keep a promise.
 fn keeps(tx: &Tx<'_>, site: &Site, asked: &Asked<'_>) -> Done<()> {
     let (element, bytes) = (site.element.0, asked.bytes);
     let held = burst::told(tx.db, element, tx.now)?.bytes;
@@ -232,7 +234,7 @@ fn keep(
     told(tx, made)
 }
 
-/// A promise, for people.
+/// Returns a promise in its public form.
 fn told(tx: &Tx<'_>, one: &Promised) -> Result<v1::Promise, Fault> {
     Ok(v1::Promise {
         id: one.id,
@@ -247,7 +249,7 @@ fn told(tx: &Tx<'_>, one: &Promised) -> Result<v1::Promise, Fault> {
     })
 }
 
-/// The caller's promises; of an administrator, all.
+/// Returns the caller's promises; for an administrator, all promises.
 pub(crate) fn list(tx: &Tx<'_>) -> Result<Vec<v1::Promise>, Fault> {
     let promises = promises::all(tx.db, tx.now)?;
     let own = promises
@@ -256,7 +258,7 @@ pub(crate) fn list(tx: &Tx<'_>) -> Result<Vec<v1::Promise>, Fault> {
     own.map(|one| told(tx, one)).collect()
 }
 
-/// Ends a promise by its number, or all of the caller's for a folder. What was written within them stays.
+/// Ends a promise by its number, or all of the caller's promises for a folder. Files that were written in the reserved space stay.
 pub(crate) fn release(tx: &Tx<'_>, request: &v1::ReleaseRequest) -> Done<Vec<v1::Promise>> {
     let folder = match request.id {
         0 => tx.resolve(&request.path, true)?.ino,
@@ -283,7 +285,7 @@ pub(crate) fn release(tx: &Tx<'_>, request: &v1::ReleaseRequest) -> Done<Vec<v1:
     Ok(Ok(released))
 }
 
-/// Ends promises when their time is over, for ever.
+/// Ends expired promises, as long as the server runs.
 pub(crate) async fn run(names: Arc<SqliteNames>) {
     loop {
         tokio::time::sleep(PERIOD).await;
@@ -345,13 +347,13 @@ mod tests {
             });
             promised.unwrap()
         };
-        // Users may be promised 400 MiB together, and one of them 100 for long.
+        // All users together may be promised 400 MiB, and one user 100 MiB for long.
         assert_eq!(promised(7, 60, 366), Ok(()));
         let refused = promised(7, 60, 8).unwrap_err();
         assert!(refused.contains("for more than 7 days"), "{refused}");
         assert_eq!(promised(7, 40, 8), Ok(()));
         assert_eq!(promised(8, 100, 366), Ok(()));
-        // For a short time it may be all that is left.
+        // A short promise may take all the rest.
         assert_eq!(promised(7, 200, 7), Ok(()));
         assert!(promised(8, 1, 1).unwrap_err().contains("together"));
         assert_eq!(promised(0, 100, 366), Ok(()));

@@ -1,4 +1,4 @@
-//! Tells elements which channels they are to keep.
+//! Sends elements the lists of the channels that they keep. Next: `element/src`, which keeps the channels' messages.
 
 use crate::array::Array;
 use crate::names::SqliteNames;
@@ -8,13 +8,13 @@ use std::sync::Arc;
 use std::time::Duration;
 use tidemill_wire::v1::{self, to_element::Message as To};
 
-/// How often it is looked for elements that have come back, and for channels that went with their rooms.
+/// Interval in which reconnected elements, and channels deleted with their rooms, are looked for.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// What each element was told last, on which of its connections.
+/// Last list sent to each element, and the connection on which it was sent.
 type Told = BTreeMap<u32, (u64, Vec<v1::KeptChannel>)>;
 
-/// For as long as the server runs. A channel that is made or removed is told at once.
+/// Sends lists as long as the server runs. New and removed channels are sent at once.
 pub(crate) async fn run(names: Arc<SqliteNames>, array: Arc<Array>) {
     let mut told = Told::new();
     loop {

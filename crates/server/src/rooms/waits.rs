@@ -1,4 +1,4 @@
-//! Waiting for files that are still to come. Who waits is woken by what may have brought its file, not by every change.
+//! Waits for files that do not exist yet. A waiter is woken by changes that may have brought its file, not by every change.
 
 use crate::names::changes::Changes;
 use crate::names::rooms::Found;
@@ -10,21 +10,21 @@ use tokio::sync::Notify;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::task::AbortHandle;
 
-/// What somebody waits for.
+/// Event for which a waiter waits.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Key {
-    /// A name appears, in whichever folder.
+    /// A name appears, in any folder.
     Name(Vec<u8>),
     /// A file is sealed.
     Sealed(u64),
-    /// Any is.
+    /// Any file is sealed.
     AnySealed,
-    /// Names move, as do those who wait for a name or a file.
+    /// Names move. Waiters for a name or a file wait for this event, too.
     Moved,
 }
 
 impl Key {
-    /// What may bring the file of a path at which there is this now.
+    /// Returns the event that may bring the file of a path, from the present state of the path.
     pub(super) fn of(path: &[u8], found: &Found) -> Self {
         match found {
             Found::Unsealed(ino) => Self::Sealed(*ino),
@@ -38,7 +38,7 @@ impl Key {
     }
 }
 
-/// All who wait.
+/// All waiters.
 #[derive(Debug, Default)]
 pub(super) struct Waits(Mutex<Waiting>);
 
@@ -46,20 +46,20 @@ pub(super) struct Waits(Mutex<Waiting>);
 struct Waiting {
     count: usize,
     bells: HashMap<Key, Weak<Notify>>,
-    /// Hears changes as long as anybody waits: a mount that is alone is woken by none of its own.
+    /// Task that receives changes as long as there is any waiter. A single mount is not woken by its own changes.
     listener: Option<AbortHandle>,
 }
 
-/// Somebody who waits.
+/// A waiter.
 #[derive(Debug)]
 pub(super) struct Waiter {
     waits: Arc<Waits>,
-    /// Kept, so that it is not looked for in vain: names move seldom.
+    /// Bell for moves. It is kept here, since names seldom move.
     pub(super) moved: Arc<Notify>,
 }
 
 impl Waits {
-    /// One more waits: from now on changes are heard.
+    /// Adds a waiter. From now on changes are received.
     pub(super) fn enter(self: &Arc<Self>, names: &SqliteNames) -> Waiter {
         let mut waiting = self.0.lock();
         waiting.count += 1;
@@ -116,7 +116,7 @@ impl Waits {
 }
 
 impl Waiter {
-    /// What rings when such a change was committed.
+    /// Returns the bell that rings when such a change was committed.
     pub(super) fn bell(&self, key: &Key) -> Arc<Notify> {
         self.waits.bell(key)
     }
@@ -139,7 +139,7 @@ async fn listen(mut changes: Changes, waits: Arc<Waits>) {
     loop {
         match changes.next().await {
             Ok(changed) => waits.on_changed(&changed),
-            // What was missed may be what anybody waits for.
+            // Missed changes may concern any waiter.
             Err(RecvError::Lagged(_)) => waits.ring_all(),
             Err(RecvError::Closed) => return,
         }

@@ -1,4 +1,5 @@
-//! Rules of folders: the attribute `user.tidemill.rule`, whose value is the text of a rule for the files below.
+//! Rules of folders: the attribute `user.tidemill.rule`, whose value is the text of a rule for the files below. Changes are written to
+//! the tables of rules.
 
 use super::{Kept, RULES_EACH_MAX, RULES_MAX, store};
 use crate::names::attribute::FOLDER_RULE;
@@ -8,18 +9,18 @@ use crate::names::{Fault, notes};
 use rusqlite::{Connection, params};
 use tidemill_core::rule::Rule;
 
-/// The name of a rule whose text gives none.
+/// Returns the name of a rule whose text gives none.
 pub(super) fn name_of(folder: u64) -> String {
     format!("folder-{folder}")
 }
 
-/// A folder's path as a rule can have it.
+/// Returns a folder's path in the form that rules need.
 pub(super) fn shown_path(path: &[u8]) -> Result<&str, String> {
     std::str::from_utf8(path).map_err(|_| format!("{}: a rule needs a path in UTF-8", shown(path)))
 }
 
 impl Tx<'_> {
-    /// The attribute is set: the folder has this rule from now on, which is the caller's.
+    /// Sets the attribute: the folder has this rule, owned by the caller, from now on.
     pub(crate) fn set_folder_rule(&self, folder: &Node, value: &[u8]) -> Result<(), Fault> {
         self.need_own_folder(folder)?;
         let path = self.path_of(folder.ino)?.unwrap_or_default();
@@ -65,7 +66,8 @@ impl Tx<'_> {
         self.shared.rules.load_within(self.db)
     }
 
-    /// Whether the caller may give a folder a rule, or take it. The kernel of a mount has looked only who may write there.
+    /// Checks whether the caller may set or remove a folder's rule. The Linux kernel of a mount has only checked the right to write
+    /// there.
     pub(crate) fn need_own_folder(&self, folder: &Node) -> Result<(), Fault> {
         match self.caller.uid == 0 || self.caller.uid == folder.uid {
             true => Ok(()),
@@ -73,7 +75,7 @@ impl Tx<'_> {
         }
     }
 
-    /// The attribute is removed, or its folder: the rule is forgotten.
+    /// Deletes the rule after the attribute or its folder was removed.
     pub(crate) fn drop_folder_rule(&self, folder: u64) -> Result<(), Fault> {
         if !self.shared.rules.any() {
             return Ok(());
@@ -86,7 +88,7 @@ impl Tx<'_> {
         self.shared.rules.load_within(self.db)
     }
 
-    /// Folders have other paths now, and their rules.
+    /// Reads the rules again after folders, and so their rules, have got other paths.
     pub(crate) fn moved_folder_rules(&self) -> Result<(), Fault> {
         match self.shared.rules.any_of_folder() {
             true => self.shared.rules.load_within(self.db),
@@ -95,7 +97,7 @@ impl Tx<'_> {
     }
 }
 
-/// A rule is removed by its name: it is no attribute any more.
+/// Removes the attribute of a rule that is removed by its name.
 pub(super) fn let_go(db: &Connection, kept: &Kept) -> Result<(), Fault> {
     let Some(node) = Node::find(db, kept.folder)? else {
         return Ok(());

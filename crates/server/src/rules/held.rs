@@ -1,5 +1,5 @@
-//! Maps of hooks that wait for the end of a burst: nothing is begun in the first moment of one, which is often all of it
-//! ([`tidemill_core::burst::share`]). It holds of files in the burst tier, and of hooks only.
+//! Maps of hooks that wait for the end of a burst. No map is begun in the first moment of a burst, which is often all of it
+//! ([`tidemill_core::burst::share`]). This applies only to files in the burst tier, and only to hooks.
 
 use super::{Kept, Rules, State};
 use crate::names::Fault;
@@ -9,14 +9,14 @@ use std::collections::BTreeMap;
 use tidemill_core::burst::share::begins;
 use tidemill_core::time::Time;
 
-/// Files of a hook that are counted.
+/// Maximum number of files of a hook that are counted.
 const COUNTED_MAX: i64 = 10_000;
 
-/// The element of the tier that an object is being written on, or lies on.
+/// SQL expression for the element of the tier on which an object is being written or is stored.
 pub(super) const ELEMENT: &str = "coalesce((SELECT element FROM writing WHERE writing.object = firing.object), \
                                   (SELECT element FROM burst WHERE burst.object = firing.object))";
 
-/// When the newest file was begun that is being written on each element of the tier.
+/// Start times of the newest files that are being written, by element of the tier.
 #[derive(Debug, Default)]
 pub(crate) struct Held(BTreeMap<u32, Time>);
 
@@ -50,12 +50,12 @@ impl Held {
         Ok(Self(newest))
     }
 
-    /// Whether somebody writes there.
+    /// Whether any file is being written in the tier.
     pub(super) fn any(&self) -> bool {
         !self.0.is_empty()
     }
 
-    /// When a file may be mapped that lies on an element and was queued then, if that is not now.
+    /// Returns the time from which a file on this element that was queued at `queued` may be mapped; `None` if that is now.
     pub(super) fn until(
         &self,
         kept: &Kept,
@@ -69,7 +69,7 @@ impl Held {
         (at > now).then_some(at)
     }
 
-    /// How many files of a hook wait.
+    /// Returns the number of waiting files of a hook.
     pub(super) fn count(&self, db: &Connection, kept: &Kept, now: i64) -> Result<u64, Fault> {
         if self.0.is_empty() || kept.rule.hook.is_none() {
             return Ok(0);
@@ -90,7 +90,7 @@ impl Held {
         Ok(count)
     }
 
-    /// How many files of all hooks do.
+    /// Returns the number of waiting files of all hooks.
     pub(crate) fn count_all(&self, db: &Connection, rules: &Rules, now: i64) -> Result<u64, Fault> {
         let rules = rules.all();
         let count = |kept| self.count(db, kept, now);

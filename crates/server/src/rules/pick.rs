@@ -1,4 +1,5 @@
-//! What is fired next: fair among users, then among a user's rules, then among the users whose files a rule is for.
+//! Selection of the next firing: fair among users, then among a user's rules, then among the users whose files match a rule. This module
+//! only reads.
 
 use super::Kept;
 use super::held::{self, Held};
@@ -9,19 +10,19 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tidemill_core::rule::Batch;
 
-/// Files of one job.
+/// Maximum number of files of one job.
 pub(super) const FILES_MAX: usize = 1000;
-/// Jobs of one rule and one user that are under way.
+/// Maximum number of running jobs of one rule and one user.
 const JOBS_EACH_MAX: u32 = 16;
-/// Jobs of all rules that are under way.
+/// Maximum number of running jobs of all rules.
 const JOBS_MAX: u32 = 64;
-/// So many a user may have even then: nobody waits for what others have begun.
+/// Number of running jobs that a user may have even beyond that maximum, so that nobody waits for the jobs of others.
 const JOBS_ALWAYS: u32 = 4;
-/// With so many tasks of a user under way no more are begun: others would wait for them.
+/// Number of running tasks of a user from which no more are begun, since other users would wait for them.
 const TASKS_EACH_MAX: u32 = 2000;
-/// Users whose files one rule is for, looked at for one job.
+/// Maximum number of users that are examined for one job of a rule.
 const LANES_MAX: usize = 100;
-/// With so many jobs under way the next one waits until a job is full or [`GATHER_NS`] have passed.
+/// Number of running jobs from which the next job waits until it is full or [`GATHER_NS`] have passed.
 const JOBS_AT_ONCE: u32 = 4;
 const GATHER_NS: i64 = 100_000_000;
 
@@ -33,44 +34,44 @@ pub(super) struct Firing {
     pub(super) ino: u64,
     pub(super) path: String,
     pub(super) depth: u32,
-    /// The element on which it is still being written.
+    /// Element on which the version is still being written.
     pub(super) element: Option<u32>,
 }
 
 /// Files of one task.
 pub(super) type Task = Vec<Firing>;
 
-/// What one job is to be made of.
+/// Contents of the next job.
 #[derive(Clone, Debug)]
 pub(super) struct Picked {
     pub(super) kept: Arc<Kept>,
-    /// With whose rights.
+    /// User with whose rights the job runs.
     pub(super) uid: u32,
     pub(super) tasks: Vec<Task>,
 }
 
-/// Whose turn it is.
+/// Turns of rules and users.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
-    /// When each rule had its last turn, counted in turns.
+    /// Last turn of each rule, counted in turns.
     last: BTreeMap<u64, u64>,
-    /// The same of users whose rules they are.
+    /// Last turn of each owner of rules.
     last_of: BTreeMap<u32, u64>,
-    /// The user whose files each rule was for.
+    /// User of the files for which each rule last fired.
     uids: BTreeMap<u64, u32>,
     turn: u64,
 }
 
-/// What there is to be done.
+/// Next step of the driver.
 #[derive(Debug)]
 pub(super) enum Next {
     Fire(Picked),
-    /// Nothing before this time, nanoseconds since the Unix epoch; `None`: until something happens.
+    /// No firing is due before this time, in nanoseconds since the Unix epoch; `None`: until an event.
     Wait(Option<i64>),
 }
 
 impl Turns {
-    /// The next job, of a rule that is not `busy`.
+    /// Returns the next job, of a rule that is not `busy`.
     pub(super) fn next(
         &mut self,
         db: &Connection,
@@ -106,7 +107,7 @@ impl Turns {
         Ok(Next::Wait(wait))
     }
 
-    /// Forgets rules that are gone.
+    /// Forgets removed rules.
     pub(super) fn keep(&mut self, rules: &[Arc<Kept>]) {
         self.last
             .retain(|id, _| rules.iter().any(|kept| kept.id == *id));
@@ -117,7 +118,7 @@ impl Turns {
     }
 }
 
-/// Jobs that are under way, by rule and by the user with whose rights they run, and the tasks of each user.
+/// Running jobs by rule and by the user with whose rights they run, and the number of running tasks of each user.
 struct Open {
     jobs: BTreeMap<(u64, u32), u32>,
     tasks: BTreeMap<u32, u32>,
@@ -128,7 +129,7 @@ impl Open {
         self.jobs.get(&(rule, uid)).copied().unwrap_or(0)
     }
 
-    /// Whether there may be one more.
+    /// Whether one more job is allowed.
     fn takes(&self, rule: u64, uid: u32) -> bool {
         let tasks = self.tasks.get(&uid).copied().unwrap_or(0);
         let all: u32 = self.jobs.values().sum();
@@ -155,10 +156,10 @@ fn open_jobs(db: &Connection) -> Result<Open, Fault> {
     Ok(Open { jobs, tasks })
 }
 
-/// What is due, with whose rights, or when to look again.
+/// Work that is due, or the time of the next look.
 type Due<T> = Result<T, Option<i64>>;
 
-/// The next job of a rule, for the next of the users whose files it is for.
+/// Returns the next job of a rule, for the next of the users whose files match.
 fn of_rule(
     db: &Connection,
     kept: &Kept,
@@ -188,7 +189,7 @@ fn of_rule(
     Ok(Err(wait))
 }
 
-/// The next user with whose rights a rule is to fire, after one, and since when the first of their files waits.
+/// Returns the next user with whose rights a rule is to fire, and the time since which the first of their files waits.
 fn lane(db: &Connection, rule: u64, after: Option<u32>) -> Result<Option<(u32, i64)>, Fault> {
     let sql = "SELECT uid, queued FROM firing WHERE rule = ?1 AND state = 0 AND uid > ?2 \
                ORDER BY uid, firing LIMIT 1";
@@ -200,7 +201,7 @@ fn lane(db: &Connection, rule: u64, after: Option<u32>) -> Result<Option<(u32, i
     }
 }
 
-/// The tasks of the next job, or when to look again.
+/// Returns the tasks of the next job, or the time of the next look.
 #[allow(clippy::type_complexity, reason = "what is not there yet is no fault")]
 fn of_lane(
     db: &Connection,
@@ -211,7 +212,7 @@ fn of_lane(
 ) -> Result<Due<Vec<Task>>, Fault> {
     let batch = kept.rule.batch;
     let each = batch.map_or(1, |batch| batch.files as usize);
-    // One that is given up ends the job of its own.
+    // An abandoned file ends a job, so the job has only one file.
     let most = if kept.rule.growing { 1 } else { FILES_MAX };
     let firings = match queued_of(db, kept, uid, each.max(most), (held, now))? {
         Ok(firings) => firings,
@@ -240,8 +241,8 @@ fn of_lane(
     Ok(Ok(tasks.collect()))
 }
 
-/// The files that are queued for a rule and a user, the first ones first, without those that wait for the end of a burst. If all do, when
-/// the first of them may be mapped.
+/// Returns the files that are queued for a rule and a user, the first ones first, without files that wait for the end of a burst. If all
+/// files wait, returns the earliest time at which one may be mapped.
 fn queued_of(
     db: &Connection,
     kept: &Kept,
@@ -279,7 +280,7 @@ fn queued_of(
         let (firing, since, round) = row?;
         match held.until(kept, since, now) {
             Some(at) => first = first.into_iter().chain([at]).min(),
-            // What is mapped together is reduced together.
+            // Files that are mapped together are reduced together.
             None if kept.rule.batch.is_some() && *of_round.get_or_insert(round) != round => {}
             None => firings.push(firing),
         }

@@ -1,5 +1,5 @@
-//! How far the coordinates of a file reach: the smallest and largest value of variables that have the name of their only
-//! dimension. Of long ones the first and last values are looked at, which CF has in order (CF conventions, section 1.3).
+//! Ranges of a file's coordinates: the smallest and largest value of variables that have the name of their only dimension. Of long
+//! coordinates, only the first and last values are examined, since CF requires an order (CF conventions, section 1.3).
 
 use super::facts::Span;
 use tidemill_core::find::place_in_time;
@@ -10,25 +10,25 @@ use tidemill_format::{
 };
 use tidemill_kernel::array::{Codec, Dtype, Operation, Slice, Spec};
 
-/// Coordinates of a file that are looked at.
+/// Maximum number of coordinates examined in a file.
 const COORDINATES_MAX: usize = 32;
-/// Chunks, or records, of a coordinate that are all looked at.
+/// Maximum number of chunks, or records, of a coordinate that is examined completely.
 const PIECES_MAX: u64 = 4;
-/// Bytes of a coordinate that are all looked at, and of one piece of it.
+/// Maximum size in bytes of a coordinate that is examined completely, and of one piece of it.
 const BYTES_MAX: u64 = 64 << 10;
 const PIECE_BYTES_MAX: u64 = 4 << 20;
 
-/// What is stored of a file, or of a folder.
+/// Access to the stored bytes of a file or a folder.
 pub(super) trait Stored {
-    /// Bytes as they are; none if they can't be had.
+    /// Reads bytes; `None` if they are unavailable.
     fn read(&self, bytes: &Bytes, into: &mut [u8]) -> Option<()>;
-    /// Decodes them to little-endian values; none if that can't be done.
+    /// Decodes bytes to little-endian values; `None` if that fails.
     fn decode(&self, spec: Spec, bytes: &Bytes) -> Option<Vec<u8>>;
-    /// Some are not there, and may be to come.
+    /// Records that bytes are missing and may appear later.
     fn lacks(&self) {}
 }
 
-/// The spans of all coordinates that can be read. What can't be is left out.
+/// Returns the spans of all readable coordinates. Unreadable ones are left out.
 pub(super) fn spans(header: &Header, store: Store<'_>, stored: &dyn Stored) -> Vec<Span> {
     let coordinates = header
         .variables
@@ -61,7 +61,7 @@ fn is_coordinate(variable: &Variable) -> bool {
     numbers && dimension.size > 0 && last_of(&variable.path) == dimension.name
 }
 
-/// Under the coordinate's own name, its standard name, and for short `lat`, `lon` and `time`.
+/// Returns the spans under the coordinate's own name, its standard name, and the short forms `lat`, `lon` and `time`.
 fn named(variable: &Variable, (low, high): (f64, f64)) -> Vec<Span> {
     let units = Units::of(variable).ok().flatten();
     let placed = |value: f64| {
@@ -184,7 +184,7 @@ fn of_piece(variable: &Variable, piece: &Piece, stored: &dyn Stored) -> Option<V
     numbers(&values, &little)
 }
 
-/// How stored bytes are decoded: filters in the opposite order, but those that a chunk lacks.
+/// Returns the codecs for stored bytes: filters in the opposite order, without those that a chunk lacks.
 fn codecs(filters: &[Filter], mask: u32) -> Option<Vec<Codec>> {
     let applied = filters.iter().enumerate().rev();
     let applied = applied.filter(|(place, _)| mask >> (*place).min(31) & 1 == 0);
@@ -207,7 +207,7 @@ fn dtype(data_type: &DataType) -> Option<Dtype> {
     })
 }
 
-/// Values as numbers, if they are of a type that computers have.
+/// Returns the values as numbers, if their type has a native counterpart.
 fn numbers(stored: &[u8], data_type: &DataType) -> Option<Vec<Number>> {
     let size = dtype(data_type)?.size();
     let one = |bytes: &[u8]| {
@@ -235,7 +235,7 @@ mod tests {
     use super::*;
     use tidemill_format::{Attribute, Dimension, Value};
 
-    /// Bytes of a file that is here.
+    /// Bytes of a local file.
     struct Here(Vec<u8>);
 
     impl Stored for Here {

@@ -1,5 +1,5 @@
-//! Reads headers, for as long as the server runs: by ranges from the elements that hold the files, whatever their layout.
-//! What filters have made of coordinates is decoded on an element, in a process of the file's owner.
+//! Reads headers, for as long as the server runs: by ranges from the elements that hold the files, for every layout. Filtered coordinates
+//! are decoded on an element, in a process of the file's owner. Results are stored in the tables of `server/src/headers/store.rs`.
 
 use super::Wake;
 use super::coordinates::{Stored, spans};
@@ -23,28 +23,29 @@ use tidemill_format::{Bytes, Error, Format, Header, Span, Store};
 use tidemill_kernel::array::{Reduced, Spec};
 use tokio::runtime::Handle;
 
-/// Headers that are picked, and read, at once.
+/// Number of headers that are selected at once, and number that are read at once.
 const PICKED_MAX: usize = 64;
 const AT_ONCE: usize = 2;
-/// What is kept may gather for so long.
+/// Pause in which results are collected before they are stored.
 const REST: Duration = Duration::from_millis(5);
-/// Headers that could not be read are tried again after the first of these, then after twice that, up to the second; a
-/// database that failed is after that.
+/// Pauses before another attempt to read headers: the pause starts at the first value and doubles up to the second. After a failure of
+/// the database the pause is the second value.
 const AGAIN_MIN: Duration = Duration::from_secs(1);
 const AGAIN: Duration = Duration::from_secs(30);
-/// How often a Zarr is read once more, each time after such a pause, because chunks of its coordinates were not there; how many wait for that.
+/// Number of additional reads of a Zarr, each after such a pause, because chunks of its coordinates are missing; and maximum number of
+/// such Zarrs.
 const LACKING_TRIES: u32 = 8;
 const LACKING_MAX: usize = 4096;
-/// How long one header may take, and how much of its file may be read for it.
+/// Limits of reading one header, in time and in bytes of its file.
 const HEADER_MAX: Duration = Duration::from_secs(20);
 const READ_BYTES_MAX: u64 = 64 << 20;
-/// Bytes that are fetched at once, and how many of these are kept.
+/// Size of one fetch in bytes, and number of these pages that are kept.
 const PAGE: u64 = 64 << 10;
 const PAGES_MAX: usize = 16;
-/// Bytes of a Zarr's file that are asked for at once.
+/// Maximum number of bytes of a Zarr's file in one request.
 pub(super) const WINDOW_MAX: usize = 2 << 20;
 
-/// Begins to read headers.
+/// Starts to read headers.
 pub(crate) fn start(names: &Arc<SqliteNames>, files: &Files) {
     let reader = Reader {
         names: names.clone(),
@@ -57,7 +58,7 @@ pub(crate) fn start(names: &Arc<SqliteNames>, files: &Files) {
 struct Reader {
     names: Arc<SqliteNames>,
     elements: Elements,
-    /// Zarrs of whose coordinates chunks were not there, and how often.
+    /// Zarrs with missing chunks of coordinates, and the number of their reads.
     lacking: Mutex<BTreeMap<u64, (Zarr, u32)>>,
 }
 
@@ -92,7 +93,7 @@ impl Reader {
         }
     }
 
-    /// Queues what could not be read, or not all of it; whether there was any.
+    /// Queues headers again that could not be read, or not completely. Returns whether there were any.
     async fn again(&self) -> Result<bool, Fault> {
         let lacking: Vec<Zarr> = self
             .lacking
@@ -112,7 +113,7 @@ impl Reader {
         self.names.database().write(work).await
     }
 
-    /// Notes whether chunks of a Zarr's coordinates were not there.
+    /// Records whether chunks of a Zarr's coordinates are missing.
     fn note_lacking(&self, zarr: &Zarr, lacks: bool) {
         let mut lacking = self.lacking.lock();
         let tries = lacking
@@ -123,7 +124,7 @@ impl Reader {
         }
     }
 
-    /// Reads some headers. It writes first, so that it comes after whoever woke it.
+    /// Reads some headers. The step writes to the database first, so it follows the transaction that woke the reader.
     async fn turn(&self) -> Result<Turn, Fault> {
         let names = self.names.clone();
         let pick = move |db: &Connection| {
@@ -163,7 +164,7 @@ impl Reader {
         Ok(Turn::More)
     }
 
-    /// What comes of a Zarr, and the files of its owner that are parts of it.
+    /// Reads a Zarr. Returns the outcome, and the files of its owner that are parts of it.
     async fn read_zarr(&self, zarr: &Zarr) -> (Outcome, Vec<Wanted>) {
         let files = zarr::Files {
             zarr: zarr.clone(),
@@ -187,7 +188,7 @@ impl Reader {
             return (Outcome::Unreadable(why), Vec::new());
         };
         self.note_lacking(zarr, lacks);
-        // Nobody says that what others have is part of something.
+        // Files of other users are not declared to be parts.
         let own = seen
             .into_values()
             .filter(|node| node.uid == zarr.stands.uid);
@@ -227,10 +228,10 @@ enum Turn {
     Done,
 }
 
-/// What is read next.
+/// Next item to read.
 enum Picked {
     File(Wanted),
-    /// With files that are parts of it and were queued.
+    /// A Zarr, with queued files that are parts of it.
     Zarr(Box<Zarr>, Vec<Wanted>),
     Nothing(Wanted),
 }
@@ -258,7 +259,7 @@ fn picked(db: &Connection, wake: &Wake) -> Result<Vec<Picked>, Fault> {
     Ok(all)
 }
 
-/// What is kept of a header.
+/// Converts a header to its stored outcome.
 fn outcome(
     header: tidemill_format::Result<Header>,
     spans: impl FnOnce(&Header) -> Vec<super::facts::Span>,
@@ -275,7 +276,7 @@ fn outcome(
     }
 }
 
-/// A version that is read by ranges, within bounds.
+/// A version that is read by ranges, within limits.
 struct Ranged {
     source: Arc<Source>,
     size: u64,

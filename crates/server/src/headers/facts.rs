@@ -1,28 +1,28 @@
-//! What is kept of a header: what people look for, and no more than so much of it.
+//! Facts that are stored of a header: those that users search for, within limits.
 
 use serde_json::{Map, Value as Json, json};
 use std::collections::BTreeMap;
 use tidemill_format::{Format, Header, Value, Variable};
 
-/// Variables, dimensions and attributes that are kept.
+/// Maximum numbers of stored variables, dimensions and attributes.
 const VARIABLES_MAX: usize = 1000;
 const DIMENSIONS_MAX: usize = 1000;
 const ATTRIBUTES_MAX: usize = 256;
-/// Longest text that is kept: of a longer one nothing is.
+/// Maximum length of a stored text in bytes. Longer texts are left out.
 const TEXT_BYTES_MAX: usize = 1024;
-/// What is said of variables and can be looked for.
+/// Attributes of variables that can be searched.
 const SAID: [&str; 3] = ["units", "standard_name", "long_name"];
 
-/// What is kept of a header.
+/// Stored facts of a header.
 #[derive(Debug, Default)]
 pub(super) struct Facts {
-    /// For whoever wants to see it.
+    /// Facts for display.
     pub(super) body: Json,
     pub(super) terms: Vec<Term>,
     pub(super) spans: Vec<Span>,
 }
 
-/// Something that is said.
+/// A searchable fact.
 #[derive(Debug, PartialEq)]
 pub(super) struct Term {
     pub(super) key: String,
@@ -30,14 +30,14 @@ pub(super) struct Term {
     pub(super) number: Option<f64>,
 }
 
-/// How far a coordinate reaches: numbers, or times as `core::find` places them.
+/// Range of a coordinate's values: numbers, or times as `core::find` places them.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Span {
     pub(super) name: String,
     pub(super) is_time: bool,
     pub(super) low: f64,
     pub(super) high: f64,
-    /// The same for people.
+    /// The range in readable form.
     pub(super) shown: (String, String),
 }
 
@@ -119,7 +119,7 @@ fn short(text: &str) -> bool {
     text.len() <= TEXT_BYTES_MAX
 }
 
-/// An attribute as text, and as a number if it is a single one.
+/// Returns an attribute as text, and as a number if it is a single one.
 fn one(value: &Value) -> Option<(String, Option<f64>)> {
     let text = match value {
         Value::Text(text) => text.clone(),

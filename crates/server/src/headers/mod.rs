@@ -1,11 +1,11 @@
-//! Headers of scientific files, read once for each version and kept, so that files can be found by what they hold
+//! Headers of scientific files, read once for each version and stored, so that files can be found by their content
 //! (`docs/decisions/0034-finding-files.md`).
 //!
-//! A Zarr that is a folder (`zarr`) has its header in many files, of which one stands for it.
+//! A Zarr that is a folder (`zarr`) has its header in many files. One of them stands for it.
 //!
-//! `store` queues a version in the transaction that makes it visible under a name that such files have; `driver` reads
-//! headers, a few at a time, by ranges from the elements that hold them; `facts` chooses what is kept of one, and
-//! `coordinates` looks up how far its coordinates reach.
+//! `store` queues a version in the transaction that makes it visible under a name of such files. `driver` reads headers, a few at a time,
+//! by ranges from the elements that hold them. `facts` selects the stored facts of a header, and `coordinates` determines the ranges of
+//! its coordinates.
 
 mod coordinates;
 pub(crate) mod driver;
@@ -17,12 +17,12 @@ use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use tokio::sync::Notify;
 
-/// Endings of names of files whose headers are read.
+/// Extensions of files whose headers are read.
 const ENDINGS: [&str; 13] = [
     "nc", "nc3", "nc4", "cdf", "netcdf", "h5", "hdf5", "hdf", "he5", "fits", "fit", "fts", "zip",
 ];
 
-/// Whether a file is taken for a scientific one by its name or path.
+/// Whether a file counts as scientific by its name or path.
 fn by_name(path: &[u8]) -> bool {
     if zarr::is_metadata(path) {
         return true;
@@ -36,11 +36,11 @@ fn by_name(path: &[u8]) -> bool {
     ENDINGS.iter().any(is)
 }
 
-/// Wakes whoever reads headers.
+/// Wakes the reader of headers.
 #[derive(Debug, Default)]
 pub(crate) struct Wake {
     notify: Notify,
-    /// Zarrs of which something changed since they were picked, by the object that stands for each. Changed by writers of the database only,
+    /// Zarrs that were changed since they were selected, by the object that stands for each. Only writers of the database change the set,
     /// one after the other.
     changed: Mutex<BTreeSet<u64>>,
 }

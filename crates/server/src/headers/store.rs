@@ -1,4 +1,4 @@
-//! The tables of headers.
+//! Tables of headers. This module reads and writes them within transactions of its callers.
 
 use super::facts::Facts;
 use super::zarr::Zarr;
@@ -9,20 +9,20 @@ use crate::names::transaction::Tx;
 use rusqlite::{Connection, OptionalExtension, params};
 use tidemill_wire::v1::Kind;
 
-/// Versions that are looked at in one transaction whether they have been queued.
+/// Maximum number of versions that are examined for queueing in one transaction.
 const SCANNED_MAX: usize = 1000;
-/// Headers that could not be read for now and are tried again at once.
+/// Maximum number of headers after temporary failures that are queued again at once.
 const AGAIN_MAX: i64 = 1000;
 
 const QUEUED: i64 = 0;
 const LATER: i64 = 1;
 const READ: i64 = 2;
 const UNREADABLE: i64 = 3;
-/// One of several files of a Zarr, which another one stands for.
+/// State of a file of a Zarr for which another file stands.
 const PART: i64 = 4;
-/// Zarrs that have changed and are not read yet, of which that is known.
+/// Maximum number of changed Zarrs that are recorded before they are read.
 const CHANGED_MAX: usize = 1 << 16;
-/// Where the walk of [`scan`] is kept: another name than before Zarrs were looked at, so that they are found.
+/// Name of the stored position of [`scan`]. The name differs from that before Zarrs were supported, so that they are found.
 const SCANNED: &str = "headers_after_zarr";
 
 /// A version whose header is to be read.
@@ -32,13 +32,13 @@ pub(super) struct Wanted {
     pub(super) ino: u64,
 }
 
-/// What came of it.
+/// Outcome of reading a header.
 #[derive(Debug)]
 pub(super) enum Outcome {
     Read(Box<Facts>),
-    /// It has no header that can be read.
+    /// The version has no readable header.
     Unreadable(String),
-    /// Its bytes can't be had now.
+    /// The bytes of the version are unavailable now.
     Later,
 }
 
@@ -53,8 +53,8 @@ impl Wake {
 }
 
 impl Tx<'_> {
-    /// The version that a file has is visible under this name or path: if that is one of a scientific file its header is read
-    /// after the transaction.
+    /// Queues the present version of a file under this name or path, if the path is that of a scientific file. Its header is read after
+    /// the transaction.
     pub(crate) fn want_header(&self, node: &Node, path: &[u8]) -> Result<(), Fault> {
         if !by_name(path) || node.kind != Kind::File || node.object == 0 || node.version == 0 {
             return Ok(());
@@ -72,8 +72,7 @@ impl Tx<'_> {
     }
 }
 
-/// Queues versions of a database in which they were not: that of an earlier release, or one that was made again. Whether there may
-/// be more.
+/// Queues versions of a database without queued headers: one of an earlier release, or a rebuilt one. Returns whether there may be more.
 pub(super) fn scan(db: &Connection) -> Result<bool, Fault> {
     let sql = "SELECT value FROM setting WHERE name = ?1";
     let after: Option<Vec<u8>> = db
@@ -110,7 +109,7 @@ pub(super) fn scan(db: &Connection) -> Result<bool, Fault> {
     Ok(more)
 }
 
-/// Some versions whose headers are to be read, as many of each user.
+/// Returns some versions whose headers are to be read, an equal number of each user.
 pub(super) fn next(db: &Connection, count: usize) -> Result<Vec<Wanted>, Fault> {
     let mut users: Vec<i64> = Vec::new();
     let sql = "SELECT min(uid) FROM header WHERE state = ?1 AND state <= 1 AND uid > ?2";
@@ -141,7 +140,7 @@ pub(super) fn next(db: &Connection, count: usize) -> Result<Vec<Wanted>, Fault> 
     Ok(all)
 }
 
-/// Whether some headers could not be read for now; some of them are queued again.
+/// Queues some of the headers again that could not be read temporarily. Returns whether there were any.
 pub(super) fn again(db: &Connection) -> Result<bool, Fault> {
     let sql = "UPDATE header SET state = ?1 WHERE object IN (SELECT object FROM header WHERE state = ?2 AND state <= 1 LIMIT ?3)";
     let count = db
@@ -150,19 +149,19 @@ pub(super) fn again(db: &Connection) -> Result<bool, Fault> {
     Ok(count > 0)
 }
 
-/// Whether what a header says is known.
+/// Whether the facts of a header are known.
 pub(super) fn is_read(db: &Connection, object: u64) -> Result<bool, Fault> {
     let sql = "SELECT 1 FROM header WHERE object = ?1 AND state = ?2";
     let mut statement = db.prepare_cached(sql)?;
     Ok(statement.exists([object.cast_signed(), READ])?)
 }
 
-/// A Zarr is read, or read once more. What was said of it is forgotten till then; if it is being read, that is not kept.
+/// Queues a Zarr to be read, possibly again. Its facts are deleted until then, and the result of a read in progress is discarded.
 pub(super) fn anew(db: &Connection, wake: &Wake, zarr: &Zarr) -> Result<(), Fault> {
     queue(db, zarr)?;
     let mut changed = wake.changed.lock();
     if changed.len() >= CHANGED_MAX {
-        // What is being read is kept as it was a moment ago.
+        // A read in progress then stores a slightly older state.
         changed.clear();
     }
     changed.insert(zarr.stands.object);
@@ -170,17 +169,17 @@ pub(super) fn anew(db: &Connection, wake: &Wake, zarr: &Zarr) -> Result<(), Faul
     Ok(())
 }
 
-/// It is read as it is from now on.
+/// Records that a Zarr is being read in its present state.
 pub(super) fn begin(wake: &Wake, wanted: Wanted) {
     wake.changed.lock().remove(&wanted.object);
 }
 
-/// Whether something has changed while it was read.
+/// Whether a Zarr was changed during its read.
 pub(super) fn is_stale(wake: &Wake, wanted: Wanted) -> bool {
     wake.changed.lock().contains(&wanted.object)
 }
 
-/// Queues a Zarr; whether it was not.
+/// Queues a Zarr. Returns whether it was not queued before.
 pub(super) fn queue(db: &Connection, zarr: &Zarr) -> Result<bool, Fault> {
     let (object, ino) = (
         zarr.stands.object.cast_signed(),
@@ -195,7 +194,7 @@ pub(super) fn queue(db: &Connection, zarr: &Zarr) -> Result<bool, Fault> {
     Ok(new > 0)
 }
 
-/// Notes that versions are parts of a Zarr, so that nothing is said of them.
+/// Records that versions are parts of a Zarr, so that no facts are stored for them.
 pub(super) fn are_parts(db: &Connection, parts: &[Wanted]) -> Result<(), Fault> {
     for part in parts {
         let object = part.object.cast_signed();
@@ -211,7 +210,7 @@ pub(super) fn are_parts(db: &Connection, parts: &[Wanted]) -> Result<(), Fault> 
     Ok(())
 }
 
-/// Keeps what came of a header. Of a version that is gone, or was, nothing is kept.
+/// Stores the outcome of a header. No outcome is stored for a version that was deleted or is queued no longer.
 pub(super) fn keep(db: &Connection, wanted: Wanted, outcome: &Outcome) -> Result<(), Fault> {
     let (state, body, error) = match outcome {
         Outcome::Read(facts) => (READ, facts.body.to_string(), ""),

@@ -1,4 +1,4 @@
-//! What became of firings: jobs that have ended, files that are gone, jobs that were refused.
+//! Ends of firings: jobs that have ended, files that were deleted, and jobs that were refused. This module writes the tables of rules.
 
 use super::store::one;
 use super::{Rules, State};
@@ -10,19 +10,19 @@ use tidemill_core::dispatch::ASIDE;
 use tidemill_core::event::TaskState;
 use tidemill_wire::v1;
 
-/// Jobs whose ends are seen to in one transaction.
+/// Maximum number of jobs that are settled in one transaction.
 const JOBS_MAX: u32 = 16;
-/// Longest reason that is kept, in characters.
+/// Maximum length of a stored reason in characters.
 const ERROR_CHARS_MAX: usize = 2000;
 
-/// Why a version has no result that was never sealed.
+/// Reason why a version without a seal has no result.
 pub(crate) const GIVEN_UP: &str =
     "the file was removed, or given up by its writer, before it was sealed";
 
-/// Why a version is not the one that is sealed.
+/// Reason why a version differs from the sealed one.
 pub(crate) const SHARED: &str = "several mounts write the file: it fires when it is sealed";
 
-/// Jobs that go on though all that they were made for is given up; those that reduce were made for none.
+/// Returns the running jobs whose firings were all abandoned. Jobs that reduce have no firings and are not returned.
 pub(super) fn in_vain(db: &Connection) -> Result<Vec<u64>, Fault> {
     let sql = "SELECT job FROM rule_job WHERE open = 1 AND NOT EXISTS \
                (SELECT 1 FROM firing WHERE firing.job = rule_job.job AND state = 2) \
@@ -32,8 +32,8 @@ pub(super) fn in_vain(db: &Connection) -> Result<Vec<u64>, Fault> {
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Maps that were to run where their files were written, and wait for that element though these are sealed by now: they are queued
-/// again, to run wherever the files are. What was begun for them is in vain.
+/// Queues maps again that were bound to the element of a write and still wait for that element although their files are sealed. They may
+/// then run on any element with the files. Work begun for them is cancelled.
 pub(super) fn set_free(db: &Connection, rules: &Rules) -> Result<(), Fault> {
     let rules = rules.all();
     let hooks = rules.iter().filter(|kept| kept.rule.hook.is_some());
@@ -49,7 +49,7 @@ pub(super) fn set_free(db: &Connection, rules: &Rules) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Sees to jobs that have ended; whether there may be more.
+/// Settles jobs that have ended. Returns whether there may be more.
 pub(super) fn settle(db: &Connection, rules: &Rules, now: i64) -> Result<bool, Fault> {
     let sql = "SELECT rule_job.job FROM rule_job LEFT JOIN job ON job.job = rule_job.job \
                WHERE open = 1 AND job.state IS NOT ?1 LIMIT ?2";
@@ -60,7 +60,7 @@ pub(super) fn settle(db: &Connection, rules: &Rules, now: i64) -> Result<bool, F
         rows.collect::<Result<_, _>>()?
     };
     for job in &jobs {
-        // Those of a rule that was removed meanwhile.
+        // These firings belong to a rule that was removed in the meantime.
         let sql = "DELETE FROM firing WHERE job = ?1 AND state = 2 AND rule NOT IN (SELECT rule FROM rule)";
         db.prepare_cached(sql)?.execute([job])?;
         settle_job(db, rules, *job, now)?;
@@ -78,7 +78,7 @@ fn settle_job(db: &Connection, rules: &Rules, job: i64, now: i64) -> Result<(), 
         let (state, error): (Option<i32>, Option<String>) = (row.get(1)?, row.get(2)?);
         Ok((row.get::<_, i64>(0)?.cast_unsigned(), state, error))
     })?;
-    // A firing with components has failed if one of its tasks has, and says the first reason that there is.
+    // A firing with components has failed if one of its tasks has failed. Its reason is the first one available.
     let mut ends: BTreeMap<u64, (State, String)> = BTreeMap::new();
     for row in rows {
         let (firing, state, error) = row?;
@@ -98,7 +98,7 @@ fn settle_job(db: &Connection, rules: &Rules, job: i64, now: i64) -> Result<(), 
     Ok(())
 }
 
-/// What the end of a task makes of its firing, and why, if that is known.
+/// Returns the firing's state after the end of its task, and the reason if it is known.
 fn ended(job: i64, state: Option<i32>, error: String) -> (State, String) {
     match state.and_then(|state| v1::State::try_from(state).ok()) {
         Some(v1::State::Done) => (State::Done, String::new()),
@@ -109,7 +109,7 @@ fn ended(job: i64, state: Option<i32>, error: String) -> (State, String) {
     }
 }
 
-/// Notes how a firing has ended that was in some state, and lets the next version of its path have its turn.
+/// Records the end of a firing in a given state, and queues the next version of its path.
 pub(super) fn end(
     db: &Connection,
     rules: &Rules,
@@ -137,7 +137,7 @@ pub(super) fn end(
         db.prepare_cached("INSERT OR IGNORE INTO mapped VALUES (?1)")?
             .execute([object])?;
     }
-    // One that only waited may have ended, and then it is nobody's turn.
+    // The ended firing may have been a waiting one; then no other firing is queued.
     let sql = "UPDATE firing SET state = 0 WHERE firing = (SELECT min(firing) FROM firing \
                WHERE rule = ?1 AND path = ?2 AND state = 1) AND NOT EXISTS (SELECT 1 FROM firing AS other \
                WHERE other.rule = ?1 AND other.path = ?2 AND other.state <= 2 AND other.state != 1)";

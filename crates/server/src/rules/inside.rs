@@ -1,4 +1,4 @@
-//! What versions begin with, if a rule asks for that: read where they are, before they are fired.
+//! Checks the first bytes of versions before they are fired, if a rule asks for that. The bytes are read from the elements.
 
 use super::driver::{Firer, without};
 use super::ends::end;
@@ -15,11 +15,12 @@ use tidemill_core::id::{ElementId, ObjectId};
 use tidemill_core::object::Placed;
 use tidemill_core::rule::mime::HEAD_BYTES;
 
-/// Versions that are looked into at the same time.
+/// Number of versions that are read at the same time.
 const AT_ONCE: usize = 16;
 
 impl Firer {
-    /// Takes out what holds something else, and notes that. What can't be read is left to its task, which says so.
+    /// Takes out versions with another kind of content, and records that. An unreadable version is left to its task, which reports the
+    /// error.
     pub(super) async fn that_fit(&self, kept: &Kept, tasks: Vec<Task>) -> Result<Vec<Task>, Fault> {
         let Some(elements) = &self.elements else {
             return Ok(tasks);
@@ -55,7 +56,7 @@ impl Firer {
         Ok(tasks)
     }
 
-    /// The first bytes of a version; `None` if they can't be read now.
+    /// Returns the first bytes of a version; `None` if they can't be read now.
     async fn head(&self, elements: &Elements, firing: &Firing) -> Result<Option<Vec<u8>>, Fault> {
         let object = firing.object;
         let found = self.names.database().read(|db| {

@@ -1,6 +1,7 @@
-//! Markers, which end rounds of hooks. What was closed before a marker is of its round, though it may be seen after it: a version is
-//! sealed a moment after its file was closed, or later if its element is away, and files of a folder that was moved are looked at one
-//! after the other. So a marker is noted with the open round, and that ends when all of them have come.
+//! Markers, which end rounds of hooks. A file that was closed before a marker belongs to its round, though it may be seen after the
+//! marker: a version is sealed a moment after its file was closed, or later if its element is offline, and files of a moved folder are
+//! examined one after the other. A marker is therefore recorded with the open round, and the round ends when all these files have
+//! arrived.
 
 use super::Kept;
 use super::driver::Firer;
@@ -16,11 +17,11 @@ use std::time::Duration;
 use tidemill_core::rule::hook::Ends;
 use tokio::task::JoinSet;
 
-/// Pause before it is looked again whether a round can end.
+/// Pause before another check whether a round can end.
 const PAUSE: Duration = Duration::from_millis(100);
 
 impl Tx<'_> {
-    /// A file has come, and may be what ends the round of a hook.
+    /// Checks whether a file is the marker of a hook's round, and records the marker.
     pub(super) fn marks(&self, kept: &Kept, node: &Node, path: &str) -> Result<(), Fault> {
         let Some(Ends::Marker(marker)) = ends(kept) else {
             return Ok(());
@@ -32,7 +33,7 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Notes with the open round of a hook when its marker has come.
+    /// Records with the open round of a hook that its marker has arrived.
     pub(super) fn mark(&self, rule: u64) -> Result<(), Fault> {
         let round = self.open_round(rule)?;
         let sql = "UPDATE round SET ended = ?3 WHERE rule = ?1 AND round = ?2 AND ended = 0";
@@ -43,14 +44,14 @@ impl Tx<'_> {
     }
 }
 
-/// Whether the marker of the open round of a hook has come; gives the number of that.
+/// Returns the number of a hook's open round if its marker has arrived, or `None`.
 pub(super) fn marked(db: &Connection, rule: u64) -> Result<Option<i64>, Fault> {
     let sql =
         "SELECT round FROM round WHERE state = ?2 AND state <= 2 AND rule = ?1 AND ended != 0";
     one(db, sql, params![rule.cast_signed(), OPEN], |row| row.get(0))
 }
 
-/// Hooks whose open round has its marker.
+/// Returns the hooks whose open round has its marker.
 fn all_marked(db: &Connection) -> Result<Vec<u64>, Fault> {
     let sql = "SELECT rule FROM round WHERE state = ?1 AND state <= 2 AND ended != 0";
     let mut statement = db.prepare_cached(sql)?;
@@ -64,7 +65,7 @@ pub(super) async fn run(firer: Firer) {
     let mut ending: JoinSet<u64> = JoinSet::new();
     let mut busy = BTreeSet::new();
     loop {
-        // It writes, so that it comes after whoever woke it.
+        // The query runs as a write, so that it follows the transaction that woke the task.
         match firer.names.database().write(all_marked).await {
             Ok(rules) => {
                 for rule in rules.into_iter().filter(|rule| busy.insert(*rule)) {
@@ -92,12 +93,12 @@ pub(super) async fn run(firer: Firer) {
     }
 }
 
-/// What is to come to an open round that has its marker.
+/// Files that must arrive before an open round with a marker can end.
 struct Before {
     round: i64,
-    /// Files are looked at that were there, or were moved.
+    /// Whether existing or moved files are still being examined.
     walks: bool,
-    /// Those that somebody writes, or wrote and closed.
+    /// Files that are being written, or were written and closed.
     written: Vec<u64>,
 }
 
@@ -118,7 +119,7 @@ fn before(db: &Connection, shared: &Shared, rule: u64) -> Result<Option<Before>,
     }))
 }
 
-/// Ends a round; one without files was none.
+/// Ends a round. A round without files is deleted.
 fn end(db: &Connection, (rule, round): (u64, i64)) -> Result<(), Fault> {
     let key = params![rule.cast_signed(), round, OPEN];
     let sql = "DELETE FROM round WHERE rule = ?1 AND round = ?2 AND state = ?3 AND NOT EXISTS (SELECT 1 FROM firing \
@@ -143,7 +144,7 @@ impl Firer {
         }
     }
 
-    /// Ends the open round of a hook if what was closed before its marker has come; whether that was seen to.
+    /// Ends the open round of a hook if all files closed before its marker have arrived. Returns whether the round was handled.
     async fn try_end_marked(&self, rule: u64) -> Result<bool, Fault> {
         let shared = self.names.shared().clone();
         let look = move |db: &Connection| before(db, &shared, rule);

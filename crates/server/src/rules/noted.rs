@@ -1,4 +1,5 @@
-//! What elements are told of rules, so that a lost database has them again: as notes of inodes that no file has.
+//! Notes about rules on elements, from which a lost database is rebuilt. They are notes about inodes that no file has. Next:
+//! `server/src/notes.rs`, which sends them.
 
 use crate::jobs::store::{json, parse};
 use crate::names::{Fault, notes};
@@ -6,15 +7,15 @@ use rusqlite::{Connection, OptionalExtension as _, params};
 use std::collections::BTreeMap;
 use tidemill_wire::v1::{NameNote, NamePlace, RuleNote};
 
-/// Inode numbers from here on are those of rules; files are never so many, and elements keep 60 bits.
+/// First inode number of rules. Files never reach it, and elements store 60 bits.
 const FIRST: u64 = 1 << 59;
 
-/// A rule is another one now, or gone.
+/// Records that a rule was changed or removed.
 pub(super) fn changed(db: &Connection, rule: u64) -> Result<(), Fault> {
     notes::changed_for_all(db, FIRST + rule)
 }
 
-/// What is to be noted under a number, if it is that of a rule.
+/// Returns the note for an inode number, if the number is that of a rule.
 pub(crate) fn note(db: &Connection, ino: u64) -> Result<Option<NameNote>, Fault> {
     let Some(rule) = ino.checked_sub(FIRST) else {
         return Ok(None);
@@ -51,7 +52,7 @@ pub(crate) fn note(db: &Connection, ino: u64) -> Result<Option<NameNote>, Fault>
     };
     let found = statement.query_row([rule.cast_signed()], read).optional()?;
     let Some((mut note, mut kept, groups)) = found else {
-        // It is gone.
+        // The rule was removed.
         let note = NameNote::default();
         return Ok(Some(NameNote { ino, ..note }));
     };
@@ -65,12 +66,12 @@ pub(crate) fn is_rule(note: &NameNote) -> bool {
     note.ino >= FIRST
 }
 
-/// The number of the rule that a note is about.
+/// Returns the number of the rule in a note.
 pub(crate) fn number(note: &NameNote) -> u64 {
     note.ino.saturating_sub(FIRST)
 }
 
-/// Keeps the rules that were noted, the last note of each; gives how many, and the names of those whose folder is not there.
+/// Stores the rules from notes, the last note of each. Returns their number, and the names of the rules whose folder does not exist.
 pub(crate) fn bring_back<'a>(
     db: &Connection,
     notes: impl Iterator<Item = &'a NameNote>,

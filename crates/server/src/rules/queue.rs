@@ -1,4 +1,5 @@
-//! Versions that match are queued, in the transaction that makes them visible under a name.
+//! Queues matching versions, in the transaction that makes them visible under a name. Next: `server/src/rules/driver.rs`, which turns
+//! queued firings into jobs.
 
 use super::ends::end;
 use super::store::one;
@@ -10,13 +11,13 @@ use rusqlite::params;
 use tidemill_wire::v1::Kind;
 
 impl Tx<'_> {
-    /// The version that a file has got was sealed, and the file has this path.
+    /// Queues a newly sealed version of a file at this path.
     pub(crate) fn fire_for(&self, node: &Node, path: &[u8]) -> Result<(), Fault> {
         self.offer(node, path, None)
     }
 
-    /// A version was begun: rules that read files as they grow begin with it. It fires them no more when it is sealed, as its
-    /// object stays the same.
+    /// Queues a version that was begun, for rules that read growing files. The seal does not fire these rules again, as the object stays
+    /// the same.
     pub(crate) fn fire_for_begun(&self, node: &Node) -> Result<(), Fault> {
         if !self.shared.rules.any_growing() || !self.is_stream(node)? {
             return Ok(());
@@ -33,7 +34,7 @@ impl Tx<'_> {
         };
         let rules = self.shared.rules.all();
         for kept in rules.iter().filter(|kept| kept.rule.growing) {
-            // Maps that can't keep up with what is written come after it.
+            // If a hook's maps lag, it maps the file after the write.
             if kept.rule.matches(path)
                 && self.fits(kept, &begun, path)?
                 && !rounds::lags(self.db, kept)?
@@ -44,14 +45,14 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// What lies in several objects is no stream, nor what may go elsewhere while it is written.
+    /// Whether a version is written as one stream. Versions in several objects, and versions that may be moved during the write, are not.
     fn is_stream(&self, node: &Node) -> Result<bool, Fault> {
         let element = self.writing_element(node.writing)?;
         let element = element.and_then(|element| u32::try_from(element).ok());
         Ok(element.is_some_and(|element| !self.shared.in_memory(element)))
     }
 
-    /// A version that was begun is given up: what began with it ends.
+    /// Ends the firings of a version that was begun and is abandoned.
     pub(crate) fn end_begun(&self, object: u64, why: &str) -> Result<(), Fault> {
         if !self.shared.rules.any() {
             return Ok(());
@@ -73,8 +74,8 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// A file or folder has got a name. Rules for all see a file only if its owner or root gave it the name, and a folder only
-    /// if that owner or root moved it: with their rights a rule must not read what another user put in its way.
+    /// Queues a file or folder that has got a name. Rules for all users see a file only if its owner or root gave it the name, and a
+    /// folder only if its owner or root moved it: a rule with their rights must not read files that another user put in its way.
     pub(crate) fn fire_for_moved(
         &self,
         node: &Node,
@@ -106,7 +107,7 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Has all files below a folder looked at that was moved, perhaps by another user than its owner.
+    /// Starts a walk of all files below a moved folder. `by_stranger` says that another user than its owner may have moved it.
     pub(super) fn walk_moved(
         &self,
         rule: u64,
@@ -125,12 +126,13 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Queues the version that a file has, for all rules that it fires or the one that is asked for.
+    /// Queues the present version of a file, for all rules that it fires or for the rule `only`.
     pub(super) fn offer(&self, node: &Node, path: &[u8], only: Option<u64>) -> Result<(), Fault> {
         self.offer_moved(node, path, only, false)
     }
 
-    /// As [`Self::offer`], of a file that perhaps another user than its owner moved: rules for all don't see it then.
+    /// Queues a version as [`Self::offer`] does, for a file that another user than its owner may have moved: then rules for all users do
+    /// not see it.
     pub(super) fn offer_moved(
         &self,
         node: &Node,
@@ -142,7 +144,7 @@ impl Tx<'_> {
         if node.kind != Kind::File || node.object == 0 || node.version == 0 {
             return Ok(());
         }
-        // A job has no words for other names.
+        // Jobs can only express paths in UTF-8.
         let Ok(path) = std::str::from_utf8(path) else {
             return Ok(());
         };
@@ -159,14 +161,14 @@ impl Tx<'_> {
                 self.marks(kept, node, path)?;
             }
         }
-        // Perhaps it was the last one that somebody wrote.
+        // This may have been the last file that was being written.
         if self.shared.rules.any_rounds() {
             self.shared.rules.wake();
         }
         Ok(())
     }
 
-    /// Whether a version fulfils a rule's conditions, and is one that the rule may see.
+    /// Whether a version fulfils a rule's conditions, and the rule may see it.
     fn fits(&self, kept: &Kept, node: &Node, path: &str) -> Result<bool, Fault> {
         let conditions = &kept.rule.conditions;
         if !conditions.fit(path, node.size, node.uid) {

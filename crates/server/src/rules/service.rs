@@ -1,4 +1,4 @@
-//! The gRPC service of rules.
+//! gRPC service of rules. This module writes the tables of rules and wakes the driver in `server/src/rules/driver.rs`.
 
 use super::driver::Firer;
 use super::{Kept, RULES_EACH_MAX, RULES_MAX, State, folder, rounds, store, walk};
@@ -15,10 +15,10 @@ use tidemill_core::rule::Rule;
 use tidemill_wire::v1;
 use tonic::{Request, Response, Status};
 
-/// Firings in one answer.
+/// Maximum number of firings in one answer.
 const LOG_MAX: u32 = 10_000;
 
-/// See the module.
+/// The service: see the module.
 #[derive(Clone, Debug)]
 pub(crate) struct RuleService {
     pub(crate) firer: Firer,
@@ -26,7 +26,7 @@ pub(crate) struct RuleService {
 }
 
 impl RuleService {
-    /// What mounts closed a moment ago of the files of a hook is sealed before this returns.
+    /// Seals the files of a hook that mounts closed a moment ago, before it returns.
     async fn settle_what_was_closed(&self, caller: &Caller, kept: &Kept) -> Result<(), Status> {
         let shared = self.names().shared();
         let written = self
@@ -54,11 +54,11 @@ impl RuleService {
         )))
     }
 
-    /// The path of the first of some files that the caller may read.
+    /// Returns the path of the first of some files that the caller may read.
     fn readable(&self, caller: &Caller, files: &[(u64, String)]) -> Result<Option<String>, Status> {
         let mut viewer = caller.clone();
         if viewer.checked {
-            // A mount's kernel knows the groups and has not told them.
+            // The Linux kernel of the mount's host knows the groups and has not reported them.
             viewer.groups = self.access.groups_of(viewer.uid);
         }
         let names = self.names();
@@ -73,7 +73,8 @@ impl RuleService {
         &self.firer.names
     }
 
-    /// The rule of this name or number, if the caller may see it: among rules of the same name their own.
+    /// Returns the rule with this name or number, if the caller may see it. Of several rules with the same name the caller's own one is
+    /// returned.
     fn own(&self, caller: &Caller, name: &str) -> Result<Arc<Kept>, Status> {
         let all = self.names().shared().rules.all();
         let number: Option<u64> = name.parse().ok();
@@ -110,7 +111,7 @@ impl RuleService {
         shown.map_err(|fault| refused(&fault))
     }
 
-    /// The rule as it is kept now.
+    /// Returns the rule as it is stored now.
     fn again(&self, id: u64) -> Result<v1::Rule, Status> {
         let all = self.names().shared().rules.all();
         let kept = all.iter().find(|kept| kept.id == id);
@@ -134,7 +135,7 @@ impl RuleService {
         Ok(())
     }
 
-    /// The rule that a text is, whose names of bridges are those of their folders.
+    /// Reads a rule from a text, after names of bridges were replaced by their folders.
     fn read(&self, from: &str, text: &mut String) -> Result<Result<Rule, String>, Status> {
         let plain = bound::plain(self.names(), text);
         plain.map_err(|fault| refused(&fault))?;
@@ -194,7 +195,7 @@ impl RuleService {
     }
 }
 
-/// See [`RuleService::readable`].
+/// Returns the first readable file: see [`RuleService::readable`].
 fn readable(
     tx: &Tx<'_>,
     viewer: &Caller,
@@ -209,14 +210,14 @@ fn readable(
     Ok(None)
 }
 
-/// Writes, and has all rules read anew in the same breath.
+/// Writes to the database, and reads all rules again afterwards.
 async fn write<T: Send + 'static>(
     names: &SqliteNames,
     work: impl FnOnce(&Connection) -> Result<T, Fault> + Send + 'static,
 ) -> Result<T, Fault> {
     let (shared, database) = (names.shared().clone(), names.database());
     let written = database.write(work).await;
-    // What is known in memory is what was kept.
+    // The memory has to agree with the stored state.
     let loaded = database.write(move |db| shared.rules.load(db)).await;
     let written = written?;
     loaded?;
@@ -224,7 +225,7 @@ async fn write<T: Send + 'static>(
     Ok(written)
 }
 
-/// Keeps a rule, new or in the place of the one of this number; gives its number.
+/// Stores a new rule, or replaces the rule with this number. Returns its number.
 pub(super) async fn put(
     names: &SqliteNames,
     kept: Kept,
@@ -242,7 +243,7 @@ pub(super) async fn put(
     write(names, work).await
 }
 
-/// Removes a rule, with what it leaves behind.
+/// Removes a rule, with its remaining rows.
 pub(super) async fn remove(firer: &Firer, kept: Arc<Kept>) -> Result<(), Fault> {
     let remove = move |db: &Connection| {
         folder::let_go(db, &kept)?;
@@ -252,7 +253,7 @@ pub(super) async fn remove(firer: &Firer, kept: Arc<Kept>) -> Result<(), Fault> 
     firer.forget().await
 }
 
-/// Queues again what did not end well, of a path or all; gives how many.
+/// Queues failed firings again, all or those of a path. Returns their number.
 pub(super) async fn retry(names: &SqliteNames, id: u64, path: String) -> Result<u64, Fault> {
     let (shared, now) = (names.shared().clone(), clock::now_ns());
     let retry = move |db: &Connection| store::retry(db, &shared, (id, &path), now);
@@ -261,7 +262,7 @@ pub(super) async fn retry(names: &SqliteNames, id: u64, path: String) -> Result<
     Ok(firings)
 }
 
-/// Ends the open round of a hook; gives its number if there is one.
+/// Ends the open round of a hook. Returns its number, if there is one.
 pub(super) async fn end_round(names: &SqliteNames, id: u64) -> Result<Option<u64>, Fault> {
     let end = move |db: &Connection| rounds::end_open(db, id);
     let ended = names.database().write(end).await?;
@@ -277,7 +278,7 @@ fn source(given: &str) -> &str {
     if given.is_empty() { "rule" } else { given }
 }
 
-/// What a rule would do with a path.
+/// Returns the effect that a rule would have on a path.
 fn tested(rule: &Rule, revision: u64, path: &str) -> v1::TestRuleReply {
     let absolute = match path.starts_with('/') {
         true => path.to_owned(),
@@ -327,7 +328,7 @@ impl v1::rules_server::Rules for RuleService {
         }
         let mut reply = v1::AddRuleReply::default();
         match self.read(&request.source, &mut request.text)? {
-            // Results of files that not all may read would come together.
+            // Such a hook would combine files that not all users may read.
             Ok(rule) if request.for_all && rule.hook.is_some() => {
                 return Err(Status::invalid_argument(
                     "a hook is for the files that its owner may read: leave --for-all away",

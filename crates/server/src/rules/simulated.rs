@@ -1,4 +1,4 @@
-//! What root does with rules in a simulated array, as clients ask it of the service.
+//! Operations of root on rules in a simulated array, as clients request them from the service.
 
 use super::driver::Firer;
 use super::{Kept, service};
@@ -14,7 +14,7 @@ impl Firer {
         found.cloned()
     }
 
-    /// Keeps a rule, new or in the place of the one of its name; gives its number.
+    /// Stores a rule, which replaces any rule of the same name. Returns its number.
     pub(crate) async fn put_rule(&self, text: &str) -> Result<u64, Fault> {
         let wrong = |_| Fault::Malformed("the text is no rule");
         let rule = Rule::read("rule", text).map_err(wrong)?;
@@ -42,7 +42,7 @@ impl Firer {
         }
     }
 
-    /// Queues again what did not end well of a rule.
+    /// Queues failed firings of a rule again.
     pub(crate) async fn retry_rule(&self, name: &str) -> Result<u64, Fault> {
         match self.called(name) {
             Some(kept) => service::retry(&self.names, kept.id, String::new()).await,

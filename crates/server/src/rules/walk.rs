@@ -1,5 +1,5 @@
-//! Files that are there already: those that a rule is to fire for when it is added, and those in a folder that was moved.
-//! Folders are walked a page at a time, as rows that outlive the server.
+//! Walks of existing files: files for which a new rule is to fire, and files in a moved folder. Folders are walked one page at a time.
+//! The open walks are rows of a table that outlive the server.
 
 use super::store::one;
 use crate::names::Fault;
@@ -8,11 +8,11 @@ use crate::names::shared::Shared;
 use crate::names::transaction::Tx;
 use rusqlite::{Connection, params};
 
-/// Names looked at in one transaction.
+/// Maximum number of names examined in one transaction.
 const PAGE: usize = 200;
 
 impl Tx<'_> {
-    /// Has all files below a folder looked at, for one rule or, with 0, for all.
+    /// Starts a walk of all files below a folder, for one rule or, with 0, for all rules.
     pub(super) fn walk_below(&self, rule: u64, ino: u64) -> Result<(), Fault> {
         let sql = "INSERT OR REPLACE INTO rule_walk VALUES (?1, ?2, x'')";
         self.db
@@ -22,7 +22,7 @@ impl Tx<'_> {
     }
 }
 
-/// Has the files looked at that a rule could fire for.
+/// Starts a walk of the files for which a rule could fire.
 pub(super) fn begin(
     db: &Connection,
     shared: &Shared,
@@ -39,7 +39,7 @@ pub(super) fn begin(
     }
 }
 
-/// Looks at the next files; whether there may be more.
+/// Examines the next files. Returns whether there may be more.
 pub(super) fn page(db: &Connection, shared: &Shared, now: i64) -> Result<bool, Fault> {
     let sql = "SELECT rule, ino, after FROM rule_walk LIMIT 1";
     let read = |row: &rusqlite::Row<'_>| {
@@ -70,7 +70,7 @@ pub(super) fn page(db: &Connection, shared: &Shared, now: i64) -> Result<bool, F
 }
 
 impl Tx<'_> {
-    /// Gives the last name of a page that is not the last one.
+    /// Examines a page of names. Returns the last name if the page is not the last one.
     fn page_of(
         &self,
         (rule, folder): (u64, u64),
@@ -93,7 +93,7 @@ impl Tx<'_> {
             path.push(b'/');
         }
         let only = (rule != 0).then_some(rule);
-        // Of a folder that was moved the owner, or root, moved it.
+        // A moved folder was moved by its owner, or by root.
         let mover = match only {
             None => Node::find(self.db, folder)?.map(|folder| folder.uid),
             Some(_) => None,

@@ -1,9 +1,9 @@
-//! The array's authority: the key that signs the certificates of its server and elements.
+//! The array's authority: the key that signs the certificates of its server and elements. This module reads and writes the authority's
+//! file.
 //!
-//! It lies in `authority.pem` in the server's folder, readable by the server's user only, and is made at the
-//! first start. Its certificate has no end: its copies on other hosts are how the array is known there. The
-//! certificates it signs last ten years and are made anew at every start of the server and every attachment of
-//! an element.
+//! The key is stored in `authority.pem` in the server's folder, readable by the server's user only. The server creates it at its first
+//! start. The authority's certificate does not expire, since other hosts recognise the array by their copies of it. The signed
+//! certificates are valid for ten years. They are renewed at every start of the server and every attachment of an element.
 
 use crate::access::random;
 use rcgen::{
@@ -21,13 +21,13 @@ use std::time::{Duration, SystemTime};
 use tidemill_client::tls::{self, Identity, Inside};
 use tidemill_wire::route;
 
-/// How long what it signs is good.
+/// Validity of signed certificates.
 const LIFETIME: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
-/// How far the clocks of hosts may differ.
+/// Maximum difference between clocks of hosts.
 const CLOCKS_DIFFER_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// An uncompressed point of P-256 (SEC 1, 2.3.3): a mark and two coordinates of 32 bytes.
+/// An uncompressed point of P-256 (SEC 1, 2.3.3): a marker byte and two coordinates of 32 bytes.
 const POINT_BYTES: usize = 65;
 const UNCOMPRESSED: u8 = 4;
 
@@ -39,29 +39,29 @@ pub(crate) struct Authority {
     pem: String,
 }
 
-/// The authority can't be used.
+/// Reason why the authority can't be used.
 #[derive(Debug, thiserror::Error)]
 pub enum AuthorityError {
-    /// Its file.
+    /// Its file can't be read or written.
     #[error(transparent)]
     File(#[from] std::io::Error),
-    /// What is in the file.
+    /// The content of its file is invalid.
     #[error(
         "no key with a certificate in it; bring it back from a copy, or remove it and give the new `token` to all other hosts"
     )]
     Broken,
-    /// What is to be certified.
+    /// The public key to certify is invalid.
     #[error("it is no uncompressed point of P-256")]
     Key,
-    /// Signing.
+    /// Signing failed.
     #[error("can't sign: {0}")]
     Sign(#[from] rcgen::Error),
-    /// What was signed is of no use.
+    /// The signed certificate can't be used.
     #[error(transparent)]
     Tls(#[from] tls::Problem),
 }
 
-/// A public key of an element: a point of P-256, uncompressed.
+/// Public key of an element: a point of P-256, uncompressed.
 struct Point<'a>(&'a [u8]);
 
 impl PublicKeyData for Point<'_> {
@@ -75,7 +75,7 @@ impl PublicKeyData for Point<'_> {
 }
 
 impl Authority {
-    /// Reads the authority of the array from a file, or makes one.
+    /// Reads the authority of the array from a file, or creates one.
     pub(crate) fn open(path: &Path) -> Result<Self, AuthorityError> {
         let text = match fs::read_to_string(path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
@@ -88,13 +88,13 @@ impl Authority {
         Self::of(&text)
     }
 
-    /// A new authority that is nowhere kept.
+    /// Creates an authority that is stored nowhere.
     #[cfg(feature = "simulation")]
     pub(crate) fn in_memory() -> Result<Self, AuthorityError> {
         Self::of(&make()?)
     }
 
-    /// The authority of what its file says.
+    /// Reads the authority from the text of its file.
     fn of(text: &str) -> Result<Self, AuthorityError> {
         let key = PrivateKeyDer::from_pem_slice(text.as_bytes());
         let key = key.map_err(|_| AuthorityError::Broken)?;
@@ -107,17 +107,17 @@ impl Authority {
         Ok(Self { issuer, der, pem })
     }
 
-    /// Its certificate in DER.
+    /// Returns the authority's certificate in DER.
     pub(crate) fn der(&self) -> &[u8] {
         &self.der
     }
 
-    /// Its certificate in PEM.
+    /// Returns the authority's certificate in PEM.
     pub(crate) fn pem(&self) -> &str {
         &self.pem
     }
 
-    /// A certificate (DER) that the owner of this public key is the element.
+    /// Returns a certificate (DER) that says that the owner of this public key is the element.
     pub(crate) fn certify(
         &self,
         element: tidemill_core::id::ElementId,
@@ -129,8 +129,8 @@ impl Authority {
         self.sign(&[tls::element(element)], &Point(public_key))
     }
 
-    /// A new key with a certificate that it is the server's. By these further names, of hosts and addresses, programs that
-    /// know nothing of arrays know it.
+    /// Creates a key with a certificate of the server. `hosts` are additional names, of hosts and addresses, for programs without
+    /// knowledge of arrays.
     pub(crate) fn server(&self, hosts: &[String]) -> Result<Identity, AuthorityError> {
         let key = KeyPair::generate()?;
         let names = [&[tls::SERVER.to_owned()], hosts].concat();
@@ -142,7 +142,7 @@ impl Authority {
         )?)
     }
 
-    /// The first name is its own.
+    /// Signs a certificate. The first name is its owner's.
     fn sign(&self, names: &[String], key: &impl PublicKeyData) -> Result<Vec<u8>, AuthorityError> {
         let mut params = CertificateParams::new(names)?;
         params.distinguished_name = called(names.first().map_or("", String::as_str));
@@ -157,10 +157,10 @@ impl Authority {
     }
 }
 
-/// What the authority's own certificate says. It has to be the same whenever it is made for one key.
+/// Returns the parameters of the authority's own certificate. They have to be equal whenever they are made for one key.
 fn own_params(key: &KeyPair) -> CertificateParams {
     let mut params = CertificateParams::default();
-    // Two arrays have two names, so that programs that look authorities up by name tell them apart.
+    // Two arrays have different names, so that programs that look authorities up by name can tell them apart.
     let point = key.der_bytes();
     let id = route::hex(&point[1..9]);
     params.distinguished_name = called(&format!("Tidemill array {id}"));
@@ -177,17 +177,17 @@ fn called(name: &str) -> DistinguishedName {
     names
 }
 
-/// Makes an authority and gives what its file is to say.
+/// Creates an authority and returns the text of its file.
 fn make() -> Result<String, AuthorityError> {
     let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
     let certificate = own_params(&key).self_signed(&key)?;
     Ok(format!("{}{}", key.serialize_pem(), certificate.pem()))
 }
 
-/// Replaces a file whole or not at all by one that only its owner can read.
+/// Replaces a file atomically by one that only its owner can read.
 pub(crate) fn write_private(path: &Path, text: &str) -> std::io::Result<()> {
     let new = path.with_extension("new");
-    // One that a crash has left may be readable by others.
+    // A file that a crash has left may be readable by others.
     let _ = fs::remove_file(&new);
     let mut options = fs::OpenOptions::new();
     let mut file = options
@@ -217,7 +217,7 @@ mod tests {
         assert_eq!(first.der(), again.der());
         assert_eq!(first.pem(), again.pem());
         assert!(!first.pem().contains("PRIVATE"));
-        // A certificate that was signed after a restart is one of the same authority, by name and key.
+        // A certificate that was signed after a restart has the same authority, by name and key.
         assert_eq!(
             own_params(again.issuer.key()),
             own_params(first.issuer.key())

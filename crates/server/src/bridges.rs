@@ -1,4 +1,5 @@
-//! Stores outside of the array, by name: where they are. Clients go there themselves, with keys that the array never sees.
+//! Addresses of stores outside of the array, by name. Clients access the stores themselves, with keys that the array never sees. This
+//! module writes the table of bridges.
 
 use crate::access::{Access, aside};
 use crate::bound::{self, Looks, Refusal};
@@ -10,12 +11,12 @@ use std::sync::Arc;
 use tidemill_wire::v1;
 use tonic::{Request, Response, Status};
 
-/// Bridges at once.
+/// Maximum number of bridges.
 const BRIDGES_MAX: usize = 256;
 const NAME_BYTES_MAX: usize = 64;
 const URI_BYTES_MAX: usize = 2000;
 
-/// The gRPC service.
+/// gRPC service of bridges.
 #[derive(Clone, Debug)]
 pub(crate) struct BridgeService {
     pub(crate) names: Arc<SqliteNames>,
@@ -34,7 +35,7 @@ fn read(row: &Row<'_>) -> rusqlite::Result<v1::Bridge> {
     })
 }
 
-/// All bridges, and how they are bound.
+/// Returns all bridges, with their bindings.
 pub(crate) fn all(db: &Connection) -> Result<Vec<v1::Bridge>, Fault> {
     let mut statement = db.prepare_cached("SELECT * FROM bridge ORDER BY name")?;
     let rows = statement.query_map([], read)?;
@@ -51,8 +52,8 @@ pub(crate) fn one(db: &Connection, name: &str) -> Result<Option<v1::Bridge>, Fau
     Ok(statement.query_row([name], read).optional()?)
 }
 
-/// A name that is one part of a path and of a file's name; and an address without a user, a password or a key in it, which all may
-/// read here.
+/// Checks that a name is one component of a path and of a file's name, and that an address has no user, password or key, since all users
+/// may read it here.
 fn checked(asked: &v1::AddBridgeRequest) -> Result<(), Status> {
     let allowed = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
     let name = &asked.name;
@@ -135,7 +136,7 @@ impl v1::bridges_server::Bridges for BridgeService {
         let bridges = self.names.database().read(all);
         let mut bridges = bridges.map_err(|fault| refused(&fault))?;
         if !trusted {
-            // It has a name of a file.
+            // The example contains the name of a file.
             let bound = bridges.iter_mut().filter_map(|one| one.binding.as_mut());
             bound.for_each(|binding| binding.example.clear());
         }
@@ -253,7 +254,7 @@ impl v1::bridges_server::Bridges for BridgeService {
     }
 }
 
-/// What came of a request, for who asked.
+/// Converts the result of a request to an answer.
 fn answered<T>(came: Result<Result<T, Refusal>, Fault>) -> Result<Response<T>, Status> {
     let came = came.map_err(|fault| refused(&fault))?;
     came.map(Response::new).map_err(|refusal| {

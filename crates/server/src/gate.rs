@@ -1,8 +1,8 @@
-//! What stands before all services: who asks is known, may ask this, and has not too much under way, before a byte of
-//! the request itself is read.
+//! The gate in front of all services: before a byte of the request's body is read, it identifies the caller, checks the right to make
+//! this request, and limits the caller's requests in progress. Next: the services, to which it passes the request.
 //!
-//! Parts of the array pass at once. A user has [`REQUESTS_EACH_MAX`] requests under way, streams that are watched among
-//! them but not waits for files, of [`USER_MESSAGE_BYTES_MAX`] bytes each; what was begun with a token ends with it.
+//! Daemons of the array pass at once. A user may have [`REQUESTS_EACH_MAX`] requests in progress, of [`USER_MESSAGE_BYTES_MAX`] bytes
+//! each. Watched streams count, but waits for files do not. Requests with a token end with the token.
 
 use crate::access::{Access, Peer};
 use crate::files::{self, Refused};
@@ -21,17 +21,17 @@ use tonic::body::Body;
 use tonic::codegen::http::{Request, Response, Version};
 use tower::{Layer, Service};
 
-/// Requests of one user under way at once.
+/// Maximum number of simultaneous requests of one user.
 const REQUESTS_EACH_MAX: usize = 32;
 
-/// Reductions of one user among them: each holds a process of an element.
+/// Maximum number of simultaneous reductions of one user, since each holds a process of an element.
 const REDUCTIONS_EACH_MAX: usize = 16;
 
-/// What is taken, and for how long, of a request that is refused.
+/// Limits on reading a refused request, in bytes and in time.
 const REFUSED_BYTES_MAX: usize = 256 << 10;
 const REFUSED_MAX: Duration = Duration::from_secs(1);
 
-/// What may be asked with a token that only reads; of `Apply` only operations that change nothing.
+/// Methods that a token with read-only rights may call; of `Apply` only operations that change nothing.
 const READS: [&str; 19] = [
     "/tidemill.v1.Names/Apply",
     "/tidemill.v1.Jobs/List",
@@ -54,13 +54,13 @@ const READS: [&str; 19] = [
     NEXT,
 ];
 
-/// Waits for files of one user under way at once: they last, and must not keep the user from all else.
+/// Maximum number of simultaneous waits for files of one user. Waits last long, and must not block the user's other requests.
 const WAITS_EACH_MAX: usize = 256;
 const WAIT: &str = "/tidemill.v1.Rooms/Wait";
-/// So do waits for what comes.
+/// Waits for arrivals last long, too.
 const NEXT: &str = "/tidemill.v1.Arrivals/Next";
 
-/// Puts a [`Gate`] before services.
+/// Puts a [`Gate`] in front of services.
 #[derive(Clone, Debug)]
 pub(crate) struct Gates {
     access: Arc<Access>,
@@ -94,7 +94,7 @@ impl<S> Layer<S> for Gates {
     }
 }
 
-/// See the module.
+/// The gate: see the module.
 #[derive(Clone, Debug)]
 pub(crate) struct Gate<S> {
     inner: S,
@@ -141,7 +141,7 @@ where
             let status = Status::permission_denied("this token may only read");
             return refuse(request, status, speaks);
         }
-        // The one that is ready is used, the clone may not be.
+        // The request uses the ready service, since its clone may not be ready.
         let next = self.inner.clone();
         let inner = std::mem::replace(&mut self.inner, next);
         let turns = match speaks {
@@ -153,11 +153,11 @@ where
     }
 }
 
-/// What whoever asks understands.
+/// Protocol that the client understands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Speaks {
     Grpc,
-    /// Files by URL, which only reads.
+    /// Files by URL, which only read.
     Http,
     /// Reductions by URL, which only read.
     Reduction,
@@ -188,7 +188,7 @@ fn refuse(request: Request<Body>, status: Status, speaks: Speaks) -> Answer {
         return Box::pin(future::ready(Ok(speaks.refusal(status))));
     }
     Box::pin(async move {
-        // Programs that still send would not see the answer. What comes is thrown away.
+        // A program that is still sending would not see the answer, so the rest of the request is read and discarded.
         let mut frames = BodyStream::new(Limited::new(request.into_body(), REFUSED_BYTES_MAX));
         let all = async { while let Some(Ok(_)) = frames.next().await {} };
         let _ = tokio::time::timeout(REFUSED_MAX, all).await;
@@ -196,7 +196,7 @@ fn refuse(request: Request<Body>, status: Status, speaks: Speaks) -> Answer {
     })
 }
 
-/// A request of an ordinary user, when it is its turn, or of whoever has a token. It is under way until all of the
+/// Handles a request of an ordinary user when it is its turn, or of a caller with a token. The request is in progress until the whole
 /// answer was taken, or the token has ended.
 async fn bounded<S>(
     mut inner: S,

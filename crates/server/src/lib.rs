@@ -1,7 +1,7 @@
 //! The server of an array: names, jobs, the dispatcher's driver, lineage.
 //!
-//! [`Server::start`] opens the array's folder and serves the control protocol on a Unix socket and a TCP
-//! address. Bytes of files never pass through here but those that somebody asks for by URL (`files`).
+//! [`Server::start`] opens the array's folder and serves the control protocol on a Unix socket and a TCP address. Bytes of files pass
+//! through the server to a client only for files by URL (`files`).
 
 mod access;
 mod array;

@@ -1,13 +1,13 @@
-//! What an administrator allows each user. Root and parts of the array have no such bounds.
+//! Limits that an administrator sets for each user. They do not apply to root and to daemons of the array.
 
 use parking_lot::RwLock;
 
-/// See the module.
+/// Limits of each user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Jobs of a user that have not ended.
+    /// Maximum number of a user's unfinished jobs.
     pub jobs_each: u32,
-    /// Bytes that quotas of a user's rooms come to together; each room then has one. `None`: no bound.
+    /// Maximum sum of the quotas of a user's rooms, in bytes. With this limit each room must have a quota. `None`: no limit.
     pub rooms_each_bytes: Option<u64>,
 }
 
@@ -20,7 +20,7 @@ impl Default for Limits {
     }
 }
 
-/// Those that hold, for all who look.
+/// Present limits, shared by all readers.
 #[derive(Debug, Default)]
 pub(crate) struct Allowed(RwLock<Limits>);
 

@@ -1,5 +1,5 @@
-//! The namespace for peers on this host that wait for each answer, such as a mount: a thread for every
-//! connection, and no more between the socket and the database than has to be.
+//! The namespace for peers on this host that wait for each answer, such as a mount. Each connection has a thread, and the code between
+//! the socket and the database is minimal. Next: `server/src/recall.rs`, which applies the requests.
 
 use crate::access::{Access, Peer};
 use crate::names::Request;
@@ -20,15 +20,15 @@ use tidemill_wire::bounded::Excess;
 use tidemill_wire::local::Short;
 use tidemill_wire::{MESSAGE_BYTES_MAX, PROTOCOL_VERSION, USER_MESSAGE_BYTES_MAX, local, v1};
 
-/// Connections at once; a peer that is refused one uses the other protocol.
+/// Maximum number of connections. A refused peer uses the other protocol.
 const CONNECTIONS_MAX: usize = 256;
-/// Of them those of ordinary users, so that mounts have the others, and of each user.
+/// Maximum numbers of connections of all ordinary users, so that the rest is left for mounts, and of each user.
 const USERS_MAX: usize = 128;
 const EACH_MAX: usize = 8;
-/// How long a peer may take to say its version or to take an answer.
+/// Time limit for a peer to send its version or to take an answer.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The open socket. Closes it and all its connections when it is dropped.
+/// The open socket. Dropping it closes it with all its connections.
 #[derive(Debug)]
 pub(crate) struct LocalNames {
     listener: Arc<UnixListener>,
@@ -41,9 +41,9 @@ pub(crate) struct LocalNames {
 struct Service {
     recalls: Recalls,
     access: Arc<Access>,
-    /// `None` once the socket is closed.
+    /// Open connections; `None` after the socket was closed.
     open: Mutex<Option<BTreeMap<u64, Held>>>,
-    /// Peers that make no sense, and connections that can't be had.
+    /// Limits log entries about invalid peers and failed connections.
     told: Sparse,
 }
 
@@ -51,17 +51,17 @@ struct Service {
 #[derive(Debug)]
 struct Held {
     stream: UnixStream,
-    /// The ordinary user it is of.
+    /// Ordinary user of the connection.
     user: Option<u32>,
 }
 
 impl LocalNames {
     /// Begins to serve.
     pub(crate) fn start(path: &Path, recalls: Recalls, access: Arc<Access>) -> io::Result<Self> {
-        // The folder's lock is ours, so a socket file that is there was left by a server that is gone.
+        // This process holds the folder's lock, so an existing socket file was left by a server that has ended.
         let _ = std::fs::remove_file(path);
         let listener = Arc::new(UnixListener::bind(Short::of(path)?)?);
-        // Everyone may connect: the server knows who they are.
+        // Every user may connect: the server knows the user of each connection.
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))?;
         let service = Arc::new(Service {
             recalls,
@@ -85,7 +85,7 @@ impl LocalNames {
 impl Drop for LocalNames {
     fn drop(&mut self) {
         let open = self.service.open.lock().take().unwrap_or_default();
-        // Wakes the thread that waits for connections.
+        // This wakes the thread that waits for connections.
         let _ = rustix::net::shutdown(&*self.listener, rustix::net::Shutdown::Both);
         let _ = self.acceptor.take().map(std::thread::JoinHandle::join);
         for held in open.values() {
@@ -95,7 +95,7 @@ impl Drop for LocalNames {
     }
 }
 
-/// Whether there may be one more connection of a peer.
+/// Whether one more connection of a peer is allowed.
 fn has_room(open: &BTreeMap<u64, Held>, peer: &Peer) -> bool {
     let users = || open.values().filter_map(|held| held.user);
     open.len() < CONNECTIONS_MAX
@@ -123,7 +123,7 @@ fn accept(listener: &UnixListener, service: &Arc<Service>) {
 }
 
 impl Service {
-    /// Gives a connection its thread, unless there are too many.
+    /// Starts a connection's thread, unless there are too many.
     fn begin(self: &Arc<Self>, number: u64, mut stream: UnixStream) -> io::Result<()> {
         let cred = rustix::net::sockopt::socket_peercred(&stream)?;
         let peer = self.access.local_peer(cred.uid.as_raw(), cred.gid.as_raw());
@@ -134,7 +134,7 @@ impl Service {
                 return Ok(());
             };
             if !has_room(open, &peer) {
-                // Whether it hears this or sees the end makes no difference to it.
+                // The peer behaves equally whether it receives this answer or the end of the connection.
                 let _ =
                     local::send_bytes(&mut stream, &[local::EXHAUSTED], b"too many connections");
                 return Ok(());
@@ -148,7 +148,7 @@ impl Service {
         let service = self.clone();
         let thread = std::thread::Builder::new().name("local".into());
         let spawned = thread.spawn(move || {
-            // A user who is silent for long is done.
+            // An idle connection of a user is closed without a log entry.
             if let Err(error) = service.serve(stream, &peer)
                 && error.kind() != io::ErrorKind::WouldBlock
                 && let Some(left_out) = service.told.may()
@@ -169,7 +169,7 @@ impl Service {
         }
     }
 
-    /// Answers one request after the other until the peer goes away.
+    /// Answers one request after the other until the peer disconnects.
     fn serve(&self, stream: UnixStream, peer: &Peer) -> io::Result<()> {
         stream.set_read_timeout(Some(PATIENCE))?;
         let mut input = BufReader::new(stream);
@@ -196,7 +196,7 @@ impl Service {
         }
         let mut bytes_max = USER_MESSAGE_BYTES_MAX;
         if peer.trusted {
-            // Mounts keep connections that they do not use.
+            // Mounts keep idle connections.
             input.get_mut().set_read_timeout(None)?;
             bytes_max = MESSAGE_BYTES_MAX;
         }

@@ -1,8 +1,9 @@
-//! Tells elements what the namespace says of inodes, so that a lost database can be made again from them.
+//! Sends elements the namespace's facts about inodes, so that a lost database can be rebuilt from them. Next: `element/src`, which stores
+//! the notes.
 //!
-//! Whatever changes an inode leaves a row in the table `note` in its own transaction and no more. Here the rows are
-//! taken up in the background, a batch an element at a time: read, numbered, sent, and removed when the element has
-//! them. A row that has been changed meanwhile stays.
+//! Each change of an inode only writes a row in the table `note` in its own transaction. This module processes the rows in the
+//! background, one batch per element at a time: it reads, numbers and sends them, and removes them when the element has stored them. A
+//! row that was changed in the meantime stays.
 
 use crate::array::Array;
 use crate::names::Fault;
@@ -15,10 +16,10 @@ use std::time::Duration;
 use tidemill_wire::v1::{self, to_element::Message as To};
 use tokio::sync::Notify;
 
-/// How often rows are looked for. A change that comes soon after another of the same inode costs nothing.
+/// Interval in which rows are looked for. A second change of the same inode within this time costs nothing.
 const PERIOD: Duration = Duration::from_millis(500);
 
-/// What elements have said: the last change that each has, by connection.
+/// Last change that each element has stored, by connection.
 #[derive(Debug, Default)]
 pub(crate) struct Noted {
     last: Mutex<BTreeMap<u32, (u64, u64)>>,
@@ -26,7 +27,7 @@ pub(crate) struct Noted {
 }
 
 impl Noted {
-    /// An element keeps notes up to this change.
+    /// Records that an element has stored notes up to this change.
     pub(crate) fn on_noted(&self, element: u32, epoch: u64, change: u64) {
         self.last.lock().insert(element, (epoch, change));
         self.news.notify_one();
@@ -38,14 +39,14 @@ impl Noted {
     }
 }
 
-/// A batch on its way.
+/// A sent batch.
 #[derive(Debug)]
 struct Sent {
     epoch: u64,
     batch: Batch,
 }
 
-/// Tells elements for ever.
+/// Sends notes to elements as long as the server runs.
 pub(crate) async fn run(database: Arc<Database>, array: Arc<Array>) {
     let mut sent = BTreeMap::new();
     loop {
@@ -86,7 +87,7 @@ async fn one_element(
             sent.insert(element, before);
             return Ok(());
         }
-        // Lost with its connection: what it was about is still in the table.
+        // The batch was lost with its connection, but its rows are still in the table.
         _ => Vec::new(),
     };
     if done.is_empty() && !database.read(|db| notes::waiting(db, element))? {

@@ -1,8 +1,9 @@
-//! Scrubs: all objects of an element, or some, are to be read there and compared with the hashes that were made of them.
+//! Scrubs: elements read all of their objects, or some, and compare them with their hashes. This module writes the tables of scrubs.
+//! Next: `server/src/jobs`, whose driver creates the labels.
 //!
-//! A scrub of one element is a row of `scrub`, with the objects of a list in `verify` or, for all of them, how far it is. The
-//! driver makes labels of it, a few hundred objects each and few at a time; a row and its labels change in one transaction,
-//! so a restart finds what is left. Each element's objects are all read once in a while by themselves.
+//! A scrub of one element is a row of `scrub`, with the objects of a list in `verify` or, for all objects, the progress. The driver
+//! creates labels for it with a few hundred objects each, and few at a time. A row and its labels change in one transaction, so a restart
+//! finds the remaining work. All objects of each element are also read regularly.
 
 use crate::array::Array;
 use crate::clock;
@@ -20,20 +21,20 @@ use tidemill_core::id::{ElementId, ObjectId};
 use tidemill_core::label::{Damaged, Operation};
 use tidemill_wire::v1;
 
-/// How often it is looked whether there is something to be done.
+/// Interval in which work is looked for.
 const PERIOD: Duration = Duration::from_millis(500);
-/// Objects of one label.
+/// Maximum number of objects of one label.
 const OBJECTS_MAX: u32 = 256;
-/// Bytes after which a label takes no more objects.
+/// Number of bytes from which a label takes no more objects.
 const BYTES_MAX: u64 = 1 << 30;
-/// Objects of a list that are kept in one transaction.
+/// Maximum number of a list's objects stored in one transaction.
 const LIST_MAX: usize = 4096;
-/// Scrubs that have ended are known for so long.
+/// Time for which ended scrubs are stored.
 const KEPT_NS: i64 = 86_400 * 1_000_000_000;
-/// `ended` of a scrub whose list is not whole yet.
+/// Value of `ended` for a scrub whose list is not complete yet.
 const LISTING: i64 = -1;
 
-/// Where a scrub is to go on.
+/// Position at which a scrub continues.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Open {
     id: i64,
@@ -43,7 +44,7 @@ pub(crate) struct Open {
     after: i64,
 }
 
-/// The scrubs that have no label under way.
+/// Returns the scrubs that have no label in progress.
 pub(crate) fn open(db: &Connection) -> Result<Vec<Open>, Fault> {
     let sql = "SELECT scrub, element, listed, idle, after FROM scrub \
                WHERE ended = 0 AND labels = 0 ORDER BY idle, scrub";
@@ -65,7 +66,7 @@ impl Open {
         self.id.cast_unsigned()
     }
 
-    /// The next that is to be read; `None` if that is all.
+    /// Returns the next objects to read; `None` after the last.
     pub(crate) fn next(&self, db: &Connection) -> Result<Option<Operation>, Fault> {
         let sql = if self.listed {
             "SELECT verify.object, coalesce(size, 0) FROM verify LEFT JOIN held USING (object) \
@@ -102,7 +103,7 @@ impl Open {
     }
 }
 
-/// A label is about to be sent.
+/// Records that a label is about to be sent.
 pub(crate) fn labelled(db: &Connection, scrub: u64, last: Option<ObjectId>) -> Result<(), Fault> {
     let sql = "UPDATE scrub SET labels = labels + 1, after = coalesce(?2, after) WHERE scrub = ?1";
     let last = last.map(|object| object.0.cast_signed());
@@ -111,14 +112,14 @@ pub(crate) fn labelled(db: &Connection, scrub: u64, last: Option<ObjectId>) -> R
     Ok(())
 }
 
-/// What a label has found.
+/// Result of a label.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Read {
     pub(crate) bytes: u64,
     pub(crate) damaged: Vec<Damaged>,
 }
 
-/// A label has ended: well, or nothing is known of its objects but of those that are damaged.
+/// Records the end of a label. If it has failed, only its damaged objects are known.
 pub(crate) fn ended(
     db: &Connection,
     shared: &Shared,
@@ -144,7 +145,7 @@ pub(crate) fn ended(
     Ok(())
 }
 
-/// A scrub has nothing left to be read.
+/// Records the end of a scrub without remaining objects.
 pub(crate) fn finish(db: &Connection, scrub: u64, now: i64) -> Result<(), Fault> {
     let id = [scrub.cast_signed()];
     db.prepare_cached("DELETE FROM verify WHERE scrub = ?1")?
@@ -152,7 +153,7 @@ pub(crate) fn finish(db: &Connection, scrub: u64, now: i64) -> Result<(), Fault>
     let sql = "UPDATE scrub SET ended = ?2 WHERE scrub = ?1 AND ended = 0";
     db.prepare_cached(sql)?
         .execute(params![scrub.cast_signed(), now])?;
-    // Of each element the last that read all is kept.
+    // The last complete scrub of each element is kept.
     let sql = "DELETE FROM scrub WHERE ended > 0 AND ended < ?1 AND (listed = 1 OR EXISTS (SELECT 1 FROM scrub AS later \
                WHERE later.element = scrub.element AND later.listed = 0 AND later.ended > scrub.ended))";
     db.prepare_cached(sql)?.execute([now - KEPT_NS])?;
@@ -177,7 +178,7 @@ fn new_request(db: &Connection) -> Result<u64, Fault> {
     Ok(request.cast_unsigned())
 }
 
-/// All objects of these elements are to be read; gives the number of the request.
+/// Orders a scrub of all objects of these elements. Returns the number of the request.
 pub(crate) fn ask_for_all(db: &Connection, elements: &[u32], now: i64) -> Result<u64, Fault> {
     let request = new_request(db)?;
     for &element in elements {
@@ -186,7 +187,7 @@ pub(crate) fn ask_for_all(db: &Connection, elements: &[u32], now: i64) -> Result
     Ok(request)
 }
 
-/// These objects, by element, are to be read; gives the number of the request.
+/// Orders a scrub of these objects, by element. Returns the number of the request.
 pub(crate) async fn ask_for(
     database: &Database,
     lists: Vec<(u32, Vec<u64>)>,
@@ -201,7 +202,7 @@ pub(crate) async fn ask_for(
     };
     let (request, rows) = database.write(begin).await?;
     for (row, (_, objects)) in rows.into_iter().zip(lists) {
-        // Others write in between.
+        // Other transactions can write in between.
         for some in objects.chunks(LIST_MAX) {
             let some = some.to_vec();
             let put = move |db: &Connection| {
@@ -225,7 +226,7 @@ pub(crate) async fn ask_for(
     Ok(request)
 }
 
-/// How far scrubs are: those of a request, or of all elements the last that read all and those under way.
+/// Returns the progress of scrubs: those of a request, or for all elements the last complete one and those in progress.
 pub(crate) fn list(db: &Connection, request: Option<u64>) -> Result<Vec<v1::ElementScrub>, Fault> {
     let sql = "SELECT element, begun, ended, objects, bytes, damaged, idle, \
                iif(listed, 0, after), (SELECT next FROM counter WHERE name = 'object'), request FROM scrub \
@@ -251,7 +252,7 @@ pub(crate) fn list(db: &Connection, request: Option<u64>) -> Result<Vec<v1::Elem
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// What an earlier life of the server had not whole.
+/// Deletes scrubs whose lists were incomplete at the end of an earlier run of the server.
 pub(crate) fn clean(db: &Connection) -> Result<(), Fault> {
     for sql in [
         "DELETE FROM verify WHERE scrub IN (SELECT scrub FROM scrub WHERE ended = -1)",
@@ -262,7 +263,7 @@ pub(crate) fn clean(db: &Connection) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Begins to read all of the elements for which it is time again. One that is new has time until then.
+/// Begins to read all objects of the elements for which the interval has passed. A new element is first read after one interval.
 fn begin(db: &Connection, elements: &[u32], every: Duration, now: i64) -> Result<(), Fault> {
     let sql = "SELECT ended FROM scrub WHERE element = ?1 AND listed = 0 ORDER BY ended = 0 DESC, ended DESC LIMIT 1";
     let every = i64::try_from(every.as_nanos()).unwrap_or(i64::MAX);
@@ -279,7 +280,7 @@ fn begin(db: &Connection, elements: &[u32], every: Duration, now: i64) -> Result
     Ok(())
 }
 
-/// Whether an element's objects have to be looked for, or begun to be read.
+/// Whether a scrub of an element is due, or its first interval has to be recorded.
 fn is_due(db: &Connection, elements: &[u32], every: Duration, now: i64) -> Result<bool, Fault> {
     let sql = "SELECT coalesce(max(iif(ended = 0, ?2, ended)), 0) FROM scrub WHERE element = ?1 AND listed = 0";
     let every = i64::try_from(every.as_nanos()).unwrap_or(i64::MAX);
@@ -293,7 +294,7 @@ fn is_due(db: &Connection, elements: &[u32], every: Duration, now: i64) -> Resul
     Ok(false)
 }
 
-/// Has the driver look, for ever. All objects of each element are read once in so long, if that is said.
+/// Makes the driver look for work as long as the server runs. With `every`, all objects of each element are read once in that interval.
 pub(crate) async fn watch(
     database: Arc<Database>,
     array: Arc<Array>,

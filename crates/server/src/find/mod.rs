@@ -1,7 +1,7 @@
-//! Finding files by what is known of them: names, sizes, owners, attributes, headers, lineage (`docs/find.md`).
+//! Search for files by their properties: names, sizes, owners, attributes, headers, lineage (`docs/find.md`). This module only reads.
 //!
-//! An expression becomes one query (`query`), which gives files in the order of their inodes, a page at a time. Of what it gives
-//! only files are told that the asker may read or owns, and whose folders they may list.
+//! An expression becomes one query (`query`), which returns files in the order of their inodes, one page at a time. The answer contains
+//! only files that the asker may read or owns, and whose folders the asker may list.
 
 mod query;
 
@@ -24,22 +24,22 @@ use tidemill_wire::v1::{self, Kind};
 use tokio::sync::Semaphore;
 use tonic::{Request, Response, Status};
 
-/// Files in one answer, and the bytes of their headers after which it ends.
+/// Maximum number of files in one answer, and size of their headers in bytes from which the answer ends.
 const FOUND_MAX: usize = 1000;
 const HEADER_BYTES_MAX: usize = 1 << 20;
-/// Files that one query gives, seen or not; after this time no further one is begun for the same answer.
+/// Maximum number of files returned by one query, visible or not; and time after which no further query is begun for the same answer.
 const LOOKED_AT_MAX: usize = 10_000;
 const ANSWER_MAX: Duration = Duration::from_secs(1);
-/// A query that takes longer is ended.
+/// Time limit for a query.
 const QUERY_MAX: Duration = Duration::from_secs(20);
-/// Searches at once: each has a reading connection, of which there are few. Of them those of one user.
+/// Maximum numbers of simultaneous searches, in total and of one user. Each search has a reading connection, and these are few.
 const AT_ONCE: usize = 2;
 const AT_ONCE_EACH: usize = 1;
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Headers that are to be read are counted so far.
+/// Limit up to which unread headers are counted.
 const UNREAD_MAX: i64 = 100_000;
 
-/// The gRPC service.
+/// gRPC service of searches.
 #[derive(Clone, Debug)]
 pub(crate) struct FindService {
     names: Arc<SqliteNames>,
@@ -49,7 +49,7 @@ pub(crate) struct FindService {
 }
 
 impl FindService {
-    /// Begins to read what headers say, too.
+    /// Starts the service, and the reading of headers.
     pub(crate) fn start(names: &Arc<SqliteNames>, access: &Arc<Access>, files: &Files) -> Self {
         headers::driver::start(names, files);
         Self {
@@ -71,7 +71,7 @@ impl v1::find_server::Find for FindService {
             .access
             .caller(&request, request.get_ref().credentials.as_ref())?;
         if viewer.checked {
-            // A mount's kernel knows the groups and has not told them.
+            // The Linux kernel of the mount's host knows the groups and has not reported them.
             viewer.groups = self.access.groups_of(viewer.uid);
             viewer.checked = false;
         }
@@ -161,7 +161,7 @@ fn answer(
     }
 }
 
-/// The path of a folder as it is, without links; nothing of it is found if it may not be listed.
+/// Returns the path of a folder without links. A folder that may not be listed is not found.
 fn folder(tx: &Tx<'_>, path: &[u8]) -> Result<Vec<u8>, Fault> {
     let node = tx
         .resolve(path, true)
@@ -189,7 +189,7 @@ fn seen(
     if let Some(path) = &mut path
         && headers::zarr::stands_for_folder(tx.db, node.object, path)?
     {
-        // A Zarr is told by its folder.
+        // A Zarr is shown with the path of its folder.
         let folder = path.iter().rposition(|&byte| byte == b'/');
         path.truncate(folder.unwrap_or(0).max(1));
     }
@@ -210,7 +210,7 @@ fn header(db: &Connection, object: u64) -> Result<String, Fault> {
     Ok(statement.query_row([object.cast_signed()], |row| row.get(0))?)
 }
 
-/// How many headers are still to be read.
+/// Returns the number of unread headers.
 fn unread(db: &Connection) -> Result<u64, Fault> {
     let sql = "SELECT count(*) FROM (SELECT 1 FROM header WHERE state <= 1 LIMIT ?1)";
     let mut statement = db.prepare_cached(sql)?;

@@ -1,5 +1,5 @@
-//! An expression as SQL. Each condition is a set of inodes or a comparison of columns; values are parameters, never text of the
-//! query.
+//! Conversion of an expression to SQL. Each condition is a set of inodes or a comparison of columns. Values are parameters, never text of
+//! the query.
 
 use crate::names::Fault;
 use crate::names::lineage::{Way, versions_of, walk};
@@ -11,7 +11,7 @@ use tidemill_client::users;
 use tidemill_core::find::{Compare, Expr, Moment, Test, Value};
 use tidemill_wire::v1::Kind;
 
-/// Distinct values that a regular expression or comparison is tried on.
+/// Maximum number of distinct values for which a regular expression or comparison is evaluated.
 const TRIED_MAX: i64 = 1_000_000;
 
 /// A query for inodes.
@@ -36,7 +36,7 @@ impl Query {
         Ok(query)
     }
 
-    /// So many inodes at most, from the one after `after` on.
+    /// Returns at most `limit` inodes after `after`.
     pub(super) fn after(
         &self,
         db: &Connection,
@@ -54,7 +54,7 @@ impl Query {
         Ok(inodes.collect::<Result<_, _>>()?)
     }
 
-    /// A parameter.
+    /// Adds a parameter and returns its name.
     fn value(&mut self, value: impl Into<Sql>) -> String {
         self.values.push(value.into());
         format!("?{}", self.values.len())
@@ -113,7 +113,7 @@ impl Query {
         }
     }
 
-    /// What headers say.
+    /// Returns the condition for facts of headers.
     fn said(
         &mut self,
         db: &Connection,
@@ -196,7 +196,7 @@ impl Query {
         format!("i.ino IN (SELECT ino FROM span WHERE name = {name} AND ({ways}))")
     }
 
-    /// Attributes of files; of a name there are as many as files have it.
+    /// Returns the condition for attributes of files. The number of values under a name is the number of files with it.
     fn attribute(
         &mut self,
         db: &Connection,
@@ -233,7 +233,8 @@ impl Query {
         format!("i.ino IN (SELECT ino FROM dirent WHERE {fits})")
     }
 
-    /// Made by a task of the viewer's own that is called so, or whose kernel, job or rule is; or by a built-in kernel.
+    /// Returns the condition for files made by one of the viewer's own tasks with this name, or with this kernel, job or rule; or by a
+    /// built-in kernel.
     fn made_by(&mut self, viewer: &Caller, name: &str) -> String {
         let all = viewer.above() || tidemill_kernel::is_builtin(name);
         let own = match all {
@@ -259,7 +260,7 @@ impl Query {
         )
     }
 
-    /// Made, by however many tasks, of a version of a file that the viewer may read.
+    /// Returns the condition for files made, through any number of tasks, from a version of a file that the viewer may read.
     fn made_of(&mut self, tx: &Tx<'_>, path: &str) -> Result<String, Fault> {
         let bytes = path.as_bytes();
         let node = tx
@@ -288,7 +289,8 @@ impl Query {
     }
 }
 
-/// Whether what reaches from `low` to `high` has something that compares so with a time, which is from one value to before another.
+/// Returns the condition that a span from `low` to `high` contains a value that compares as given with a time. The time is the interval
+/// from `from` to before `to`.
 fn reach(compare: Compare, (low, high): (&str, &str), (from, to): (&str, &str)) -> String {
     match compare {
         Compare::Unequal => format!("({low} < {from} OR {high} >= {to})"),

@@ -1,4 +1,4 @@
-//! Which files and folders there were: from notes where there are, else from the objects themselves.
+//! Files and folders of the rebuilt namespace: from notes if they exist, else from the objects themselves.
 
 use super::kept::{Kept, KeptObject};
 use super::parts::Gathered;
@@ -15,37 +15,37 @@ use std::path::PathBuf;
 use tidemill_core::id::Inode;
 use tidemill_wire::v1::{Kind, NameNote, NamePlace};
 
-/// What a file is called of which nobody knows the name.
+/// Name of a file whose name is unknown.
 const UNNAMED: &str = "file";
 
-/// Objects as versions of files.
+/// An object as the version of a file.
 #[derive(Debug)]
 struct Version<'a> {
     object: &'a KeptObject,
     ino: u64,
     number: u64,
-    /// Whether its file has a later one.
+    /// Whether the file has a later version.
     superseded: bool,
 }
 
-/// See the module.
+/// Files and folders: see the module.
 #[derive(Debug)]
 pub(super) struct Files<'a> {
     pub(super) tree: Tree,
-    /// The last note about each inode.
+    /// Last note about each inode.
     notes: BTreeMap<u64, &'a NameNote>,
     /// Objects by inode, the newest last.
     objects: BTreeMap<u64, Vec<&'a KeptObject>>,
     /// Objects that lost their bytes.
     missing: Vec<&'a KeptObject>,
-    /// Versions of files whose later one is lost.
+    /// Versions of files whose later version is lost.
     older: Vec<&'a KeptObject>,
     versions: Vec<Version<'a>>,
-    /// Elements that have an object beside the first.
+    /// Elements with a copy of an object that is not the first.
     copies: BTreeMap<u64, Vec<u32>>,
-    /// Versions that lie in several objects.
+    /// Versions in several objects.
     parts: &'a BTreeMap<u64, Gathered>,
-    /// How many copies there are to be of an object, as notes say.
+    /// Wanted number of copies of each object, according to notes.
     wanted: BTreeMap<u64, usize>,
     rebuilt: Rebuilt,
 }
@@ -80,7 +80,7 @@ impl<'a> Files<'a> {
             parts.values().partition(|gathered| gathered.whole);
         let gathered = gathered.into_iter().map(|gathered| &gathered.version);
         let mut kept: Vec<&KeptObject> = whole.chain(gathered).collect();
-        // Copies of one object: the first is the one that was there first.
+        // The oldest copy of an object is the first.
         kept.sort_by_key(|object| (object.id, object.sealed_at));
         let mut copies: BTreeMap<u64, Vec<u32>> = BTreeMap::new();
         let mut last = None;
@@ -95,7 +95,7 @@ impl<'a> Files<'a> {
         for of_one in objects.values_mut() {
             of_one.sort_by_key(|object| (object.sealed_at, object.id));
         }
-        // What notes of earlier releases don't say is taken for what there is.
+        // Notes of earlier releases have no number of wanted copies, so the existing number is used.
         let wanted = notes.values().filter(|note| note.copies > 0);
         let wanted = wanted.map(|note| (note.object, note.copies as usize));
         let wanted = wanted.collect();
@@ -119,7 +119,7 @@ impl<'a> Files<'a> {
         }
     }
 
-    /// Everything that a note says there is.
+    /// Adds all files and folders according to notes.
     pub(super) fn noted(&mut self) {
         let notes: Vec<&NameNote> = self.notes.values().copied().collect();
         let mut lost = Vec::new();
@@ -129,7 +129,7 @@ impl<'a> Files<'a> {
                 None => lost.push(*note),
             }
         }
-        // Of two that were noted under one name the later has it.
+        // Of two inodes that were noted under one name, the later one gets it.
         let mut places: Vec<(&NameNote, &NamePlace)> = Vec::new();
         for note in notes.iter().filter(|note| !removed(note)) {
             places.extend(note.places.iter().map(|place| (*note, place)));
@@ -149,7 +149,7 @@ impl<'a> Files<'a> {
             }
         }
         for (ino, place) in apart {
-            // A file that has another name still is not lost.
+            // A file that still has another name is not lost.
             if named.insert(ino) {
                 self.lose(ino, place);
             }
@@ -180,7 +180,7 @@ impl<'a> Files<'a> {
         });
     }
 
-    /// Folders that no way leads to get one.
+    /// Gives a path to folders that can't be reached from the root.
     fn bring_ashore(&mut self) {
         while let Some(&ino) = self.tree.adrift().first() {
             self.tree.unname(ino);
@@ -190,7 +190,7 @@ impl<'a> Files<'a> {
         }
     }
 
-    /// The node of a note; `None` if the bytes of its file are not there.
+    /// Returns the node of a note; `None` if the bytes of its file do not exist.
     fn node(&mut self, note: &NameNote) -> Option<Node> {
         let kind = Kind::try_from(note.kind).unwrap_or(Kind::Unspecified);
         let mut node = Node {
@@ -213,13 +213,13 @@ impl<'a> Files<'a> {
             target: note.target.clone(),
         };
         let mut objects = self.objects.remove(&note.ino).unwrap_or_default();
-        // What was sealed after the note's own object was not noted any more. A file without one had none before.
+        // Versions sealed after the note's own object have no note yet. A file without such an object was not sealed before.
         let noted = objects.iter().position(|one| one.id == note.object);
         let later = match noted {
             Some(at) => objects.len() - 1 - at,
             None if note.object == 0 => objects.len(),
             None => {
-                // Its bytes are lost. What there is of it is older, and not what anybody would expect under its name.
+                // The bytes are lost. The remaining versions are older, and nobody would expect them under this name.
                 self.older.append(&mut objects);
                 return None;
             }
@@ -251,16 +251,16 @@ impl<'a> Files<'a> {
         Some(node)
     }
 
-    /// Everything else that elements have.
+    /// Adds all other objects of elements.
     pub(super) fn unnoted(&mut self) {
         let noted: BTreeSet<u64> = self.notes.keys().copied().collect();
         let mut objects: Vec<&KeptObject> = self.objects.values().flatten().copied().collect();
-        // The newest first: what was sealed later has the better right to a path.
+        // The order is newest first, since the later seal has the better right to a path.
         objects.sort_by_key(|object| std::cmp::Reverse((object.sealed_at, object.id)));
         let mut written = BTreeSet::new();
         for object in objects {
             if noted.contains(&object.inode) {
-                // Its file was removed, and its bytes were about to be.
+                // The file was deleted, and its bytes were about to be removed.
                 self.versions.push(Version {
                     object,
                     ino: object.inode,
@@ -269,8 +269,7 @@ impl<'a> Files<'a> {
                 });
                 continue;
             }
-            // An older version of a file that has a newer one is a file of its own: which of them was meant
-            // to stay only the server knew.
+            // An older version of a file that has a newer one becomes a file of its own: only the server knew which of them was to stay.
             let whole = object.inode > Inode::ROOT.0 && written.insert(object.inode);
             let ino = if whole {
                 object.inode
@@ -290,7 +289,7 @@ impl<'a> Files<'a> {
         }
     }
 
-    /// Makes a file of an object; in its own place only if the server has told where that is.
+    /// Creates a file from an object. The file gets its own path only if the server provided the path.
     fn put(&mut self, object: &'a KeptObject, ino: u64, whole: bool) {
         let sealed_at = object.sealed_at.cast_signed();
         let mut node = Node {
@@ -332,7 +331,7 @@ impl<'a> Files<'a> {
         };
     }
 
-    /// What is left of versions of which something is lost stays where it is.
+    /// Writes the remaining parts of incomplete versions, which stay on their elements.
     fn write_incomplete(&self, db: &Connection) -> Result<(), Fault> {
         for gathered in self.parts.values().filter(|gathered| !gathered.whole) {
             let version = Version {
@@ -348,7 +347,7 @@ impl<'a> Files<'a> {
         Ok(())
     }
 
-    /// Writes all of it.
+    /// Writes all files and folders to the database.
     pub(super) fn write(&mut self, db: &Connection) -> Result<Rebuilt, Fault> {
         let mut rebuilt = std::mem::take(&mut self.rebuilt);
         (rebuilt.directories, rebuilt.files) = self.tree.write(db)?;
@@ -417,7 +416,7 @@ fn put_version(
     Ok(())
 }
 
-/// As [`put_version`], of one object; a version that has a later one is to be removed, as it was before.
+/// Writes a version of one object as [`put_version`] does. A version that has a later one is to be removed, as before the loss.
 fn write_version(
     db: &Connection,
     version: &Version<'_>,
@@ -440,7 +439,7 @@ fn write_version(
     for element in elements.skip(1) {
         insert.execute(params![object.id.cast_signed(), element, CURRENT])?;
     }
-    // More than are wanted may be on their way from one place to another.
+    // There may be more copies than wanted because some are moving from one element to another.
     if copies.len() + 1 != wanted {
         let has = i64::try_from(copies.len() + 1).unwrap_or(1);
         db.prepare_cached("INSERT INTO short VALUES (?1, ?2, 0)")?

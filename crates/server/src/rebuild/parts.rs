@@ -1,4 +1,4 @@
-//! Versions that lie in several objects, put together from what elements keep of each.
+//! Versions in several objects, assembled from the elements' data about each object.
 
 use super::kept::{Kept, KeptObject};
 use crate::names::Fault;
@@ -10,21 +10,21 @@ use tidemill_core::id::ObjectId;
 use tidemill_core::layout::{PartOf, Striped};
 use tidemill_wire::v1::{Layout, NameNote};
 
-/// A version as its parts tell of it.
+/// A version, assembled from the data of its parts.
 #[derive(Debug)]
 pub(super) struct Gathered {
-    /// As if it were one object.
+    /// The version in the form of one object.
     pub(super) version: KeptObject,
     unit: u64,
-    /// Which bytes of its parts are the file's, if it is made of pieces.
+    /// Map from bytes of the parts to bytes of the file, if the version consists of pieces.
     pieces: Option<Vec<u8>>,
-    /// Those that are left, by their place: the first copy, and the elements of the others.
+    /// Remaining parts by position: the first copy, and the elements of the other copies.
     parts: BTreeMap<u64, (KeptObject, Vec<u32>)>,
-    /// Whether all are there.
+    /// Whether all parts exist.
     pub(super) whole: bool,
 }
 
-/// All that elements have parts of, by the versions' own objects.
+/// Returns all versions with parts on the elements, by the versions' own objects.
 pub(super) fn gather(all: &[Kept]) -> BTreeMap<u64, Gathered> {
     let noted = noted(all);
     let mut places = BTreeMap::new();
@@ -44,12 +44,12 @@ pub(super) fn gather(all: &[Kept]) -> BTreeMap<u64, Gathered> {
         if let Some(&part) = places.get(&object.id) {
             return Some((object, part));
         }
-        // One of which no byte is the file's any more, if the version is known.
+        // If the version is known, no byte of this part belongs to the file any more.
         let part = object.part?;
         (part.unit > 0 || !noted.contains_key(&part.version.0)).then_some((object, part))
     });
     let mut parts: Vec<_> = parts.collect();
-    // The first copy is the one that was there first.
+    // The oldest copy is the first.
     parts.sort_by_key(|(object, part)| (part.version, part.index, object.id, object.sealed_at));
     let mut found: BTreeMap<u64, Gathered> = BTreeMap::new();
     for (object, part) in parts {
@@ -74,11 +74,11 @@ pub(super) fn gather(all: &[Kept]) -> BTreeMap<u64, Gathered> {
     }
     for (version, gathered) in &mut found {
         if let Some((note, _)) = noted.get(version) {
-            // What a task's components made had other numbers.
+            // The outputs of a task's components have different inode numbers.
             gathered.version.inode = note.ino;
         }
         if gathered.unit == 0 {
-            // Without a note nobody knows which bytes are where.
+            // Without a note, the positions of the bytes are unknown.
             if let Some((note, layout)) = noted.get(version) {
                 gathered.version.size = note.size;
                 gathered.whole = gathered.parts.len() == layout.parts.len();
@@ -94,7 +94,7 @@ pub(super) fn gather(all: &[Kept]) -> BTreeMap<u64, Gathered> {
     found
 }
 
-/// The last notes about files that lie in several objects, with what they say of these, by their versions' own objects.
+/// Returns the last notes about files in several objects, with their layouts, by the versions' own objects.
 fn noted(all: &[Kept]) -> BTreeMap<u64, (&NameNote, &Layout)> {
     let mut found: BTreeMap<u64, (&NameNote, &Layout)> = BTreeMap::new();
     let notes = all.iter().flat_map(|kept| &kept.notes);
@@ -108,7 +108,7 @@ fn noted(all: &[Kept]) -> BTreeMap<u64, (&NameNote, &Layout)> {
 }
 
 impl Gathered {
-    /// Writes where its parts are; of a version that has a later one they are to be removed.
+    /// Writes the elements of the parts. If the version has a later one, its parts are to be removed.
     pub(super) fn write(
         &self,
         db: &Connection,
@@ -155,12 +155,12 @@ impl Gathered {
         Ok(())
     }
 
-    /// Its parts.
+    /// Returns the objects of the parts.
     pub(super) fn objects(&self) -> impl Iterator<Item = u64> {
         self.parts.values().map(|(part, _)| part.id)
     }
 
-    /// The most elements that any of its parts is on.
+    /// Returns the largest number of elements that hold a part.
     pub(super) fn copies(&self) -> usize {
         let copies = self.parts.values().map(|(_, copies)| copies.len() + 1);
         copies.max().unwrap_or(1)

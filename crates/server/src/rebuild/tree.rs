@@ -1,5 +1,4 @@
-//! The names of a rebuilt namespace: by inode where the server's notes say where an inode is, by path where only its
-//! object does.
+//! Names of the rebuilt namespace: by inode if a server's note has the inode's place, else by the path of the object.
 
 use crate::names::Fault;
 use crate::names::node::{NO_ELEMENT, Node};
@@ -8,12 +7,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use tidemill_core::id::Inode;
 use tidemill_wire::v1::Kind;
 
-/// Where goes what has no place: its path is taken or makes no sense, or its folder is not known.
+/// Folder for nodes without a place: the path is taken or invalid, or the folder is not known.
 const LOST: &[u8] = b"lost+found";
 const NAME_BYTES_MAX: usize = 255;
 const PATH_BYTES_MAX: usize = 4095;
 
-/// Whose files are in a folder that is known by them only.
+/// Owners of the files in a folder without a note.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Owners {
     Nobody,
@@ -31,7 +30,7 @@ impl Owners {
     }
 }
 
-/// A folder that no note describes.
+/// A folder without a note.
 #[derive(Debug)]
 struct Guessed {
     owner: Owners,
@@ -48,11 +47,11 @@ pub(super) struct Tree {
     root_owner: (u32, u32),
 }
 
-/// Where something was put.
+/// Place of a file in the tree.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Put {
     pub(super) path: Vec<u8>,
-    /// Whether that is its own place.
+    /// Whether the path is the file's own path.
     pub(super) own: bool,
 }
 
@@ -72,18 +71,19 @@ impl Tree {
         tree
     }
 
-    /// An inode id that nothing else has.
+    /// Returns an unused inode id.
     pub(super) fn new_ino(&mut self) -> u64 {
         self.next_ino += 1;
         self.next_ino - 1
     }
 
-    /// Takes a node as it is; its names come later.
+    /// Adds a node without names.
     pub(super) fn add(&mut self, node: Node) {
         self.nodes.insert(node.ino, node);
     }
 
-    /// Gives a node a name in a folder. Both were added before; of two that want one name the first has it.
+    /// Gives a node a name in a folder, after both were added. The first of two nodes that want one name gets it. Returns whether the
+    /// node got the name.
     pub(super) fn name(&mut self, parent: u64, name: &[u8], ino: u64) -> bool {
         let folder = self.nodes.get(&parent).is_some_and(Node::is_dir);
         let free = !self.entries.contains_key(&(parent, name.to_vec()));
@@ -103,11 +103,11 @@ impl Tree {
         }
     }
 
-    /// Gives a node a name in the folder of what has no place.
+    /// Gives a node a name in the folder of nodes without a place.
     pub(super) fn lose(&mut self, was: &[u8], suffix: &str, ino: u64) -> Put {
         let name = was.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
         let room = NAME_BYTES_MAX - suffix.len();
-        // Not in the middle of a character, where it has characters.
+        // Text is not cut in the middle of a character.
         let cut = match std::str::from_utf8(name) {
             Ok(text) => (0..=room.min(name.len()))
                 .rev()
@@ -130,7 +130,7 @@ impl Tree {
         }
     }
 
-    /// Gives a file its path, made of folders that are made if they are missing, or a place apart.
+    /// Gives a file its path, with missing folders, or a place in the folder of nodes without a place.
     pub(super) fn put(&mut self, node: Node, path: &[u8], own_path: bool, suffix: &str) -> Put {
         let (ino, owner, time) = (node.ino, (node.uid, node.gid), node.mtime.cast_unsigned());
         self.add(node);
@@ -160,7 +160,7 @@ impl Tree {
         }
     }
 
-    /// The folder of that name, made if there is nothing; `None` if it is something else.
+    /// Returns the folder with that name, which is created if it is missing; `None` if another kind of node has the name.
     fn folder(&mut self, parent: u64, name: &[u8]) -> Option<u64> {
         if let Some(&there) = self.entries.get(&(parent, name.to_vec())) {
             return self.nodes.get(&there)?.is_dir().then_some(there);
@@ -176,7 +176,7 @@ impl Tree {
         Some(ino)
     }
 
-    /// Folders that no way from the root leads to: their own was not noted, or they lie in each other.
+    /// Returns the folders that can't be reached from the root: their parent has no note, or they contain each other.
     pub(super) fn adrift(&self) -> Vec<u64> {
         let mut children: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
         for ((parent, _), ino) in &self.entries {
@@ -195,22 +195,22 @@ impl Tree {
             .collect()
     }
 
-    /// Takes all names of a folder from it.
+    /// Removes all names of a folder.
     pub(super) fn unname(&mut self, ino: u64) {
         self.entries.retain(|_, named| *named != ino);
     }
 
-    /// A path of an inode.
+    /// Returns one path of an inode.
     pub(super) fn path_of(&self, ino: u64) -> Vec<u8> {
         let mut names: BTreeMap<u64, (u64, &[u8])> = BTreeMap::new();
-        // Built anew for each question: it is asked about few.
+        // The index is built for each call, since there are few calls.
         for ((parent, name), named) in &self.entries {
             names.entry(*named).or_insert((*parent, name));
         }
         path_by(&names, ino)
     }
 
-    /// Paths of all inodes that have one.
+    /// Returns the paths of all inodes that have one.
     pub(super) fn paths(&self) -> BTreeMap<u64, Vec<u8>> {
         let mut names: BTreeMap<u64, (u64, &[u8])> = BTreeMap::new();
         for ((parent, name), named) in &self.entries {
@@ -222,7 +222,7 @@ impl Tree {
             .collect()
     }
 
-    /// Writes nodes and entries; the numbers of folders, the root not counted, and of files.
+    /// Writes nodes and entries. Returns the numbers of folders, without the root, and of files.
     pub(super) fn write(&mut self, db: &Connection) -> Result<(usize, usize), Fault> {
         let mut links: BTreeMap<u64, u32> = BTreeMap::new();
         for ((parent, _), ino) in &self.entries {
@@ -242,7 +242,7 @@ impl Tree {
             }
             let links = links.get(&node.ino).copied().unwrap_or(0);
             if node.is_dir() {
-                // `.`, and of the root `..`, which is no entry.
+                // The links are `.` and, for the root, `..`, which are no entries.
                 node.nlink = links + if node.ino == Inode::ROOT.0 { 2 } else { 1 };
                 node.element = NO_ELEMENT;
                 folders += 1;
@@ -266,7 +266,7 @@ fn path_by(names: &BTreeMap<u64, (u64, &[u8])>, ino: u64) -> Vec<u8> {
     while let Some((parent, name)) = names.get(&at) {
         parts.push(*name);
         at = *parent;
-        // Folders that lie in each other have no path.
+        // Folders that contain each other have no path.
         if at == ino || parts.len() > names.len() {
             break;
         }
@@ -281,7 +281,7 @@ fn is_name(name: &[u8]) -> bool {
         && !name.iter().any(|byte| matches!(byte, 0 | b'/'))
 }
 
-/// The parts of a path, if it can be one in the array: absolute, without empty parts, `.` and `..`.
+/// Returns the components of a path that is valid in the array: absolute, without empty components, `.` and `..`.
 fn parts(path: &[u8]) -> Option<Vec<&[u8]>> {
     let inner = path.strip_prefix(b"/").unwrap_or(path);
     let parts: Vec<&[u8]> = inner.split(|&byte| byte == b'/').collect();

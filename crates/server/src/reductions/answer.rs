@@ -1,15 +1,15 @@
-//! An answer as reductionist's interface has it: a CBOR map (RFC 8949).
+//! Format of an answer in reductionist's interface: a CBOR map (RFC 8949).
 
 use tidemill_kernel::array::Reduced;
 
-/// Major types.
+/// Major types of CBOR.
 const UNSIGNED: u8 = 0;
 const BYTES: u8 = 2;
 const TEXT: u8 = 3;
 const LIST: u8 = 4;
 const MAP: u8 = 5;
 
-/// The head of an item: its type, and its value or length.
+/// Writes the head of an item: its type, and its value or length.
 fn head(to: &mut Vec<u8>, major: u8, value: u64) {
     let major = major << 5;
     match value {
@@ -40,7 +40,7 @@ fn bytes(to: &mut Vec<u8>, bytes: &[u8]) {
     to.extend(bytes);
 }
 
-/// A list of numbers, and another item of the same as bytes: one of them is empty.
+/// Writes a list of numbers, and another item with the same numbers as bytes. One of the two is empty.
 fn numbers(
     to: &mut Vec<u8>,
     name: &str,
@@ -60,7 +60,7 @@ fn numbers(
     bytes(to, &all);
 }
 
-/// The map.
+/// Returns the answer's map.
 pub(super) fn cbor(reduced: &Reduced, (shape_as_bytes, count_as_bytes): (bool, bool)) -> Vec<u8> {
     let mut to = Vec::with_capacity(reduced.bytes.len() + 9 * reduced.counts.len() + 128);
     head(&mut to, MAP, 7);
@@ -94,7 +94,7 @@ mod tests {
             bytes: vec![1, 2],
             counts: vec![23, 24, 65536],
         };
-        // Read by Python's cbor2.
+        // Python's cbor2 reads these bytes.
         let lists = b"\xa7\x65bytes\x42\x01\x02\x65dtype\x65int16\x65shape\x82\x02\x19\x01\x2c\x6eshape_as_bytes\x40\
             \x65count\x83\x17\x18\x18\x1a\x00\x01\x00\x00\x6ecount_as_bytes\x40\x6abyte_order\x66little";
         assert_eq!(cbor(&reduced, (false, false)), lists);

@@ -1,8 +1,9 @@
-//! Reductions by URL: `POST /v2/{count,min,max,sum,select}/` as clients of reductionist ask for them
+//! Reductions by URL: `POST /v2/{count,min,max,sum,select}/` in the interface of reductionist's clients
 //! (`docs/decisions/0030-reductions-by-url.md`).
 //!
-//! The server finds the version that a URL names, with the rights of whoever asks, and the element that has the bytes; that one
-//! decodes and reduces them, in a process of that user's, and answers the values. Nothing of users' is decoded here.
+//! The server finds the version of a URL, with the rights of the request's user, and the element that has the bytes. That element decodes
+//! and reduces them, in a process of that user, and returns the values. The server never decodes users' data. Next: `element/src`, which
+//! reduces.
 
 mod answer;
 mod refused;
@@ -33,20 +34,20 @@ use tidemill_kernel::array::{ArrayError, Reduced, Spec};
 use tidemill_kernel::reducing::{Order, PIECES_MAX, Piece, SENT_BYTES_MAX, STORED_BYTES_MAX};
 use tokio::sync::Semaphore;
 
-/// What paths of reductions begin with.
+/// Prefix of the paths of reductions.
 const PREFIX: &str = "/v2/";
 
-/// Reductions under way at once; how many of them one user has is for the gate.
+/// Maximum number of simultaneous reductions. The gate limits the number of each user.
 const ALL_MAX: usize = 64;
 
-/// How long a turn is waited for.
+/// Maximum wait for a turn.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Longest request, and how long it may take to arrive.
+/// Maximum size of a request in bytes, and time limit for its arrival.
 const BODY_BYTES_MAX: usize = 256 << 10;
 const BODY_MAX: Duration = Duration::from_secs(10);
 
-/// Ranges of bytes on other elements that are fetched at once.
+/// Number of byte ranges fetched at once from other elements.
 const FETCHED_AT_ONCE: usize = 4;
 
 /// Whether a request asks for a reduction.
@@ -54,11 +55,11 @@ pub(crate) fn is_reduction(path: &str) -> bool {
     path.starts_with(PREFIX)
 }
 
-/// See the module. Cheap to clone.
+/// The service: see the module. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct Reductions {
     files: Files,
-    /// The names by which the server is known.
+    /// Names by which the server is known.
     hosts: Arc<[String]>,
     turns: Arc<Semaphore>,
 }
@@ -72,7 +73,7 @@ impl Reductions {
         }
     }
 
-    /// Where it is found.
+    /// Returns the routes of the service.
     pub(crate) fn routes(self) -> axum::Router {
         axum::Router::new()
             .route(&format!("{PREFIX}{{*operation}}"), any(serve))
@@ -81,7 +82,7 @@ impl Reductions {
 
     async fn answer(&self, request: Request<Body>) -> Result<Response<Body>, Refused> {
         let (parts, body) = request.into_parts();
-        // Before anything is refused: who still sends may not see the answer.
+        // The body is read before any refusal, since a client that is still sending may not see the answer.
         let json = collected(body).await?;
         let operation = request::operation(parts.uri.path()).ok_or(Refused::Operation)?;
         if parts.method != Method::POST {
@@ -113,7 +114,7 @@ impl Reductions {
         response.map_err(|_| FilesRefused::from(Fault::Malformed("no answer can be made")).into())
     }
 
-    /// The path in the array that a URL names. Its host must be this server, by a name that it has or that it was asked by.
+    /// Returns the path in the array for a URL. The URL's host must be this server, by one of its names or by the name in the request.
     fn path(&self, url: &str, own: Option<&str>) -> Result<Vec<u8>, Refused> {
         let bad = |why: &str| Refused::Url(line(url), why.to_owned());
         let uri: Uri = url.parse().map_err(|_| bad("it is no URL"))?;
@@ -140,7 +141,7 @@ impl Reductions {
         path::of(&uri).map_err(|error| bad(&error.to_string()))
     }
 
-    /// Has the bytes reduced by an element that has most of them; the others are sent along.
+    /// Reduces the bytes on an element that has most of them. The other bytes are sent to it.
     async fn reduce(
         &self,
         peer: &Peer,
@@ -166,7 +167,7 @@ impl Reductions {
     }
 }
 
-/// What is told to an element to have bytes reduced, and the part that it has most of them of; the others are sent along.
+/// Returns the order for the reducing element, with the bytes that this element lacks, and the part from which it has most bytes.
 pub(crate) async fn ordered(
     source: &Source,
     spec: Spec,
@@ -205,7 +206,7 @@ async fn collected(body: Body) -> Result<Bytes, Refused> {
     Ok(all.ok_or(Refused::Body(BODY_BYTES_MAX))?.to_bytes())
 }
 
-/// The bytes of the file that are meant.
+/// Returns the requested range of the file.
 fn range(asked: &Asked, shown: &str, size: u64) -> Result<Range<u64>, Refused> {
     let to = match asked.size {
         Some(length) => asked.offset.saturating_add(length),
@@ -225,10 +226,10 @@ fn range(asked: &Asked, shown: &str, size: u64) -> Result<Range<u64>, Refused> {
     Ok(asked.offset..to)
 }
 
-/// Bytes of the file, and how they come to the element that reduces them.
+/// Bytes of the file, and the way in which the reducing element gets them.
 type Place = (Range<u64>, Piece);
 
-/// Which part's element has most bytes, and what there is of it and of others. Neighbours become one.
+/// Returns the part with most bytes of the range, and the pieces of this part and of others. Adjacent pieces are merged.
 fn pieces(layout: &Layout, range: Range<u64>) -> Result<(usize, Vec<Place>), ArrayError> {
     let mut held = BTreeMap::<usize, u64>::new();
     for piece in layout.pieces(range.clone()).take(PIECES_MAX) {
@@ -248,7 +249,7 @@ fn pieces(layout: &Layout, range: Range<u64>) -> Result<(usize, Vec<Place>), Arr
         let bytes = piece.offset..piece.offset + piece.length;
         let next = match piece.at {
             Some(at) if at.part == part => {
-                // What the part lacks is zeros.
+                // Missing bytes of the part are zeros.
                 let there = layout.parts()[part]
                     .size
                     .clamp(at.offset, at.offset + piece.length);

@@ -1,4 +1,4 @@
-//! Why there is no result: JSON with the words that clients of reductionist look for.
+//! Reasons why there is no result: JSON with the words that clients of reductionist expect.
 
 use crate::files::{Refused as FilesRefused, Unreadable};
 use axum::body::Body;
@@ -6,10 +6,10 @@ use axum::http::{HeaderValue, Response, StatusCode, header};
 use serde_json::{Value, json};
 use tidemill_kernel::array::ArrayError;
 
-/// When what is refused for want of room may be asked for again, in seconds.
+/// Time in seconds after which a request may be retried that was refused because of load.
 const RETRY_SECS: &str = "1";
 
-/// See the module.
+/// Reason of a refusal: see the module.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Refused {
     #[error("unsupported operation: there are count, min, max, sum and select")]
@@ -90,7 +90,7 @@ impl Refused {
         }
     }
 
-    /// The answer.
+    /// Returns the response.
     pub(crate) fn response(&self) -> Response<Body> {
         let mut response = Response::new(Body::from(self.body().to_string()));
         *response.status_mut() = self.status();

@@ -1,4 +1,4 @@
-//! A request as reductionist's interface has it: JSON, and what it means.
+//! Requests in reductionist's interface: their JSON, and its meaning.
 
 use super::refused::Refused;
 use serde::Deserialize;
@@ -7,7 +7,7 @@ use tidemill_kernel::array::{
     ArrayError, Codec, Dtype, Literal, Missing, Operation, Plan, Slice, Spec,
 };
 
-/// The body of a request. What is not in it is not understood.
+/// Body of a request. Unknown fields are refused.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Body {
@@ -28,14 +28,14 @@ struct Body {
     compression: Option<Compression>,
     filters: Option<Vec<Filter>>,
     missing: Option<Absent>,
-    /// Nothing is kept here between requests but what the system keeps of files anyway.
+    /// The option has no effect: the server caches nothing between requests, and only the system caches files.
     #[serde(rename = "option_disable_chunk_cache")]
     _option_disable_chunk_cache: Option<bool>,
     option_shape_as_bytes: Option<bool>,
     option_count_as_bytes: Option<bool>,
 }
 
-/// Where others fetch from; here it is always the array.
+/// Protocol from which other services fetch; here the source is always the array.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Interface {
@@ -106,19 +106,19 @@ enum Absent {
     ValidRange(Number, Number),
 }
 
-/// What is asked.
+/// A request after parsing.
 #[derive(Debug)]
 pub(super) struct Asked {
     pub(super) url: String,
     pub(super) spec: Spec,
     pub(super) offset: u64,
-    /// To the end of the file if it is not said.
+    /// Length of the range; `None`: to the end of the file.
     pub(super) size: Option<u64>,
     pub(super) shape_as_bytes: bool,
     pub(super) count_as_bytes: bool,
 }
 
-/// The operation that a path names, with a slash at its end or without.
+/// Returns the operation that a path names, with or without a slash at its end.
 pub(super) fn operation(path: &str) -> Option<Operation> {
     let name = path.strip_prefix(super::PREFIX)?;
     Some(match name.strip_suffix('/').unwrap_or(name) {
@@ -142,7 +142,7 @@ impl Asked {
             Compression::Zstd => Codec::Zstd,
             Compression::Blosc2 => Codec::Blosc2,
         });
-        // They were applied in order, and then it was compressed.
+        // The filters were applied in order before compression, so they are undone in the opposite order.
         let filters = body
             .filters
             .unwrap_or_default()

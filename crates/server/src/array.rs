@@ -1,7 +1,7 @@
 //! The elements of the array: which are up, their last status, and the one stream to each.
 //!
 //! An element is up as long as its stream is open. This module passes reports about labels through a channel to the dispatcher's driver
-//! and decides nothing about work. Next: `server/src/jobs`, which receives each [`Report`].
+//! and decides nothing about work. Next: `server/src/jobs`, which receives each `Report`.
 
 pub(crate) mod conditions;
 pub(crate) mod keeper;

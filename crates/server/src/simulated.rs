@@ -73,7 +73,7 @@ pub mod time {
         REST.set(Some(rest));
     }
 
-    /// Calls the function set by [`on_rest`], if this thread simulates. Returns whether it does.
+    /// Calls the function set by `on_rest`, if this thread simulates. Returns whether it does.
     pub(crate) fn rest() -> bool {
         REST.get().map(|rest| rest()).is_some()
     }

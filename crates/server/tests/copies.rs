@@ -1,4 +1,4 @@
-//! Copies of files on several elements: how many are wanted, how they are made, and that they go with their version.
+//! Copies of files on several elements: the wanted number, their creation, and their removal with their version.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod array;
@@ -13,7 +13,7 @@ use tidemill_client::Server as Client;
 use tidemill_server::Config;
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
-/// A folder whose files are to have so many copies; gives its inode.
+/// Creates a folder whose files are to have this number of copies. Returns its inode.
 async fn folder(client: &Client, name: &str, copies: &str) -> u64 {
     let (ino, _) = client.reserve(1, 0).await.unwrap();
     let create = v1::Create {
@@ -39,7 +39,7 @@ async fn set(client: &Client, ino: u64, copies: &str) -> Result<Answer, tidemill
     one(client, Op::SetXattr(set)).await
 }
 
-/// What a file of two copies needs.
+/// Parts of a test with a file of two copies.
 struct Two {
     client: Client,
     first: FakeElement,
@@ -49,7 +49,7 @@ struct Two {
     object: u64,
 }
 
-/// A file on the first of two elements of different hosts, of which a copy is to be made.
+/// Creates a file on the first of two elements of different hosts. A copy of the file is to be created on the other.
 async fn two(running: &Running) -> Two {
     let client = running.client().await;
     let first = element(&client, 0, "a").await;
@@ -86,7 +86,7 @@ async fn version_is_copied_to_other_host_and_removed_with_copies() {
     made(&mut other_host, (label, sent)).await;
     let current = json!([at(0, "current"), at(2, "current")]);
     assert_eq!(copies(&client, ino).await, current);
-    // Whoever has a copy knows what the file is called, and when it changes.
+    // Each element with a copy knows the file's name, and receives its changes.
     let note = other_host.note(ino).await;
     assert_eq!((note.forget, note.object, note.copies), (false, object, 2));
     let set = v1::SetAttr {
@@ -97,7 +97,7 @@ async fn version_is_copied_to_other_host_and_removed_with_copies() {
     one(&client, Op::SetAttr(set)).await.unwrap();
     assert_eq!(other_host.note(ino).await.mode, 0o640);
     assert_eq!(attribute(&client, ino, "user.tidemill.copies").await, "2");
-    // The next version: the one before goes from both.
+    // After the next version is begun, the version before is removed from both elements.
     let (_, next) = client.reserve(0, 1).await.unwrap();
     let new = v1::NewVersion {
         ino,
@@ -105,7 +105,7 @@ async fn version_is_copied_to_other_host_and_removed_with_copies() {
         ..v1::NewVersion::default()
     };
     one(&client, Op::NewVersion(new)).await.unwrap();
-    // The one who writes it wants three.
+    // The writer of this version wants three copies.
     seal(&client, ino, next.0, "3").await.unwrap();
     let (second, third) = tokio::join!(copy(&mut other_host), copy(&mut same_host));
     made(&mut other_host, second).await;
@@ -121,7 +121,7 @@ async fn version_is_copied_to_other_host_and_removed_with_copies() {
     assert_eq!(rows(dir.path(), "SELECT count(*) FROM copy"), 0);
 }
 
-/// The element that a version is to be read from, by one whom these did not answer.
+/// Returns the element from which a version is to be read by a client that got no answer from the elements in `avoid`.
 async fn read_from(client: &Client, ino: u64, avoid: &[u32]) -> u32 {
     let open = v1::Open {
         ino,
@@ -168,7 +168,7 @@ async fn version_is_read_from_any_available_copy() {
     for avoid in [vec![], vec![0]] {
         assert_eq!(read_from(&client, ino, &avoid).await, 1);
     }
-    // A new version that begins as the one before goes where that can be had.
+    // A new version that begins with the content of the version before is placed on an element with that content.
     let (_, object) = client.reserve(0, 1).await.unwrap();
     let new = v1::NewVersion {
         ino,
@@ -255,7 +255,7 @@ async fn cached_result_is_read_from_copy_if_element_is_away() {
     assert_eq!((output.object, output.element), (result, 1));
 }
 
-/// Waits until the server says so of copies.
+/// Waits until the server reports the expected state of copies.
 async fn health(client: &Client, expected: impl Fn(&v1::CopyHealth) -> bool) -> v1::CopyHealth {
     loop {
         let copies = client.status().await.unwrap().copies.unwrap();
@@ -300,7 +300,7 @@ async fn files_of_lost_element_are_copied_and_trimmed_on_return() {
     let sent = copy(&mut third).await;
     let from = sent.1.from.as_ref().unwrap();
     assert_eq!((from.object, from.element), (object, 0));
-    // The server dies, and knows it still.
+    // The server dies, and still knows the loss afterwards.
     drop((first, third, client));
     running.crash().await;
     let slow = Config {
@@ -321,7 +321,7 @@ async fn files_of_lost_element_are_copied_and_trimmed_on_return() {
     health(&client, |copies| copies.short == 0).await;
     let three = json!([at(0, "current"), at(1, "away"), at(2, "current")]);
     assert_eq!(copies(&client, ino).await, three);
-    // It is back with what it had: one of three is too much, and the first is none of these.
+    // The element reconnects with its copy. One of three copies is too many, and the first copy is not on this element.
     let back = element(&client, 1, "b").await;
     assert_eq!(third.removed().await, [object, other]);
     let two = json!([at(0, "current"), at(1, "current")]);
@@ -353,7 +353,7 @@ async fn file_without_remaining_copy_is_reported_by_path() {
     let told = health(&client, |copies| copies.lost == 1).await;
     assert_eq!(told.lost_paths, [b"/d/f".to_vec()]);
     assert_eq!((told.short, told.lost_elements), (1, vec![0, 1, 2]));
-    // It is no more when one is back that has it.
+    // The loss ends when an element with the file reconnects.
     let _first = element(&client, 0, "a").await;
     health(&client, |copies| copies.lost == 0).await;
 }
@@ -381,7 +381,7 @@ async fn copy_completes_after_server_and_element_are_killed() {
     let mut other = element(&client, 1, "b").await;
     let again = copy(&mut other).await;
     assert_eq!((again.0, again.1.to), (sent.0, sent.1.to));
-    // It can't be made: nothing is left of it, and it is tried again.
+    // The copy can't be created. Nothing is left of it, and the creation is retried.
     let full = failure("device", "the disk is full");
     other.finished(again.0, full).await;
     other.acknowledged(vec![again.0]).await;
@@ -424,12 +424,12 @@ async fn copies_wait_for_element_that_can_hold_them() {
     let _first = element(&client, 0, "a").await;
     folder(&client, "d", "2").await;
     let (ino, object) = file(&client, "/d/f").await;
-    // It was looked for an element.
+    // The server has looked for an element.
     let rested = "SELECT count(*) FROM short WHERE at > 1000000000 * (1 + unixepoch('subsec'))";
     while rows(dir.path(), rested) == 0 {
         tokio::task::yield_now().await;
     }
-    // A compute element keeps none; the same host is better than nothing.
+    // A compute element stores no copy, but the same host is better than no copy.
     let host = v1::Element {
         role: "host".into(),
         ..status(1000)
@@ -488,10 +488,10 @@ async fn invalid_copy_count_is_refused_with_reason() {
         let error = seal(&client, new.0, object_2.0, bad).await;
         assert!(error.unwrap_err().is(Errno::INVAL));
     }
-    // Nothing has become of it: it can still be sealed.
+    // The version is not affected: it can still be sealed.
     assert!(stat(&client, "/g").await.unwrap().writing);
     seal(&client, new.0, object_2.0, "1").await.unwrap();
-    // Who may not write a folder has nothing to say about it.
+    // A user who may not write a folder may not set its number of copies.
     let strange = v1::SetXattr {
         ino: folder,
         name: b"user.tidemill.copies".to_vec(),
@@ -504,7 +504,7 @@ async fn invalid_copy_count_is_refused_with_reason() {
     assert_eq!(stat(&client, "/f").await.unwrap().object, object);
 }
 
-/// Seals a file's next version, as its folder says; gives its object, and whether there are copies to be waited for.
+/// Seals a file's next version according to its folder. Returns its object, and whether there are copies to wait for.
 async fn next_version(client: &Client, ino: u64) -> (u64, bool) {
     let (_, object) = client.reserve(0, 1).await.unwrap();
     let new = v1::NewVersion {
@@ -516,7 +516,7 @@ async fn next_version(client: &Client, ino: u64) -> (u64, bool) {
     (object.0, waits(client, ino, object.0).await)
 }
 
-/// Whether a version that is sealed, perhaps once more, has copies to be waited for.
+/// Seals a version, perhaps again. Returns whether there are copies to wait for.
 async fn waits(client: &Client, ino: u64, object: u64) -> bool {
     match seal(client, ino, object, "").await.unwrap() {
         Answer::Copying(_) => true,
@@ -536,20 +536,20 @@ async fn seal_waits_for_copies_if_wanted_and_possible() {
     set(&client, two.folder, "2,now").await.unwrap();
     let (object, waiting) = next_version(&client, ino).await;
     assert!(waiting);
-    // It is sealed all the same, for all but the one who waits.
+    // The file is sealed for all clients except the waiting one.
     assert_eq!(stat(&client, "/d/f").await.unwrap().object, object);
     let label = copy(&mut two.other).await;
     assert!(waits(&client, ino, object).await);
     made(&mut two.other, label).await;
     assert!(!waits(&client, ino, object).await);
-    // Nobody waits for what another version has replaced.
+    // No client waits for copies of a version that another version has replaced.
     let (old, waiting) = next_version(&client, ino).await;
     assert!(waiting);
     let label = copy(&mut two.other).await;
     let (object, _) = next_version(&client, ino).await;
     assert!(!waits(&client, ino, old).await);
     made(&mut two.other, label).await;
-    // What can't be made nobody waits for, and it is wanted all the same.
+    // No client waits for a copy that can't be created, but the copy is still wanted.
     let (label, _) = copy(&mut two.other).await;
     assert!(waits(&client, ino, object).await);
     two.other
@@ -558,7 +558,7 @@ async fn seal_waits_for_copies_if_wanted_and_possible() {
     two.other.acknowledged(vec![label]).await;
     assert!(!waits(&client, ino, object).await);
     assert_eq!(attribute(&client, ino, "user.tidemill.copies").await, "2");
-    // More copies than elements: as many as can be.
+    // If more copies are wanted than there are elements, as many as possible are created.
     set(&client, two.folder, "3,now").await.unwrap();
     let (object, waiting) = next_version(&client, ino).await;
     assert!(waiting);

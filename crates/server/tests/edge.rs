@@ -1,5 +1,5 @@
-//! The server's edge with an adversary at it: what is refused before it is read, what one user may have at once, and
-//! whom a token lets act as whom.
+//! Attacks on the server's edge: requests that are refused before they are read, limits on each user's requests, and the users for which
+//! a token may act.
 #![allow(clippy::unwrap_used, clippy::too_many_lines, reason = "tests")]
 
 mod array;
@@ -30,7 +30,7 @@ use tonic::{Code, Status};
 const ALICE: u32 = 4_000_001;
 const BOB: u32 = 4_000_002;
 
-/// Bytes as they are, in place of messages.
+/// Codec of raw bytes in place of messages.
 #[derive(Clone, Default)]
 struct Raw;
 
@@ -70,7 +70,7 @@ impl Decoder for Raw {
     }
 }
 
-/// Sends bytes in place of a request to the namespace; gives what was said to them.
+/// Sends bytes in place of a request to the namespace. Returns the status of the answer.
 async fn send_raw(server: &Running, token: Option<&str>, bytes: Vec<u8>) -> Status {
     let url = format!("http://{}", server.server().address());
     let channel = Channel::from_shared(url).unwrap().connect().await.unwrap();
@@ -98,7 +98,7 @@ async fn server_authenticates_caller_before_parsing_request() {
     let dir = tempfile::tempdir().unwrap();
     let server = plain(dir.path()).await;
     let nonsense = vec![0xff; 1 << 20];
-    // Whoever had looked at the bytes would say that they are no request.
+    // A server that reads the bytes would report that they are no request.
     let stranger = send_raw(&server, None, nonsense.clone()).await;
     assert_eq!(stranger.code(), Code::Unauthenticated, "{stranger}");
     let wrong = send_raw(&server, Some("0123"), nonsense.clone()).await;
@@ -121,7 +121,7 @@ async fn server_counts_operations_before_executing_them() {
     let refused = send_raw(&server, Some(&token), many.clone()).await;
     assert_eq!(refused.code(), Code::InvalidArgument);
     assert!(refused.message().contains("operations"), "{refused}");
-    // And by the plain socket of this host.
+    // The same limit holds on the plain socket of this host.
     let mut stream =
         std::os::unix::net::UnixStream::connect(dir.path().join("names.sock")).unwrap();
     local::send_bytes(&mut stream, &[], &local::greeting()).unwrap();
@@ -131,7 +131,7 @@ async fn server_counts_operations_before_executing_them() {
     assert_eq!(i32::from(refused[0]), Code::InvalidArgument as i32);
 }
 
-/// Runs something as another user of this host, on a thread that gives up all other rights.
+/// Runs `work` as another user of this host, on a thread that drops all other rights.
 fn as_user<T: Send + 'static>(uid: u32, work: impl FnOnce() -> T + Send + 'static) -> T {
     let thread = std::thread::spawn(move || {
         let (id, group) = (
@@ -146,7 +146,7 @@ fn as_user<T: Send + 'static>(uid: u32, work: impl FnOnce() -> T + Send + 'stati
     thread.join().unwrap()
 }
 
-/// A folder that all users may pass through; `None` where users can't be switched.
+/// Creates a folder that all users may search. Returns `None` where users can't be switched.
 fn open_folder() -> Option<tempfile::TempDir> {
     if !rustix::process::geteuid().is_root() {
         require::skip("this test switches users, which needs root");
@@ -157,12 +157,12 @@ fn open_folder() -> Option<tempfile::TempDir> {
     Some(dir)
 }
 
-/// A client that connects as a user of this host.
+/// Returns a client that connects as a user of this host.
 async fn client_of(socket: &Path, uid: u32) -> Client {
     let endpoint = Endpoint::Unix(socket.to_owned());
     tokio::task::spawn_blocking(move || {
         as_user(uid, move || {
-            // The connection is made on this thread, by a runtime of its own that goes on.
+            // The connection is made on this thread, by a runtime of its own that continues.
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
                 .build()
@@ -184,7 +184,7 @@ async fn silent_connections_of_one_user_block_nobody() {
         server.server().socket().to_owned(),
         dir.path().join("names.sock"),
     );
-    // More than the server has places for, on both sockets.
+    // These are more connections than the server accepts, on both sockets.
     let held = tokio::task::spawn_blocking(move || {
         as_user(ALICE, move || {
             let connect = |path: &Path| std::os::unix::net::UnixStream::connect(path).unwrap();
@@ -217,7 +217,7 @@ async fn silent_connections_of_one_user_block_nobody() {
             .map(|answers| answers.len())
     });
     assert_eq!(asked.await.unwrap().unwrap(), 1);
-    // Those that were too many are closed.
+    // The excess connections are closed.
     let closed = tokio::task::spawn_blocking(move || held.into_iter().filter(is_closed).count());
     assert!(closed.await.unwrap() >= 500);
 }
@@ -233,7 +233,7 @@ fn is_closed(mut stream: &std::os::unix::net::UnixStream) -> bool {
         match stream.read(&mut buffer) {
             Ok(1..) => {}
             Ok(0) => return true,
-            // A connection that is closed with something unread is reset.
+            // A connection that is closed with unread bytes is reset.
             Err(error) => return error.kind() == std::io::ErrorKind::ConnectionReset,
         }
     }
@@ -260,7 +260,7 @@ async fn message_of_user_is_bounded_by_script_size() {
     }
 }
 
-/// A token, made by the array's operator.
+/// Creates a token as the array's operator.
 async fn token(server: &Running, request: v1::CreateTokenRequest) -> (u64, Credential) {
     let operator = server.client().await;
     let made = operator
@@ -322,7 +322,7 @@ async fn user_token_acts_as_its_user_only() {
     };
     let ino = own.attr.unwrap().ino;
     client.one(&user(ALICE), open(ino)).await.unwrap();
-    // Nobody else, however it is claimed.
+    // No other user is accepted, in any form of the claim.
     for claimed in [root(), user(0), user(BOB)] {
         client.one(&claimed, resolve("/")).await.unwrap_err();
         let submit = v1::SubmitRequest {
@@ -343,7 +343,7 @@ async fn user_token_acts_as_its_user_only() {
         .unwrap()
         .ino;
     client.one(&forged, open(ino)).await.unwrap_err();
-    // What only parts of the array may do.
+    // These calls are allowed only to daemons of the array.
     let watch = v1::WatchRequest::default();
     let refused = client.names().watch(watch).await.unwrap_err();
     assert_eq!(refused.code(), Code::PermissionDenied);
@@ -358,7 +358,7 @@ async fn user_token_acts_as_its_user_only() {
         ..v1::LineageRequest::default()
     };
     client.lineage().query(question).await.unwrap_err();
-    // A token makes no tokens, and knows of its own only.
+    // A token makes no tokens, and lists only its own user's tokens.
     let more = client.tokens().create(of(ALICE)).await.unwrap_err();
     assert_eq!(more.code(), Code::PermissionDenied);
     token(&server, of(BOB)).await;
@@ -419,7 +419,7 @@ async fn revoked_token_ends_streams_and_requests() {
         operator.tokens().revoke(revoke).await.unwrap();
         operator.tokens().revoke(revoke).await.unwrap_err();
     }
-    // The stream ends by itself, and nothing is answered from the next request on.
+    // The stream ends by itself, and no request is answered from now on.
     assert!(!matches!(changes.message().await, Ok(Some(_))));
     assert!(mount.status().await.is_err());
     assert!(bearer(&server, &credential).await.is_err());
@@ -449,7 +449,7 @@ async fn local_user_makes_tokens_only_for_themselves() {
     assert_eq!(refused.code(), Code::PermissionDenied);
 }
 
-/// The next rights that an element is told to have ended.
+/// Returns the next rights that an element is ordered to revoke.
 async fn revoked(element: &mut FakeElement) -> Vec<v1::Revoked> {
     loop {
         if let To::Revoke(revoke) = element.next().await {
@@ -458,7 +458,7 @@ async fn revoked(element: &mut FakeElement) -> Vec<v1::Revoked> {
     }
 }
 
-/// The right of a user to a file, and when it ends.
+/// Returns the right of a user to a file, which contains its end.
 async fn right(client: &Client, uid: u32, ino: u64) -> Option<Vec<u8>> {
     let open = Op::Open(v1::Open {
         ino,
@@ -501,7 +501,7 @@ async fn right_ends_with_owner_even_if_element_is_away() {
         u64::try_from(now.unwrap().as_nanos()).unwrap()
     };
 
-    // With the owner: the element that is there is told at once, of this right and every one before it.
+    // The owner changes. The connected element is notified at once of the end of this right and every one before it.
     let given = right(&alice, ALICE, ino).await.unwrap();
     let ends = good_at(&given, now()).unwrap().expires_at_ns;
     change(0o600, BOB).await;
@@ -510,7 +510,7 @@ async fn right_ends_with_owner_even_if_element_is_away() {
     assert_eq!((told.len(), told[0].object), (1, object));
     assert!(told[0].until_ns >= ends);
 
-    // Without the element: it ends by itself, and is told when the element comes back.
+    // Without the element, the right ends by itself. The element is notified when it reconnects.
     change(0o600, ALICE).await;
     let given = right(&alice, ALICE, ino).await.unwrap();
     let ends = good_at(&given, now()).unwrap().expires_at_ns;
@@ -557,7 +557,7 @@ async fn user_with_too_many_requests_waits_and_others_do_not() {
         events.message().await.unwrap().unwrap();
         watched.push(events);
     }
-    // By another connection, too.
+    // The limit also holds over another connection.
     let again = tokio::spawn(async move { bearer(&server, &of_alice).await.map(|_| server) });
     for _ in 0..20 {
         bob.status().await.unwrap();
@@ -569,7 +569,7 @@ async fn user_with_too_many_requests_waits_and_others_do_not() {
         bob.status().await.unwrap();
     }
     assert!((&mut more).now_or_never().is_none());
-    // Each has its turn when something has ended.
+    // Each request has its turn when another one has ended.
     watched.truncate(30);
     more.await.unwrap();
     let _server = again.await.unwrap().unwrap();
@@ -600,7 +600,7 @@ async fn kernel_names_are_hidden_from_other_users() {
     assert_eq!(kernels(&alice).await, ["max"]);
 }
 
-/// Carries bytes between a client and the server; of those that the server sends the one at `at` arrives changed.
+/// Carries bytes between a client and the server. The byte at `at` of the server's bytes arrives changed.
 async fn changing(mut client: TcpStream, mut server: TcpStream, at: usize) {
     let (mut from_client, mut to_client) = client.split();
     let (mut from_server, mut to_server) = server.split();
@@ -618,14 +618,14 @@ async fn changing(mut client: TcpStream, mut server: TcpStream, at: usize) {
             to_client.write_all(&buffer[..count]).await?;
         }
     };
-    // Whichever side ends it.
+    // Either side may end the connection.
     tokio::select! {
         _ = tokio::io::copy(&mut from_client, &mut to_server) => {}
         ended = answers => { let _: std::io::Result<()> = ended; }
     }
 }
 
-/// Asks for the folder of the root through somebody who changes a byte of what the server says.
+/// Lists the root's folder through an attacker who changes a byte of the server's answer.
 async fn asked_through(server: &Running, at: usize) -> Result<Vec<String>, tidemill_client::Error> {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let endpoint = format!("https://{}", listener.local_addr().unwrap());
@@ -656,8 +656,8 @@ async fn asked_through(server: &Running, at: usize) -> Result<Vec<String>, tidem
     asked
 }
 
-/// Changes each byte of the answer in turn, as an attacker on the network could. Each change ends without an answer,
-/// never with a wrong one.
+/// Changes each byte of the answer in turn, as an attacker on the network could. Each change ends without an answer, never with a wrong
+/// one.
 #[tokio::test(flavor = "multi_thread")]
 async fn changed_bytes_on_network_are_rejected() {
     let dir = tempfile::tempdir().unwrap();
@@ -676,7 +676,7 @@ async fn changed_bytes_on_network_are_rejected() {
     assert!(refused > 5, "{refused}");
 }
 
-/// Counts what the network and local peers make a server say.
+/// Counts the log entries that the network and local peers cause in a server.
 struct Lines([AtomicUsize; 2]);
 
 static LINES: Lines = Lines([AtomicUsize::new(0), AtomicUsize::new(0)]);
@@ -709,7 +709,7 @@ async fn log_lines_of_refused_connections_are_bounded() {
     let server = Running::start_with(Config::new(dir.path())).await;
     let mut heard = Vec::new();
     for _ in 0..100 {
-        // Without TLS, where there is TLS.
+        // This connection uses no TLS, though the server requires it.
         let mut stranger = TcpStream::connect(server.server().address()).await.unwrap();
         let _ = stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").await;
         let _ = stranger.read_to_end(&mut heard).await;
@@ -718,7 +718,7 @@ async fn log_lines_of_refused_connections_are_bounded() {
     let local = tokio::task::spawn_blocking(move || {
         for round in 0..100 {
             let mut peer = std::os::unix::net::UnixStream::connect(&names).unwrap();
-            // Of another version, or nothing that has one.
+            // The peer has another version, or sends bytes without a version.
             let hello = if round % 2 == 0 {
                 b"TMLN\0\0\0\0"
             } else {

@@ -1,4 +1,4 @@
-//! How versions and objects end when the mount that wrote them, or the element that holds them, is gone.
+//! Ends of versions and objects after the mount that wrote them, or the element that holds them, has disconnected.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
 
@@ -14,7 +14,7 @@ use tidemill_wire::v1::{
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tonic::Streaming;
 
-/// What an element answers to a seal of one object.
+/// Answer of an element to the seal of one object.
 #[derive(Clone, Copy)]
 enum Sealing {
     Done(u64),
@@ -22,7 +22,7 @@ enum Sealing {
     Full,
 }
 
-/// The HTTP side of an element.
+/// HTTP side of an element.
 struct Elements {
     url: String,
     sealing: Arc<Mutex<Sealing>>,
@@ -77,7 +77,7 @@ impl Elements {
     }
 }
 
-/// A mount: its session, as long as its stream.
+/// Opens a mount's stream. Returns its session and the stream, which keeps the session.
 async fn mount(client: &Client) -> (u64, Streaming<v1::Invalidation>) {
     let watch = v1::WatchRequest {
         host: "ship".into(),
@@ -102,7 +102,7 @@ async fn by(client: &Client, session: u64, op: Op) -> Result<Answer, i32> {
     }
 }
 
-/// Begins a file; gives its object and its element.
+/// Begins a file. Returns its object and its element.
 async fn begin(client: &Client, session: u64, name: &str) -> (u64, u32) {
     let (ino, object) = client.reserve(1, 1).await.unwrap();
     let create = Op::Create(v1::Create {
@@ -153,7 +153,7 @@ async fn file_of_killed_mount_is_sealed_up_to_written_length() {
         let (object, _) = begin(&client, session, "f").await;
         drop(stream);
         let asked = elements.asked.recv().await.unwrap();
-        // The element has to look for writers that outlived the mount, and to keep whose file it is.
+        // The element has to look for writers that outlived the mount, and to store the owner of the file.
         for part in [
             "POST /seal",
             &format!("\"object\":{object}"),
@@ -230,7 +230,7 @@ async fn connected_mount_keeps_its_open_files() {
     let _element = elements.attach(&client).await;
     let (session, first) = mount(&client).await;
     begin(&client, session, "mine").await;
-    // Its stream breaks, and it is back before it is missed.
+    // The mount's stream breaks, and the mount reconnects before it is missed.
     drop(first);
     let again = v1::WatchRequest {
         session,
@@ -238,7 +238,7 @@ async fn connected_mount_keeps_its_open_files() {
     };
     let mut second = client.names().watch(again).await.unwrap().into_inner();
     second.message().await.unwrap();
-    // Another mount, which came later, is away for as long, and its file is sealed.
+    // Another mount, which connected later, is offline for the same time, and its file is sealed.
     let (other, stream) = mount(&client).await;
     begin(&client, other, "theirs").await;
     drop(stream);
@@ -273,7 +273,7 @@ async fn status_lists_connected_mounts() {
     .await;
 }
 
-/// The server's list of removals: objects and their labels.
+/// Returns the server's list of removals: objects and their labels.
 fn removals(dir: &std::path::Path) -> Vec<(i64, i64)> {
     let db = rusqlite::Connection::open(dir.join("server.db")).unwrap();
     let mut rows = db.prepare("SELECT object, label FROM removal").unwrap();
@@ -308,7 +308,7 @@ async fn removal_is_resent_until_element_has_done_it() {
     client.apply(request).await.unwrap();
     let first = element.removal().await;
     assert_eq!(first.1, objects, "all in one label");
-    // The element dies before it has done it, and then the server.
+    // First the element dies before the removal is done, and then the server.
     drop(element);
     let mut element = running.element(0).await;
     assert_eq!(element.removal().await, first);
@@ -317,7 +317,7 @@ async fn removal_is_resent_until_element_has_done_it() {
     let running = Running::start(dir.path()).await;
     let mut element = running.element(0).await;
     assert_eq!(element.removal().await, first);
-    // It says so twice, as after a broken connection.
+    // The element reports the failure twice, as after a broken connection.
     let mut outcome = failure("device", "not permitted");
     outcome.removed = vec![objects[0], objects[2]];
     for _ in 0..2 {
@@ -325,11 +325,11 @@ async fn removal_is_resent_until_element_has_done_it() {
     }
     element.acknowledged(vec![first.0]).await;
     assert_eq!(removals(dir.path()), [(objects[1].cast_signed(), 0)]);
-    // What is left becomes a label again after a while.
+    // The remaining object becomes part of a label again after a while.
     let db = rusqlite::Connection::open(dir.path().join("server.db")).unwrap();
     let sooner = "UPDATE removal SET queued = queued - 29000000000";
     db.execute(sooner, []).unwrap();
-    // A label may come twice; the element says once more what it knows of it.
+    // A label may arrive twice; the element then reports its result again.
     let (again, left) = loop {
         let removal = element.removal().await;
         if removal != first {

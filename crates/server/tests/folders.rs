@@ -36,7 +36,7 @@ async fn started(dir: &std::path::Path) -> (Running, FakeElement, tidemill_clien
     (running, element, client)
 }
 
-/// An outcome with these files in the folder that is the second output.
+/// Returns an outcome with these files in the folder that is the second output.
 fn filled(analyse: &v1::Analyse, files: &[&str]) -> v1::LabelOutcome {
     let mut outcome = success(analyse, 5);
     outcome.sealed.truncate(1);
@@ -57,7 +57,7 @@ fn names(analyse: &v1::Analyse) -> Vec<&str> {
     inputs.map(|input| input.name.as_str()).collect()
 }
 
-/// Does the next label, which must be of this task.
+/// Returns the next label, which must be of this task.
 async fn next(element: &mut FakeElement, task: &str) -> (u64, v1::Analyse) {
     let mut labels = element.labels().await;
     assert_eq!(labels.len(), 1, "{labels:?}");
@@ -74,7 +74,7 @@ async fn folder_output_is_published_and_read_whole() {
     let (_running, mut element, client) = started(dir.path()).await;
     let reply = submit(&client, 1000, SCRIPT).await;
     assert_eq!(reply.errors, Vec::<String>::new());
-    // The reader is not sent along: nobody knows yet what it reads.
+    // The reader is not sent together with its producer, since its inputs are still unknown.
     let (label, analyse) = next(&mut element, "make").await;
     let inside = r#"name = "x"; workdir = "/w"; tasks = ( { name = "x"; kernel = "k.so"; type = "native"; output = ["out/cube.zarr/x"]; } );"#;
     let other = submit(&client, 1000, inside).await;
@@ -117,7 +117,7 @@ async fn folder_output_is_published_and_read_whole() {
         .collect();
     assert_eq!(made[1..], whole);
     assert_eq!(lineage.runs[1].inputs.len(), 5);
-    // The same again is remembered, file by file.
+    // A repeated submission finds cached results, file by file.
     let again = SCRIPT.replace("tasks =", "replace = true; tasks =");
     let reply = submit(&client, 1000, &again).await;
     assert_eq!(reply.errors, Vec::<String>::new());
@@ -160,7 +160,7 @@ async fn dry_run_resolves_files_of_folders() {
     ended(&client, reply.job).await;
     let planned = dry_run(&client, SCRIPT).await.planned.unwrap();
     assert_eq!(planned.tasks[0].output_sizes, [5, 21]);
-    // The reader is known again by the files that it would be given.
+    // The reader is recognised by the files that it would get.
     let tasks = planned.job.unwrap().tasks;
     let reused: Vec<u64> = tasks.iter().map(|task| task.reused_job).collect();
     assert_eq!(reused, [reply.job, reply.job]);
@@ -192,7 +192,7 @@ async fn folder_output_is_not_replaced_unless_asked() {
         );
     }
     assert_eq!(stat(&client, "/w/out").await, None);
-    // Something comes into the folder while the task runs.
+    // A file appears in the folder while the task runs.
     let reply = submit(&client, 1000, SCRIPT).await;
     let (label, analyse) = next(&mut element, "make").await;
     let kept = write_file(&client, "/w/out/cube.zarr/mine", 3, 1000).await;
@@ -210,7 +210,7 @@ async fn folder_output_is_not_replaced_unless_asked() {
         "{:?}",
         refused.errors
     );
-    // Replaced, it goes in the moment in which the new is there.
+    // A replaced folder is removed at the moment at which the new one appears.
     let replacing = SCRIPT.replace("tasks =", "replace = true; tasks =");
     write_file(&client, "/w/out/cube.zarr/deep/er/still", 3, 1000).await;
     let reply = submit(&client, 1000, &replacing).await;
@@ -257,7 +257,7 @@ async fn folder_output_is_known_after_server_restart() {
     let (label, analyse) = next(&mut element, "make").await;
     element.finished(label, filled(&analyse, &FILES)).await;
     let (label, _) = next(&mut element, "read").await;
-    // Its element does not go first: the server would take the label back if it had the time.
+    // Its element must not disconnect first: the server might have the time to reschedule the label.
     running.crash().await;
     drop((element, client));
     let running = Running::start(dir.path()).await;
@@ -265,7 +265,7 @@ async fn folder_output_is_known_after_server_restart() {
     let mut element = FakeElement::attach(&client, 0, Vec::new()).await;
     let (again, reader) = next(&mut element, "read").await;
     assert_eq!((again, names(&reader).len()), (label, 5));
-    // Tried again, the label is made anew. The one before may have come twice.
+    // A retry creates a new label. The label before may have arrived twice.
     element.finished(again, failure("exit", "no luck")).await;
     let (label, reader) = loop {
         let (label, reader) = next(&mut element, "read").await;
@@ -279,7 +279,7 @@ async fn folder_output_is_known_after_server_restart() {
         ended(&client, reply.job).await.state,
         i32::from(State::Done)
     );
-    // Nobody reads it any more: all its files go.
+    // Nobody reads the folder any more: all its files are removed.
     let removed = element.removed_of(4).await;
     let first = analyse.outputs[1].object;
     assert_eq!(

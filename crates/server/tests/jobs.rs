@@ -18,7 +18,7 @@ tasks = (
 );
 "#;
 
-/// Whether lineage tells this test of what other users have: it asks as itself.
+/// Whether lineage shows this test the data of other users: the test asks as its own user.
 fn may_read_all() -> bool {
     let root = rustix::process::geteuid().is_root();
     if !root {
@@ -98,7 +98,7 @@ async fn job_runs_and_lineage_survives_renames_and_rewrites() {
         (1000, 0o644, 5, 1)
     );
 
-    // A rename, and a new version of the input, change nothing of where the output came from.
+    // A rename, and a new version of the input, do not change the recorded origin of the output.
     let parent = stat(&client, "/w").await.unwrap().ino;
     let rename = v1::Rename {
         parent,
@@ -141,7 +141,7 @@ async fn job_runs_and_lineage_survives_renames_and_rewrites() {
         ),
         ("/w/out", "/moved")
     );
-    // Where somebody else's version once was is not told.
+    // The former path of another user's version is not shown.
     assert_eq!(
         (of(input).path.as_str(), of(input).current_path.as_str()),
         ("", "")
@@ -186,7 +186,7 @@ async fn job_waits_for_elements_and_unwritten_inputs() {
     let waiting = until(&client, reply.job, |job| !job.tasks[0].awaited.is_empty()).await;
     assert_eq!(waiting.tasks[0].awaited, ["/w/in"]);
     let worker = running.element(3).await.serve();
-    // Written elsewhere, by another user: what the owner may not read does not count.
+    // The file is written by another user at another place. Files that the job's owner may not read do not count.
     write_file(&client, "/other", 9, 2000).await;
     let rename = |name: &str, new_parent: u64| v1::Rename {
         parent: 1,
@@ -247,7 +247,7 @@ async fn killed_server_continues_its_jobs() {
     let client = running.client().await;
     let known: Vec<u64> = labels.iter().map(|(label, _)| *label).collect();
     let mut element = FakeElement::attach(&client, 0, known.clone()).await;
-    // It ended while the server was away, and is told again until it is acknowledged.
+    // The label ended while the server was down. The element reports the end until it is acknowledged.
     element.finished(first, success(&analyse, 5)).await;
     element.finished(first, success(&analyse, 5)).await;
     element.acknowledged(vec![first]).await;
@@ -259,7 +259,7 @@ async fn killed_server_continues_its_jobs() {
     drop((element, client));
     running.crash().await;
 
-    // An element that lost the label is sent it again.
+    // An element that lost the label receives it again.
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
     let mut element = FakeElement::attach(&client, 0, Vec::new()).await;
@@ -291,7 +291,7 @@ async fn job_is_scheduled_after_submitter_disconnected() {
     };
     submitting.abort();
     submitting.await.unwrap_err();
-    // The server has heard of that when it answers what was sent after it.
+    // The server has noticed the disconnection when it answers a later request.
     job_count(&client).await;
     element.answer(question).await;
     let labels = element.labels().await;
@@ -309,8 +309,8 @@ async fn job_count(client: &tidemill_client::Server) -> usize {
     listed.into_inner().jobs.len()
 }
 
-/// An earlier release kept labels in a form that this release cannot read. Tasks that ran then are placed again, and
-/// elements abort the old labels.
+/// An earlier release kept labels in a form that this release cannot read. Tasks that ran then are placed again, and elements abort the
+/// old labels.
 #[tokio::test(flavor = "multi_thread")]
 async fn jobs_with_labels_of_earlier_release_are_rescheduled() {
     let dir = tempfile::tempdir().unwrap();
@@ -415,7 +415,7 @@ async fn tasks_of_lost_element_run_elsewhere() {
         (done.state, done.tasks[0].element),
         (i32::from(State::Done), 1)
     );
-    // It comes back and says that it was done there too: nobody wants that any more.
+    // The element reconnects and reports that it ran the task, too. Nobody needs that result any more.
     let mut first = FakeElement::attach(&client, 0, vec![label]).await;
     assert!(matches!(first.next().await, To::Abort(abort) if abort.label == label));
     worker.abort();
@@ -429,8 +429,7 @@ fn drawing(watts_milli: u64, idle_milli: u64) -> v1::Element {
     }
 }
 
-/// Clocks of kernels differ by years here. Servers and elements restart, and elements change their power, report twice
-/// and lie.
+/// Clocks of kernels differ by years here. Servers and elements restart, and elements change their power, report twice and lie.
 #[tokio::test(flavor = "multi_thread")]
 async fn energy_of_run_is_counted_once_as_reported_at_its_end() {
     let dir = tempfile::tempdir().unwrap();
@@ -465,7 +464,7 @@ async fn energy_of_run_is_counted_once_as_reported_at_its_end() {
         let reply = submit(&client, 1000, &script).await;
         let mut labels = Vec::new();
         while labels.len() < 2 {
-            // What was sent before the server was stopped may come once more.
+            // A label that was sent before the server was stopped may arrive again.
             let come = element.labels().await.into_iter();
             labels.extend(come.filter(|(label, _)| known.insert(*label)));
         }
@@ -544,7 +543,7 @@ async fn output_does_not_replace_file_created_meanwhile() {
         done.tasks[0].error
     );
     assert_eq!(stat(&client, "/w/mid").await.unwrap().object, theirs);
-    // What the task had sealed is removed.
+    // The object that the task sealed is removed.
     assert_eq!(element.removed().await, [analyse.outputs[0].object]);
 }
 
@@ -592,7 +591,7 @@ async fn dry_run_predicts_job_without_effect() {
     );
     assert_eq!(job.tasks[1].inputs, ["/w/mid"]);
     assert!(job.tasks.iter().all(|task| task.reused_task == 0));
-    // Nobody ran it: nobody knows how large outputs are.
+    // The task never ran, so the sizes of its outputs are unknown.
     assert!(
         planned
             .tasks
@@ -609,12 +608,12 @@ async fn dry_run_predicts_job_without_effect() {
     assert_eq!(jobs(&client).await, 0);
     assert_eq!(stat(&client, "/w/mid").await.map(|attr| attr.size), None);
 
-    // Nothing was claimed or counted.
+    // The dry run claimed and counted nothing.
     let worker = element.serve();
     let reply = submit(&client, 1000, CHAIN).await;
     assert_eq!((reply.job, reply.errors), (1, Vec::new()));
     ended(&client, reply.job).await;
-    // As a submission is refused, so is a dry run.
+    // A dry run is refused for the same reasons as a submission.
     let refused = submit(&client, 1000, CHAIN).await.errors;
     assert!(refused[0].contains("/w/mid"), "{refused:?}");
     let dry = dry_run(&client, CHAIN, |_| {}).await;
@@ -711,7 +710,7 @@ async fn running_jobs_cannot_share_output_and_list_awaited_inputs() {
         first.job
     )];
     assert_eq!(submit(&client, 1000, WAITING).await.errors, refused);
-    // What jobs are to write is known after a restart too.
+    // The outputs of jobs are known after a restart, too.
     drop((element, client));
     running.crash().await;
     let running = Running::start(dir.path()).await;
@@ -960,7 +959,7 @@ async fn rerun_outputs_become_new_versions_of_their_files() {
         stat(&client, "/w/a").await.unwrap(),
         stat(&client, "/w/b").await.unwrap(),
     ];
-    // One output is renamed, one is removed and its name taken by another file, one is written to.
+    // One output is renamed, one is deleted and its name taken by another file, and one is written to.
     let parent = stat(&client, "/w").await.unwrap().ino;
     let rename = v1::Rename {
         parent,
@@ -989,7 +988,7 @@ async fn rerun_outputs_become_new_versions_of_their_files() {
     };
     client.one(&root(), Op::Seal(seal)).await.unwrap();
 
-    // The element that has the outputs is lost before they are read.
+    // The element with the outputs is lost before they are read.
     let worker = running.element(1).await.serve();
     drop(first);
     write_file(&client, "/w/late", 9, 1000).await;
@@ -1025,8 +1024,8 @@ async fn rerun_outputs_become_new_versions_of_their_files() {
     worker.abort();
 }
 
-/// Runs `CHAIN` anew and answers its labels as asked, from memory where a result is offered and `same` says that its
-/// condition holds; gives what was offered for each.
+/// Runs `CHAIN` again and answers its labels as given by `contents`. Where a result is offered and `same` says that its condition holds,
+/// the answer reuses the result. Returns the offer for each label.
 async fn again(
     array: (&mut FakeElement, &tidemill_client::Server),
     contents: [&str; 2],
@@ -1074,16 +1073,16 @@ async fn equal_bytes_in_another_object_reuse_result() {
     let first = again((&mut element, &client), hashed, true).await;
     assert_eq!(first, [None, None]);
 
-    // Another object of that size: what follows is offered on condition that the first is answered from memory.
+    // The input is another object of that size: the second result is offered on condition that the first is reused.
     rewrite(100).await;
     let second = again((&mut element, &client), ["one", ""], true).await;
     let expected = [Some(vec!["one".to_owned()]), Some(nothing.clone())];
     assert_eq!(conditions(&second), expected);
     assert!(!second[1].as_ref().unwrap().if_reused.is_empty());
-    // Now it is known to be the same, and nothing has to be read.
+    // Now both contents are known to be equal, and no bytes have to be read.
     let third = again((&mut element, &client), ["", ""], true).await;
     assert_eq!(conditions(&third), [Some(nothing.clone()), Some(nothing)]);
-    // Other bytes of that size; then that is the newest result, and another size is no candidate.
+    // The input has other bytes of that size. Then its result is the newest one, and an input of another size is no candidate.
     rewrite(100).await;
     let fourth = again((&mut element, &client), ["three", ""], false).await;
     assert_eq!(conditions(&fourth)[0], Some(vec!["one".to_owned()]));
@@ -1093,7 +1092,7 @@ async fn equal_bytes_in_another_object_reuse_result() {
     rewrite(101).await;
     let sixth = again((&mut element, &client), ["", ""], false).await;
     assert_eq!(sixth[0], None);
-    // That one was not hashed: nothing is read to find out.
+    // That input was not hashed, so no bytes are read to compare it.
     rewrite(101).await;
     let seventh = again((&mut element, &client), ["", ""], false).await;
     assert_eq!(seventh[0], None);
@@ -1167,7 +1166,7 @@ async fn task_without_its_program_waits_and_reports_why() {
         })
     };
     second.send(news(&[], &["only-on-1"])).await;
-    // Written on an element that is up.
+    // The file is written on an element that is up.
     write_file(&client, "/w/later", 10, 1000).await;
     let waits = until(&client, reply.job, |job| !job.held_up.is_empty()).await;
     assert_eq!(waits.held_up_total, 1);

@@ -1,4 +1,4 @@
-//! Lineage: each version and task by the rights to it, what is left out is said, a damaged row is an error.
+//! Lineage: each version and task is shown according to the rights to it, omissions are reported, and a damaged row is an error.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod array;
@@ -9,7 +9,7 @@ use std::path::Path;
 use tidemill_client::Server as Client;
 use tidemill_wire::v1::{self, State, name_op::Op};
 
-/// Two users: what the first makes of a secret file is read by the second.
+/// Two users: Bob reads the output of Alice's task, whose input is secret.
 const ALICE: u32 = 1000;
 const BOB: u32 = 2000;
 
@@ -54,7 +54,8 @@ async fn ask(
     Ok(client.lineage().query(question).await?.into_inner())
 }
 
-/// Alice's secret becomes Alice's secret middle, which becomes a file for all, of which Bob makes one of his own.
+/// Creates a chain: from Alice's secret file follows her secret intermediate file, from it a file for all users, and from that a file of
+/// Bob's.
 async fn chain(folder: &Path) -> (Running, Client) {
     let running = Running::start(folder).await;
     let element = running.element(0).await;
@@ -84,7 +85,7 @@ async fn chain(folder: &Path) -> (Running, Client) {
 async fn lineage_hides_all_but_numbers_of_foreign_versions() {
     let folder = tempfile::tempdir().unwrap();
     let (_running, client) = chain(folder.path()).await;
-    // A mount's kernel has checked the file that is asked about, not those that it was made from.
+    // The Linux kernel of a mount's host has checked the requested file, but not the files from which it was made.
     let mounted = v1::Credentials {
         checked: true,
         ..user(BOB)
@@ -100,7 +101,7 @@ async fn lineage_hides_all_but_numbers_of_foreign_versions() {
         assert_eq!(hidden, [true, false, false], "{seen:?}");
         let hidden = seen.versions.iter().filter(|version| version.hidden);
         assert_eq!(hidden.count(), 2);
-        // Of Alice's task that made what is open: whose, when, which built-in kernel, and no more.
+        // The answer has only owner, time and built-in kernel of Alice's task that made the public file.
         let public = &seen.runs[1];
         assert_eq!((public.uid, public.kernel.as_str()), (ALICE, "max"));
         assert_eq!((public.job, public.job_name.as_str()), (0, ""));
@@ -110,13 +111,13 @@ async fn lineage_hides_all_but_numbers_of_foreign_versions() {
             (own.name.as_str(), own.inputs[0].name.as_str()),
             ("own-task", "open/out")
         );
-        // The graph is whole all the same.
+        // The graph is still complete.
         assert_eq!(
             seen.runs[0].outputs[0].object,
             seen.runs[1].inputs[0].object
         );
     }
-    // Alice does not see what Bob made of hers; root sees all.
+    // Alice does not see the file that Bob made of hers; root sees all files.
     let alice = ask(&client, user(ALICE), "/open/out").await.unwrap();
     assert!(!format!("{alice:?}").contains("mine"), "{alice:?}");
     assert!(
@@ -131,7 +132,7 @@ async fn lineage_hides_all_but_numbers_of_foreign_versions() {
     assert!(all.runs.iter().all(|run| !run.hidden), "{all:?}");
     let denied = ask(&client, user(BOB), "/secret/mid").await.unwrap_err();
     assert_eq!(denied.code(), tonic::Code::PermissionDenied);
-    // The attribute of a file tells no more.
+    // The attribute of a file shows no more.
     let get = v1::GetXattr {
         ino: stat(&client, "/open/out").await.unwrap().ino,
         name: b"user.tidemill.lineage".to_vec(),
@@ -271,7 +272,7 @@ async fn search_finds_own_tasks_and_visible_versions() {
                 .all(|version| version.hidden || version.annotations.len() == 1)
         );
     }
-    // Somebody else's task has no lineage for others.
+    // Another user's task shows no lineage.
     let task = found(user(ALICE), &kernel).await.runs[0].task;
     let question = v1::LineageRequest {
         credentials: Some(user(BOB)),
@@ -328,7 +329,7 @@ async fn annotation_belongs_to_version_sealed_next() {
         object.0
     };
     annotate("first").await;
-    // Given up: what was set meanwhile is of the version that stays.
+    // The version is abandoned: an annotation that was set during the write belongs to the remaining version.
     let object = write().await;
     annotate("meanwhile").await;
     assert_eq!(told().await, [["first"]]);
@@ -338,7 +339,7 @@ async fn annotation_belongs_to_version_sealed_next() {
         .await
         .unwrap();
     assert_eq!(told().await, [["meanwhile"]]);
-    // Sealed: it is the new one's.
+    // The version is sealed: the annotation belongs to the new version.
     let object = write().await;
     annotate("second").await;
     let seal = v1::Seal {

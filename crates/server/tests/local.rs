@@ -1,4 +1,4 @@
-//! The namespace over its plain socket on this host, and what bad peers can do to it.
+//! The namespace over its plain socket on this host, and attacks by bad peers.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod array;
@@ -13,7 +13,7 @@ use tidemill_client::{Endpoint, Error, LocalNames};
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 use tidemill_wire::{MESSAGE_BYTES_MAX, local};
 
-/// Connections that a server serves at once.
+/// Number of connections that a server serves at once.
 const CONNECTIONS_MAX: usize = 256;
 
 fn request(ops: Vec<Op>) -> v1::NameRequest {
@@ -35,7 +35,7 @@ fn lookup(name: &str) -> Op {
     })
 }
 
-/// The namespace by its plain socket, asked as a mount does.
+/// Client of the namespace's plain socket that sends requests as a mount does.
 struct Local(LocalNames);
 
 impl Local {
@@ -76,7 +76,7 @@ async fn local_and_network_access_share_one_namespace() {
             lookup("a"),
         ]))
         .unwrap();
-    // The third fails and ends the request.
+    // The third operation fails and ends the request.
     assert_eq!(made.len(), 3);
     assert!(matches!(&made[1], Answer::Entry(_)), "{made:?}");
     assert!(matches!(&made[2], Answer::Error(error) if error.errno == 2));
@@ -88,7 +88,7 @@ async fn local_and_network_access_share_one_namespace() {
         too_many,
         Err(LocalError::Refused(Error::Refused(_)))
     ));
-    // What was answered is there after a crash, and a connection from before it is not used again.
+    // Answered changes exist after a crash, and a connection from before the crash is not used again.
     running.crash().await;
     assert!(matches!(
         names.apply(&request(vec![lookup("a")])),
@@ -147,22 +147,22 @@ async fn malformed_input_ends_only_its_own_connection() {
     names.apply(&request(vec![file_op("a")])).unwrap();
     let socket = dir.path().join("names.sock");
 
-    // No greeting, but another protocol.
+    // The peer sends another protocol in place of a greeting.
     let mut stream = UnixStream::connect(&socket).unwrap();
     stream.write_all(b"\x04\0\0\0GET ").unwrap();
     assert!(ended(&mut stream));
-    // Half a request, then the end.
+    // The peer sends half a request, then the end.
     let mut stream = greeted(dir.path());
     let mut frame = Vec::new();
     local::send(&mut frame, &[], &request(vec![file_op("half")])).unwrap();
     stream.write_all(&frame[..frame.len() / 2]).unwrap();
     stream.shutdown(std::net::Shutdown::Write).unwrap();
     assert!(ended(&mut stream));
-    // Bytes that are no request.
+    // The peer sends bytes that are no request.
     let mut stream = greeted(dir.path());
     local::send_bytes(&mut stream, &[], &[0xff; 100]).unwrap();
     assert!(ended(&mut stream));
-    // A length that no message may have.
+    // The peer sends a length that no message may have.
     let mut stream = greeted(dir.path());
     let length = u32::try_from(MESSAGE_BYTES_MAX + 1).unwrap();
     stream.write_all(&length.to_le_bytes()).unwrap();

@@ -1,5 +1,5 @@
-//! Random operations on the namespace against a small model of a POSIX tree: the same errors, the same
-//! tree, the same link counts. A failing case prints its operations, smallest first.
+//! Random operations on the namespace against a small model of a POSIX tree: the same errors, the same tree, the same link counts. A
+//! failing case prints its operations, smallest first.
 #![allow(clippy::unwrap_used, clippy::too_many_lines, reason = "tests")]
 
 use proptest::prelude::*;
@@ -10,7 +10,7 @@ use tidemill_wire::v1::{self, Kind, name_op::Op, name_result::Result as Answer};
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
 
-/// One operation; directories and files are chosen by their place among all inodes ever made.
+/// One operation. Directories and files are selected by their position among all inodes ever created.
 #[derive(Clone, Debug)]
 enum Step {
     Make {
@@ -110,7 +110,7 @@ impl Model {
         self.nodes.get_mut(&dir).unwrap().entries.remove(name);
     }
 
-    /// Names that lead to an inode; a directory counts itself and its subdirectories.
+    /// Returns the number of names that lead to an inode. A directory counts itself and its subdirectories.
     fn links(&self, ino: u64) -> usize {
         let names = self
             .nodes
@@ -198,7 +198,7 @@ impl Model {
         Ok(())
     }
 
-    /// Does the same as the namespace is asked to.
+    /// Applies the operation that the namespace receives to the model.
     fn apply(&mut self, op: &Op, new: u64) -> Result<(), Errno> {
         let known = |name: &[u8]| NAMES[NAMES.iter().position(|n| n.as_bytes() == name).unwrap()];
         match op {
@@ -302,7 +302,7 @@ async fn one(names: &SqliteNames, op: Op) -> Answer {
         .unwrap()
 }
 
-/// Compares all that can be reached from a directory.
+/// Compares all nodes that can be reached from a directory.
 async fn compare(names: &SqliteNames, model: &Model, ino: u64) {
     let mut dirs = vec![ino];
     while let Some(dir) = dirs.pop() {
@@ -375,7 +375,7 @@ proptest! {
             Ok(())
         })?;
         drop(names);
-        // Nothing of it is lost when the file is opened again.
+        // Nothing is lost when the database is opened again.
         let names = SqliteNames::open(&path, (0, 0)).unwrap();
         runtime.block_on(compare(&names, &model, 1));
     }

@@ -1,4 +1,4 @@
-//! Elements that are emptied and taken out, and files that are moved: everything goes on, and a restart finds what is left.
+//! Elements that are emptied and removed, and files that are moved: all other work continues, and a restart finds the remaining work.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod array;
@@ -45,7 +45,7 @@ async fn listed(client: &Client) -> v1::MovesReply {
     listed.unwrap().into_inner()
 }
 
-/// Waits until an element that is emptied is as far.
+/// Waits until the emptying of an element has the expected progress.
 async fn drained(client: &Client, expected: impl Fn(&v1::Drain) -> bool) -> v1::Drain {
     loop {
         let drains = listed(client).await.drains;
@@ -72,7 +72,7 @@ async fn open(client: &Client, ino: u64) -> v1::Opened {
     }
 }
 
-/// A new file that is being written: its inode, object and element.
+/// Begins a new file. Returns its inode, object and element.
 async fn begun(client: &Client, path: &str, named: Option<u32>) -> Result<(u64, u64, u32), String> {
     let (ino, object) = client.reserve(1, 1).await.unwrap();
     let create = v1::Create {
@@ -103,7 +103,7 @@ async fn drained_element_is_removed_and_cannot_rejoin() {
     assert_eq!(on, 0);
     let began = drain(&client, 0, false).await.unwrap();
     assert!(began.began > 0, "{began:?}");
-    // Nothing new goes there: whoever names it is told, whoever does not finds another one.
+    // No new file is placed there: a client that names the element gets an error, and other clients get another element.
     let refused = begun(&client, "/g", Some(0)).await.unwrap_err();
     assert!(refused.contains("element 0 is being emptied"), "{refused}");
     for name in ["/h", "/i"] {
@@ -117,7 +117,7 @@ async fn drained_element_is_removed_and_cannot_rejoin() {
     assert_eq!(copies(&client, ino).await, json!([at(1, "current")]));
     assert_eq!(open(&client, ino).await.element, 1);
     assert!(old.note(ino).await.forget, "it is not there any more");
-    // What is being written there ends there, and moves then.
+    // The file that is being written there is finished there, and moves then.
     let left = drained(&client, |drain| drain.files_moved == 1).await;
     assert_eq!((left.writing, is_empty(&left)), (1, false));
     let refused = remove(&client, 0, false).await.unwrap_err();
@@ -209,7 +209,7 @@ async fn drain_continues_after_restart_at_any_step() {
             }
             _ => {
                 assert_eq!(copies(&client, ino).await, json!([at(1, "current")]));
-                // What was to be removed rests until mounts have said what they have open, as if it were asked for now.
+                // Objects to remove wait until mounts have reported their open files. This changes their time as if they were listed now.
                 let sql =
                     "UPDATE removal SET queued = CAST(unixepoch('subsec') * 1000000000 AS INTEGER)";
                 change(dir.path(), sql);
@@ -234,7 +234,7 @@ async fn version_removed_during_move_is_removed_on_both_elements() {
     let first = copy(&mut new).await;
     let second = copy(&mut new).await;
     assert_eq!((first.1.to, second.1.to), (object, kept));
-    // One is removed, and the other written anew.
+    // One file is deleted, and the other is overwritten.
     unlink(&client, 1, "f").await;
     assert_eq!(old.removed().await, [object]);
     made(&mut new, first).await;
@@ -265,7 +265,7 @@ async fn version_removed_during_move_is_removed_on_both_elements() {
     );
 }
 
-/// A mount that has a file open.
+/// Opens a mount that has a file open.
 async fn reader(client: &Client, ino: u64) -> tonic::Streaming<v1::Invalidation> {
     let request = v1::WatchRequest::default();
     let mut stream = client.names().watch(request).await.unwrap().into_inner();
@@ -312,7 +312,7 @@ async fn moved_object_is_removed_after_its_last_reader() {
             .contains("1 objects that are still to be removed"),
         "{refused}"
     );
-    // Who opens it now reads it elsewhere, and keeps nothing there.
+    // A client that opens the file now reads it on the other element, and keeps no object on this one.
     let _later = reader(&client, ino).await;
     drop(reading);
     assert_eq!(old.removed().await, [object]);
@@ -335,7 +335,7 @@ async fn pending_removal_is_revoked_if_other_copies_are_damaged() {
         tokio::task::yield_now().await;
     }
     assert_eq!(copies(&client, ino).await, json!([at(1, "current")]));
-    // Somebody reads it there: it is not gone yet.
+    // A client reads the copy there, so it is not removed yet.
     let damaged = v1::DamagedObjects {
         objects: vec![v1::DamagedObject {
             object,
@@ -375,7 +375,7 @@ async fn drained_element_finishes_tasks_and_gets_no_new_ones() {
     assert_eq!(sent.1.to, object);
     made(&mut new, sent).await;
     drained(&client, |drain| drain.files_moved == 1).await;
-    // The file is elsewhere, and tasks go there; what one is running reads stays until its job has ended.
+    // The file is on the other element, and tasks run there. The input of a running task stays until its job has ended.
     let second = submit(&client, 0, &script("two", "")).await;
     let (other, read) = new.labels().await.remove(0);
     assert_eq!((read.inputs[0].object, read.inputs[0].element), (object, 1));
@@ -398,7 +398,7 @@ async fn drained_element_finishes_tasks_and_gets_no_new_ones() {
     assert_eq!(made_there.1.path, "/one.out");
     made(&mut new, made_there).await;
     array::ended(&client, first.job).await;
-    // It is let have tasks again.
+    // The element may have tasks again.
     drain(&client, 0, true).await.unwrap();
     let (_, analyse) = old.labels().await.remove(0);
     assert_eq!(analyse.outputs[0].path, "/three.out");
@@ -449,7 +449,7 @@ async fn invalid_drain_or_removal_is_refused_with_reason() {
         strange.message().contains("only its owner or root"),
         "{strange}"
     );
-    // Two at once, but not the last.
+    // Two elements can be emptied at once, but not the last.
     drain(&client, 1, false).await.unwrap();
     drain(&client, 1, false).await.unwrap();
     let onto = move_to(&client, (root(), "/f"), 1).await.unwrap_err();
@@ -458,7 +458,7 @@ async fn invalid_drain_or_removal_is_refused_with_reason() {
     assert!(told(drain(&client, 0, false).await).contains("the last one that keeps data"));
     drain(&client, 2, true).await.unwrap();
     drain(&client, 0, false).await.unwrap();
-    // All that is left is full or away: it waits, and says so.
+    // All remaining elements are full or offline: the emptying waits, and reports that.
     let waits = drained(&client, |drain| drain.files_waiting == 1).await;
     assert_eq!(
         (waits.element, waits.files_left, waits.bytes_left),
@@ -496,7 +496,7 @@ async fn dead_element_is_removed_with_files_that_only_it_had() {
         tokio::task::yield_now().await;
     };
     assert_eq!(health.lost_paths, [b"/f".to_vec()]);
-    // Its name is there until somebody removes it or writes it anew.
+    // The name exists until a client deletes or overwrites the file.
     assert_eq!(array::stat(&client, "/f").await.unwrap().ino, ino);
     unlink(&client, 1, "f").await;
     assert_eq!(rows(dir.path(), "SELECT count(*) FROM short"), 0);
@@ -592,12 +592,12 @@ async fn copy_finished_after_its_move_was_cancelled_is_removed() {
         .await;
     new.acknowledged(vec![sent.0]).await;
     drain(&client, 0, true).await.unwrap();
-    // The message that brought it came twice.
+    // The message that carried the copy arrived twice.
     made(&mut new, sent).await;
     assert_eq!(new.removed().await, [object]);
 }
 
-/// Has what lies in the burst tier drained; gives how many objects have still to be.
+/// Drains the objects in the burst tier. Returns the number of remaining objects.
 async fn staged(client: &Client, path: &str) -> u64 {
     let request = v1::StageRequest {
         credentials: Some(root()),
@@ -648,7 +648,7 @@ fn change(dir: &Path, sql: &str) {
     db.execute(sql, []).unwrap();
 }
 
-/// A file of 1 MiB on element 0; gives its object.
+/// Creates a file of 1 MiB on element 0. Returns its object.
 async fn large(client: &Client, path: &str) -> u64 {
     let (ino, object, _) = begun(client, path, Some(0)).await.unwrap();
     let seal = v1::Seal {

@@ -1,4 +1,4 @@
-//! Labels in NATS JetStream, against real servers that are killed, hang, come late and lose what they had.
+//! Labels in NATS JetStream, against real servers that are killed, hang, start late and lose their data.
 #![cfg(feature = "nats")]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -53,7 +53,7 @@ fn queue(broker: &Broker, replicas: usize) -> Nats {
     Nats::start(address, ARRAY, &KEY).unwrap()
 }
 
-/// Until it is done, however often that can't be done now.
+/// Repeats `what` until it succeeds.
 fn patiently<T>(mut what: impl FnMut() -> Result<T, Unavailable>) -> T {
     let began = Instant::now();
     loop {
@@ -68,7 +68,7 @@ fn patiently<T>(mut what: impl FnMut() -> Result<T, Unavailable>) -> T {
     }
 }
 
-/// What decides on labels and keeps them until their end is known, as the server does.
+/// A dispatcher that decides on labels and keeps them until their end is known, as the server does.
 struct Dispatcher {
     queue: Nats,
     outbox: BTreeMap<LabelId, Label>,
@@ -88,7 +88,7 @@ impl Dispatcher {
         }
     }
 
-    /// Decides on so many labels, and ends those that the queue gives out.
+    /// Decides on `count` labels, and ends those that the queue delivers.
     fn turn(&mut self, count: u64) {
         let new = labels(self.next..self.next + count);
         self.next += count;
@@ -122,7 +122,7 @@ impl Dispatcher {
         self.queue.acknowledge(HERE, &given)
     }
 
-    /// Goes on until nothing is left.
+    /// Continues until no labels are left.
     fn rest(&mut self) {
         let began = Instant::now();
         while self.behind || !self.outbox.is_empty() {
@@ -136,7 +136,7 @@ impl Dispatcher {
     }
 }
 
-/// Who administers the servers, or has their password for other reasons.
+/// Access of an administrator, or of anybody else with the servers' password.
 struct Admin {
     runtime: tokio::runtime::Runtime,
     context: jetstream::Context,
@@ -190,7 +190,7 @@ impl Admin {
         self.runtime.block_on(publish).unwrap();
     }
 
-    /// The oldest message, as it is.
+    /// Returns the oldest message unchanged.
     fn first(&self) -> Vec<u8> {
         let stream = self.stream();
         let first = stream.cached_info().state.first_sequence;
@@ -217,7 +217,7 @@ fn nats_labels_outlive_producer_until_acknowledged() {
         .acknowledge(HERE, &(1..=1190).map(LabelId).collect::<Vec<_>>())
         .unwrap();
     assert_eq!(admin.messages(), 13);
-    // It dies; the next server's queue has what was not acknowledged, the element's answer of which is not known.
+    // The first server dies. The next server's queue has the unacknowledged labels, although the element's answers to them are unknown.
     drop(first);
     let second = queue(&broker, 1);
     patiently(|| second.enqueue(HERE, labels(1195..1203)));
@@ -234,7 +234,7 @@ fn nats_labels_outlive_producer_until_acknowledged() {
     second
         .acknowledge(HERE, &(1191..=1202).map(LabelId).collect::<Vec<_>>())
         .unwrap();
-    // One that was not fetched can be acknowledged, too; one that is not there as well.
+    // A label that was not fetched can be acknowledged, and so can a label that does not exist.
     second
         .acknowledge(AWAY, &[LabelId(2001), LabelId(9)])
         .unwrap();
@@ -254,7 +254,7 @@ fn foreign_messages_are_removed_and_never_delivered() {
     assert_eq!(ours.fetch(HERE).unwrap(), labels(1..3));
     drop(ours);
     let other = Nats::start(broker.url().parse().unwrap(), ARRAY, &[8; 32]).unwrap();
-    // Whoever does not know the array's key makes no label of it.
+    // A sender without the array's key can't create a valid label.
     patiently(|| other.enqueue(HERE, labels(5..6)));
     assert_eq!(other.fetch(HERE).unwrap(), labels(5..6));
     let forged = admin.first();
@@ -266,11 +266,11 @@ fn foreign_messages_are_removed_and_never_delivered() {
         ("1", &[255; 4096]),
         ("no-number", &sealed),
         ("99999999999", &sealed),
-        // Another element's.
+        // This label is sealed for another element.
         ("2", &sealed),
         ("1", &forged),
         ("1", &sealed[..sealed.len() - 1]),
-        // Those that are what they seem: once more changes nothing.
+        // This label is valid, and its repetition changes nothing.
         ("1", &sealed),
     ] {
         admin.publish(subject, message);
@@ -311,13 +311,13 @@ fn broker_crash_hang_or_data_loss_loses_no_label() {
         return;
     };
     let mut dispatcher = Dispatcher::new(queue(&broker, 1));
-    // Down at the start.
+    // The queue is down at the start.
     dispatcher.turn(10);
     assert_eq!(dispatcher.failures, 1);
     broker.begin(0);
     dispatcher.rest();
     let admin = Admin::new(&broker);
-    // Emptied, and removed, while labels are in it and while there are none.
+    // The stream is purged and deleted, with labels in it and without.
     for harm in [Admin::purge, Admin::remove] {
         for count in [0, 50] {
             let new = labels(dispatcher.next..dispatcher.next + count);
@@ -332,7 +332,7 @@ fn broker_crash_hang_or_data_loss_loses_no_label() {
         }
     }
     assert_eq!(admin.messages(), 0);
-    // Killed, and made to hang, in the middle.
+    // The server is killed, or made to hang, in the middle.
     for round in 0..4 {
         let failures = dispatcher.failures;
         dispatcher.turn(700);
@@ -379,7 +379,7 @@ fn three_brokers_lose_no_label_if_one_is_killed() {
                 broker.kill(victim);
             }
         }
-        // Two are enough.
+        // Two servers are enough.
         dispatcher.rest();
         dispatcher.turn(200);
         dispatcher.rest();
@@ -401,8 +401,7 @@ fn ids_of(labels: &[Label]) -> Vec<LabelId> {
     labels.iter().map(|label| label.id).collect()
 }
 
-/// Waits until a server that was started again has what the others have: without it there is no majority when the next is
-/// killed.
+/// Waits until a restarted server has caught up with the others. Otherwise there is no majority when the next server is killed.
 fn caught_up(broker: &Broker) {
     let admin = Admin::new(broker);
     let all = || {
@@ -472,7 +471,7 @@ async fn trouble(client: &tidemill_client::Server) -> String {
     client.status().await.unwrap().trouble
 }
 
-/// Waits until the server says that labels wait for their queue.
+/// Waits until the server reports that labels wait for their queue.
 async fn in_trouble(client: &tidemill_client::Server) {
     let began = Instant::now();
     loop {
@@ -509,7 +508,7 @@ async fn names_work_without_queue_and_jobs_run_when_it_returns() {
     in_trouble(&client).await;
     write_file(&client, "/meanwhile", 5, 1000).await;
     assert!(stat(&client, "/out").await.is_none());
-    // The server is killed, too, and nobody but its database knows of the label.
+    // The server is killed, too, and only its database knows the label.
     worker.abort();
     running.crash().await;
     broker.begin(0);
@@ -520,7 +519,7 @@ async fn names_work_without_queue_and_jobs_run_when_it_returns() {
     assert_eq!(done.state, i32::from(State::Done));
     assert_eq!(stat(&client, "/out").await.unwrap().size, 5);
     assert_eq!(trouble(&client).await, "");
-    // It hangs: names go on.
+    // The queue hangs, but the namespace continues.
     broker.stop(0);
     let script = script.replace("/out", "/more");
     let reply = submit(&client, 0, &script).await;

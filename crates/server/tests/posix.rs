@@ -252,7 +252,7 @@ async fn user_cannot_take_kernel_folder_of_another() {
     };
     let kernels = found.attr.unwrap().ino;
     let (alice, bob) = (user(1000), user(2000));
-    // A mount's kernel has checked the mode, which lets everybody in.
+    // The Linux kernel of a mount's host has checked the mode, which lets everybody in.
     let mounted = Caller {
         checked: true,
         trusted: true,
@@ -266,7 +266,7 @@ async fn user_cannot_take_kernel_folder_of_another() {
         }
     }
     assert_eq!(tree.errno(&alice, folder("1000")).await, None);
-    // Nor by way of a name that was one's own.
+    // A user can't get another user's name through a name of their own.
     let away = rename(kernels, "1000", kernels, "2000");
     assert_eq!(tree.errno(&alice, away).await, Some(Errno::PERM));
     assert_eq!(tree.errno(&bob, folder("2000")).await, None);
@@ -731,8 +731,8 @@ mod versions {
         assert_eq!((after.version, after.size, after.writing), (1, 10, false));
     }
 
-    /// A mount that has closed a file does not answer for the file, but seals it. A writer that waits for the file
-    /// continues after the seal.
+    /// A mount that has closed a file does not answer for the file, but seals it. A writer that waits for the file continues after the
+    /// seal.
     #[tokio::test(flavor = "multi_thread")]
     async fn open_for_write_waits_for_seal_in_progress() {
         let dir = tempfile::tempdir().unwrap();
@@ -828,7 +828,7 @@ mod versions {
     }
 }
 
-/// The reply to a rename or removal names the inode that had the name before: no later question can tell for sure.
+/// The reply to a rename or removal names the inode that was changed: no later request can find it reliably.
 #[tokio::test]
 async fn rename_and_unlink_report_inode_they_changed() {
     let tree = Tree::new();

@@ -1,4 +1,4 @@
-//! Databases of servers that are made again from the databases of elements.
+//! Server databases that are rebuilt from the databases of elements.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use prost::Message as _;
@@ -20,7 +20,7 @@ fn load(path: &Path, sql: &str) -> Connection {
     db
 }
 
-/// Names and contents of a rebuilt database: path to inode, version and object.
+/// Returns the names and contents of a rebuilt database: path to inode, version and object.
 fn tree(folder: &Path) -> BTreeMap<String, (u64, u64, u64)> {
     let db = Connection::open(folder.join("server.db")).unwrap();
     let sql = "WITH RECURSIVE tree(ino, path) AS (VALUES (1, '') UNION ALL \
@@ -69,7 +69,7 @@ fn rebuild_refuses_live_database_copy_without_its_log() {
     db.execute("INSERT INTO identity VALUES ('log', x'01')", [])
         .unwrap();
     assert!(refused(&element).contains("element.db-wal"));
-    // All of it may be in the log.
+    // All rows may be in the log.
     let nothing = folder.path().join("nothing.db");
     std::fs::write(&nothing, "").unwrap();
     assert!(refused(&nothing).contains("element.db-wal"));
@@ -93,7 +93,7 @@ fn rebuild_reports_missing_and_unknown_objects() {
     assert!(rebuilt.less);
 }
 
-/// An element's database as its rows say.
+/// An element's database with rows of the test.
 struct Element {
     path: PathBuf,
     db: Connection,
@@ -159,7 +159,7 @@ fn note(ino: u64, change: u64, kind: Kind, object: u64, places: &[(u64, &[u8])])
 fn rebuild_prefers_latest_note_of_inode() {
     let folder = tempfile::tempdir().unwrap();
     let [one, two] = [0, 1].map(|id| Element::new(folder.path(), id));
-    // Swapped by renames, with a name that is no text.
+    // The files are swapped by renames, with a name that is no text.
     one.object(100, 10, "/first", 1);
     two.object(101, 11, "/second", 1);
     one.note(&note(10, 5, Kind::File, 100, &[(1, b"second")]));
@@ -170,11 +170,12 @@ fn rebuild_prefers_latest_note_of_inode() {
         101,
         &[(1, b"first"), (1, b"\xff\xfe")],
     ));
-    // A folder as one element knew it before it was moved, and as the other knows it.
+    // One element has a note of a folder from before its move, and the other one from after.
     one.note(&note(20, 1, Kind::Directory, 0, &[(1, b"old")]));
     two.note(&note(20, 7, Kind::Directory, 0, &[(21, b"new")]));
     one.note(&note(21, 2, Kind::Directory, 0, &[(1, b"above")]));
-    // Written once more than was noted; removed, with its bytes still there; removed, and its name used again.
+    // The first file was written once more than was noted. The second was deleted while its bytes still exist. The third was deleted, and
+    // its name is used again.
     one.object(110, 12, "/old/late", 1);
     one.object(111, 12, "/old/late", 2);
     one.note(&note(12, 8, Kind::File, 110, &[(20, b"late")]));
@@ -199,7 +200,7 @@ fn rebuild_prefers_latest_note_of_inode() {
         rebuilt.apart.is_empty() && rebuilt.missing.is_empty(),
         "{rebuilt:?}"
     );
-    // What was superseded is removed at last.
+    // The superseded versions are removed now.
     let db = Connection::open(folder.path().join("again/server.db")).unwrap();
     let removal = "SELECT group_concat(object) FROM (SELECT object FROM removal ORDER BY object)";
     let removal: String = db.query_row(removal, [], |row| row.get(0)).unwrap();
@@ -216,7 +217,7 @@ fn rebuild_joins_copies_of_object_and_needs_only_one() {
         ..note(10, 5, Kind::File, 100, &[(1, b"renamed")])
     });
     two.object(100, 10, "/kept", 7);
-    // Overwritten: all copies of what was there before are to be removed.
+    // The file was overwritten: all copies of the version before are to be removed.
     one.object(101, 11, "/new", 1);
     three.object(101, 11, "/new", 2);
     one.object(102, 11, "/new", 3);
@@ -258,14 +259,14 @@ fn rebuild_joins_parts_of_striped_file() {
         };
         element.attribute(id, object::PAGE, object::PART, &of.to_bytes());
     };
-    // Noted, with a copy of its second part.
+    // This version is noted, with a copy of its second part.
     part(&one, 201, (110, 0), 1);
     part(&two, 202, (110, 1), 1);
     part(&three, 202, (110, 1), 5);
     let noted = note(10, 5, Kind::File, 110, &[(1, b"noted")]);
     one.note(&noted);
     three.note(&NameNote { copies: 2, ..noted });
-    // Written once more than was noted.
+    // This file was written once more than was noted.
     two.object(111, 11, "/late", 1);
     two.note(&note(11, 6, Kind::File, 111, &[(1, b"late")]));
     part(&one, 203, (111 + 1, 0), 2);
@@ -276,7 +277,7 @@ fn rebuild_joins_parts_of_striped_file() {
         let row = params![id, inode, object::PAGE, object::INODE];
         element.db.execute(sql, row).unwrap();
     }
-    // Its first part is lost.
+    // The first part of this version is lost.
     part(&two, 206, (115, 1), 3);
     two.note(&note(15, 7, Kind::File, 115, &[(1, b"half")]));
     let rebuilt = again(folder.path(), &[one.path, two.path, three.path]);
@@ -326,7 +327,7 @@ fn rebuild_ignores_attributes_set_by_client_only() {
         one.db.execute(sql, row).unwrap();
     };
     one.note(&note(2, 1, Kind::Directory, 0, &[(1, b"home")]));
-    // A file of the victim, and what says that it is the file's next version.
+    // A file of the victim, and an object that claims to be the file's next version.
     one.object(100, 10, "/home/notes", 1);
     one.note(&NameNote {
         uid: 7,
@@ -334,7 +335,7 @@ fn rebuild_ignores_attributes_set_by_client_only() {
         ..note(10, 5, Kind::File, 100, &[(2, b"notes")])
     });
     told(101, 10, "/home/notes", 9);
-    // The same of a striped file: a part of it, and the version's own object.
+    // The same attack on a striped file: an object that claims to be its part, and one that claims to be the version's own object.
     let part_of = |index| PartOf {
         version: ObjectId(110),
         index,
@@ -350,7 +351,7 @@ fn rebuild_ignores_attributes_set_by_client_only() {
     told(150, 11, "/home/striped", 9);
     let part = part_of(0).to_bytes();
     one.attribute(150, object::PAGE, object::PART, &part);
-    // A program of root's, new files in others' folders, and one whose owner is signed and whose name a task gave.
+    // A program that claims to be root's, new files in others' folders, and a file with a signed owner and a name that a task gave.
     told(102, 50, "/bin/x", 2);
     value(&one, 102, object::UID, 0);
     value(&one, 102, object::MODE, 0o4755);
@@ -359,7 +360,7 @@ fn rebuild_ignores_attributes_set_by_client_only() {
     one.object(104, 51, "/home/.bashrc", 2);
     value(&one, 104, object::UID, 9);
     value(&one, 104, object::TASK, 3);
-    // One whose capability an earlier release signed, so that it has no inode: the server has noted it.
+    // An earlier release signed this object's capability, so that it has no inode: the server has noted it.
     one.object(105, 0, "", 3);
     one.note(&note(12, 7, Kind::File, 105, &[(2, b"later")]));
     let rebuilt = again(folder.path(), &[one.path, two.path]);
@@ -389,7 +390,7 @@ fn rebuild_ignores_attributes_set_by_client_only() {
 fn rebuild_names_files_that_it_cannot_restore() {
     let folder = tempfile::tempdir().unwrap();
     let one = Element::new(folder.path(), 0);
-    // Two of one name, a folder that nobody knows, folders in each other, and a version whose bytes are lost.
+    // Two files with one name, an unknown folder, folders that contain each other, and a version whose bytes are lost.
     one.object(100, 10, "/x", 1);
     one.object(101, 11, "/x", 1);
     one.note(&note(10, 5, Kind::File, 100, &[(1, b"x")]));

@@ -1,4 +1,4 @@
-//! Rules: every version that matches fires exactly once, whatever happens to the server and to the file meanwhile.
+//! Rules: every matching version fires exactly once, whatever happens to the server and to the file in the meantime.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod array;
@@ -10,7 +10,7 @@ use std::time::Duration;
 use tidemill_client::Server as Client;
 use tidemill_wire::v1::{self, name_op::Op};
 
-// Nobody who runs these tests.
+// User id of the rule's owner. No user who runs these tests has it.
 const OWNER: u32 = 31_000;
 const RULE: &str = r#"
 name = "count"; workdir = "/w"; pattern = "in/(?<n>[^/]*)\.dat";
@@ -48,7 +48,7 @@ async fn log(client: &Client) -> Vec<v1::Firing> {
     log_of(client, OWNER, "count").await
 }
 
-/// Waits until so many firings have ended, and none is left.
+/// Waits until `count` firings have ended, and none is left.
 async fn settled(client: &Client, count: usize) -> Vec<v1::Firing> {
     loop {
         let log = log(client).await;
@@ -140,7 +140,7 @@ async fn unlink(client: &Client, path: &str) {
     client.one(&root(), Op::Unlink(unlink)).await.unwrap();
 }
 
-/// Seals the next version of a file; gives its object.
+/// Seals the next version of a file. Returns its object.
 async fn overwrite(client: &Client, path: &str, size: u64) -> u64 {
     let ino = stat(client, path).await.unwrap().ino;
     let (_, object) = client.reserve(0, 1).await.unwrap();
@@ -189,11 +189,11 @@ async fn sealed_match_fires_rule_with_rights_of_its_owner() {
     assert_eq!((of.name.as_str(), of.uid), ("count@1", OWNER));
     assert_eq!(of.source, "rule count@1");
 
-    // The next version of the file fires again, and makes the next version of its result.
+    // The next version of the file fires again, and creates the next version of its result.
     overwrite(&client, "/w/in/a.dat", 9).await;
     settled(&client, 2).await;
     assert_eq!(stat(&client, "/w/out/a.txt").await.unwrap().version, 2);
-    // Others neither see the rule nor have it changed.
+    // Other users can neither see nor change the rule.
     let other = v1::RuleRequest {
         credentials: Some(user(OWNER + 1)),
         name: rule.rule.to_string(),
@@ -214,7 +214,7 @@ async fn renames_links_and_moved_folders_fire_each_version_once() {
     assert_eq!(log(&client).await.len(), 0);
     rename(&client, "/w/in/.a.dat.part", "/w/in/a.dat").await;
     rename(&client, "/w/tmp/b.dat", "/w/in/b.dat").await;
-    // Out and in again, and under another name: it is the same version.
+    // The file is moved out and in again, and under another name: it is the same version.
     rename(&client, "/w/in/b.dat", "/w/tmp/b.dat").await;
     rename(&client, "/w/tmp/b.dat", "/w/in/b2.dat").await;
     write_file(&client, "/w/tmp/c", 7, OWNER).await;
@@ -228,7 +228,7 @@ async fn renames_links_and_moved_folders_fire_each_version_once() {
     };
     client.one(&root(), Op::Link(link)).await.unwrap();
     settled(&client, 3).await;
-    // A folder, with more files than are looked at in one transaction.
+    // The folder has more files than are examined in one transaction.
     mkdir(&client, "/w/tmp/in").await;
     for index in 0..230 {
         write_file(&client, &format!("/w/tmp/in/d{index}.dat"), 1, OWNER).await;
@@ -262,7 +262,7 @@ async fn each_version_fires_separately_with_its_own_bytes() {
             ("/w/in/removed.dat", "queued"),
         ]
     );
-    // What is to be fired is kept, though nothing leads to it any more.
+    // A version that is to be fired is kept, though it has no name any more.
     tokio::time::sleep(Duration::from_millis(1800)).await;
     pause(&client, false).await;
     let mut seen = Vec::new();
@@ -305,7 +305,7 @@ async fn server_killed_at_any_step_fires_each_version_once() {
             let path = format!("/w/in/{round}-{index}.dat");
             sealed.insert(write_file(&client, &path, 7, OWNER).await);
         }
-        // At another step each time: before the job is made, while it is, and after; with what has ended, and without.
+        // The crash happens at another step each time: before the job is created, during it, and after it; with ended tasks, and without.
         let worker = (round % 3 == 0).then(|| element.serve());
         tokio::time::sleep(Duration::from_micros(700 * (round % 7))).await;
         running.crash().await;
@@ -369,7 +369,7 @@ async fn rule_that_triggers_itself_stops_at_depth_limit() {
     );
     tokio::time::sleep(Duration::from_millis(50)).await;
     assert_eq!(log(&client).await.len(), 4);
-    // Whoever insists begins a new chain.
+    // A retry begins a new chain.
     assert_eq!(retry(&client, "").await, 1);
     let done = settled(&client, 7).await;
     assert_eq!(done.last().unwrap().state, "loop");
@@ -395,7 +395,7 @@ async fn failed_firings_are_listed_and_can_be_retried() {
         ),
         ("failed", true)
     );
-    // Something is in the way of this one's job.
+    // A file blocks the output of this job.
     write_file(&client, "/w/out/b.txt/in-the-way", 7, OWNER).await;
     write_file(&client, "/w/in/b.dat", 7, OWNER).await;
     let failed = settled(&client, 2).await;
@@ -513,7 +513,7 @@ async fn rule_for_all_skips_files_that_another_user_moved() {
         log.into_iter().map(|one| one.path).collect()
     };
     assert_eq!(fired().await, ["/w/in/b.dat"]);
-    // Folders are looked through later, the older folder first.
+    // Folders are walked later, the older folder first.
     rename_as(&client, &user(2002), "/drop/other", "/w/in/other").await;
     rename_as(&client, &user(2001), "/drop/one", "/w/in/one").await;
     while fired().await.len() < 2 {
@@ -552,7 +552,7 @@ async fn existing_files_fire_on_request_and_rule_can_be_removed() {
         ..request(OWNER, RULE)
     };
     assert_eq!(add(&client, replaced).await.revision, 2);
-    // Queued ones go with their rule.
+    // Queued firings are deleted with their rule.
     pause(&client, true).await;
     write_file(&client, "/w/in/last.dat", 7, OWNER).await;
     let request = v1::RuleRequest {
@@ -648,7 +648,7 @@ async fn burst_of_one_user_does_not_delay_rules_of_others() {
         ..v1::Create::default()
     };
     client.one(&root(), Op::Create(create)).await.unwrap();
-    // So many rules of one user that each could fill what all may have.
+    // One user has enough rules that each could fill the limit of all users.
     for number in 0..8 {
         let name = format!("\"count{number}\"");
         let text = RULE.replace("\"count\"", &name);
@@ -744,7 +744,7 @@ name = "count"; workdir = "/w"; pattern = "in/*.dat"; depth = 1;
 hook = { map = "max"; reduce = "max"; output = "/w/out/r${round}.txt"; };
 "#;
 
-/// What clients see of the hook.
+/// Returns the hook as clients see it.
 async fn hook(client: &Client) -> v1::Hook {
     let request = v1::ListRulesRequest {
         credentials: Some(user(OWNER)),
@@ -754,7 +754,7 @@ async fn hook(client: &Client) -> v1::Hook {
     rules.rules.remove(0).hook.unwrap()
 }
 
-/// Waits until the last of so many rounds is in some state; gives it.
+/// Waits until the round with this number is the last and has this state. Returns it.
 async fn round(client: &Client, number: u64, state: &str) -> v1::HookRound {
     loop {
         let rounds = hook(client).await.rounds;
@@ -792,10 +792,10 @@ async fn round_fails_at_depth_limit_until_retried() {
         states(&log(&client).await),
         [("/w/in/a.dat", "done"), ("/w/in/r1.dat", "loop")]
     );
-    // The file and its round.
+    // The two are the file and its round.
     assert_eq!(retry(&client, "").await, 2);
     round(&client, 3, "failed").await;
-    // Those of an earlier server are of no round.
+    // Firings of an earlier server belong to no round.
     change(dir.path(), "UPDATE firing SET round = 0 WHERE state = 6");
     change(dir.path(), "DELETE FROM round WHERE state = 4");
     assert_eq!(retry(&client, "").await, 1);
@@ -922,7 +922,7 @@ async fn hook_with_too_many_pending_files_lags_and_starts_no_more() {
     assert!(shown.lag_bytes > 1 << 62, "{}", shown.lag_bytes);
     let status = client.array().status(v1::StatusRequest {}).await.unwrap();
     assert_eq!(status.into_inner().hooks_behind.len(), 1);
-    // This one is queued when it is closed.
+    // This file is queued when it is closed.
     let (ino, object) = client.reserve(1, 1).await.unwrap();
     let create = v1::Create {
         name: b"/w/in/begun.dat".to_vec(),

@@ -1,4 +1,4 @@
-//! Damaged copies as the server sees them, and scrubs that find them.
+//! Damaged copies from the view of the server, and scrubs that find them.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod array;
@@ -19,7 +19,7 @@ async fn one(client: &Client, op: Op) -> Result<Answer, tidemill_client::Error> 
     client.one(&root(), op).await
 }
 
-/// Elements of hosts of their own.
+/// Attaches elements with a host of their own each.
 async fn elements<const N: usize>(client: &Client) -> [FakeElement; N] {
     let mut elements = Vec::new();
     for id in 0..u32::try_from(N).unwrap() {
@@ -32,7 +32,7 @@ async fn elements<const N: usize>(client: &Client) -> [FakeElement; N] {
     elements.try_into().unwrap_or_else(|_| unreachable!())
 }
 
-/// A sealed file on element 0 of which there are to be so many copies; gives its inode and object.
+/// Creates a sealed file on element 0 with this number of wanted copies. Returns its inode and object.
 async fn file(client: &Client, path: &str, copies: u32) -> (u64, u64) {
     let (ino, object) = client.reserve(1, 1).await.unwrap();
     let create = v1::Create {
@@ -56,7 +56,7 @@ async fn file(client: &Client, path: &str, copies: u32) -> (u64, u64) {
     (ino.0, object.0)
 }
 
-/// The next label of no job.
+/// Returns the next label without a job.
 async fn errand(element: &mut FakeElement) -> (u64, Operation) {
     loop {
         if let Some(label) = element.waiting.pop_front() {
@@ -112,7 +112,7 @@ async fn tell(element: &FakeElement, objects: &[u64]) {
     element.send(From::Damaged(told)).await;
 }
 
-/// It has compared; these are damaged.
+/// Reports that the element has compared the objects, and that `objects` are damaged.
 async fn compared(element: &mut FakeElement, label: u64, objects: &[u64]) {
     let outcome = v1::LabelOutcome {
         damaged: damaged(objects),
@@ -173,7 +173,7 @@ async fn scrub(client: &Client, path: &str, element: Option<u32>) -> v1::ScrubRe
     client.health().scrub(request).await.unwrap().into_inner()
 }
 
-/// What a scrub did, once it has ended.
+/// Returns the result of a scrub, once it has ended.
 async fn scrubbed(client: &Client, request: u64) -> v1::ScrubsReply {
     loop {
         let request = v1::ScrubsRequest { request };
@@ -221,7 +221,7 @@ async fn damaged_first_copy_is_read_elsewhere_and_repaired() {
         (now.damaged, now.hopeless, now.mending, now.lost),
         (1, 0, 1, 0)
     );
-    // Not at once: it is tried again, and the copy is not forgotten.
+    // The repair fails at first: it is retried, and the copy is not forgotten.
     first
         .finished(label, array::failure("device", "full"))
         .await;
@@ -229,7 +229,7 @@ async fn damaged_first_copy_is_read_elsewhere_and_repaired() {
     let db = rusqlite::Connection::open(dir.path().join("server.db")).unwrap();
     db.execute("UPDATE short SET at = 0", []).unwrap();
     let again = copy(&mut first).await;
-    // The server dies, and knows it still.
+    // The server dies, and still knows the damage afterwards.
     drop((first, second, client));
     running.crash().await;
     let running = Running::start(dir.path()).await;
@@ -295,7 +295,7 @@ async fn jobs_read_undamaged_copy() {
     let reply = submit(&client, 0, &script("one", 0)).await;
     let (label, analyse) = first.labels().await.remove(0);
     assert_eq!(analyse.inputs[0].element, 0);
-    // It finds that its own copy is gone: the next try is sent with the other.
+    // The element finds that its own copy is missing: the next try is sent with the other copy.
     tell(&first, &[object]).await;
     first
         .finished(label, array::failure("input", "is missing"))
@@ -313,7 +313,7 @@ async fn jobs_read_undamaged_copy() {
     );
     first.finished(label, success(&analyse, 5)).await;
     assert_eq!(ended(&client, reply.job).await.state(), v1::State::Done);
-    // One that comes later, too.
+    // A later job reads the other copy, too.
     let _later = submit(&client, 0, &script("two", 1)).await;
     let (_, analyse) = second.labels().await.remove(0);
     assert_eq!(
@@ -341,7 +341,7 @@ async fn scrub_reads_all_objects_and_repairs_damage() {
     assert_eq!((sent.objects, sent.idle), (vec![object, other], false));
     let (on_second, sent) = verify(&mut second).await;
     assert_eq!(sent.objects, [object]);
-    // The server dies, and asks for the same once more.
+    // The server dies, and orders the same comparison again.
     drop((first, second, client));
     running.crash().await;
     let running = Running::start(dir.path()).await;
@@ -362,7 +362,7 @@ async fn scrub_reads_all_objects_and_repairs_damage() {
     made(&mut first, sent).await;
     until(&client, ino, &["current", "current"]).await;
     assert_eq!(copies(&client, alone).await, at(&["damaged"]));
-    // Its owner has brought it back below the element.
+    // The owner has restored the file below the element.
     let asked = scrub(&client, "/g", None).await;
     assert_eq!((asked.objects, asked.elements.as_slice()), (1, &[0][..]));
     let (label, sent) = verify(&mut first).await;
@@ -394,7 +394,7 @@ async fn version_removed_during_scrub_or_repair_leaves_nothing() {
     unlink(&client, "f").await;
     assert_eq!(first.removed().await, [object]);
     assert_eq!(second.removed().await, [object]);
-    // It comes after all: it goes once more.
+    // The copy arrives after all, and is removed again.
     made(&mut first, sent).await;
     assert_eq!(first.removed().await, [object]);
     let left = "SELECT (SELECT count(*) FROM damage) + (SELECT count(*) FROM short) + (SELECT count(*) FROM copy)";
@@ -420,7 +420,7 @@ async fn idle_scrub_reads_all_objects_periodically() {
         Vec::new(),
     )
     .await;
-    // One that does not is left alone.
+    // An element without scrubbing is left alone.
     let _other = FakeElement::attach(&client, 1, Vec::new()).await;
     let (_, object) = file(&client, "/f", 1).await;
     for _ in 0..2 {
@@ -450,7 +450,7 @@ async fn invalid_scrub_requests_are_refused() {
         let refused = refused.await.unwrap_err();
         assert!(refused.message().contains(what), "{refused}");
     }
-    // A folder without files has nothing to be read.
+    // A folder without files has nothing to read.
     let asked = scrub(&client, "/", None).await;
     assert_eq!((asked.objects, asked.elements.len()), (0, 0));
     assert_eq!(scrubbed(&client, asked.request).await.scrubs.len(), 0);

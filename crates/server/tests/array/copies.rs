@@ -1,4 +1,4 @@
-//! Files with copies, and elements that make them.
+//! Files with copies, and elements that create the copies.
 
 use super::{FakeElement, root, status};
 use serde_json::{Value, json};
@@ -8,7 +8,7 @@ use tidemill_wire::v1::{
     self, label::Operation, name_op::Op, name_result::Result as Answer, to_element::Message as To,
 };
 
-/// An element on a host.
+/// Attaches an element of a host.
 pub async fn element(client: &Client, id: u32, host: &str) -> FakeElement {
     let status = v1::Element {
         host: host.into(),
@@ -21,7 +21,7 @@ pub async fn one(client: &Client, op: Op) -> Result<Answer, tidemill_client::Err
     client.one(&root(), op).await
 }
 
-/// A sealed file on element 0; gives its inode and object.
+/// Creates a sealed file on element 0. Returns its inode and object.
 pub async fn file(client: &Client, path: &str) -> (u64, u64) {
     let (ino, object) = client.reserve(1, 1).await.unwrap();
     let create = v1::Create {
@@ -54,7 +54,7 @@ pub async fn seal(
     one(client, Op::Seal(seal)).await
 }
 
-/// The next label that makes a copy.
+/// Returns the next label that creates a copy.
 pub async fn copy(element: &mut FakeElement) -> (u64, v1::Copy) {
     loop {
         if let Some(label) = element.waiting.pop_front() {
@@ -69,7 +69,7 @@ pub async fn copy(element: &mut FakeElement) -> (u64, v1::Copy) {
     }
 }
 
-/// It has made a copy.
+/// Reports that the element has created a copy.
 pub async fn made(element: &mut FakeElement, (label, copy): (u64, v1::Copy)) {
     let outcome = v1::LabelOutcome {
         sealed: vec![v1::SealedObject {
@@ -94,7 +94,7 @@ pub async fn attribute(client: &Client, ino: u64, name: &str) -> String {
     }
 }
 
-/// Elements and states of a file's copies.
+/// Returns the elements and states of a file's copies.
 pub async fn copies(client: &Client, ino: u64) -> Value {
     let layout = attribute(client, ino, "user.tidemill.layout").await;
     serde_json::from_str::<Value>(&layout).unwrap()["parts"][0]["copies"].take()

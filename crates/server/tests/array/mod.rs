@@ -1,4 +1,4 @@
-//! A server in a temporary folder and elements that only speak the protocol.
+//! A server in a temporary folder, and elements that only speak the protocol.
 #![allow(
     dead_code,
     clippy::unwrap_used,
@@ -26,7 +26,7 @@ pub struct Running {
     server: Server,
 }
 
-/// Root, who needs no checks.
+/// Returns the credentials of root, for which no checks are made.
 pub fn root() -> v1::Credentials {
     v1::Credentials {
         uid: 0,
@@ -36,7 +36,7 @@ pub fn root() -> v1::Credentials {
     }
 }
 
-/// An ordinary user whose permissions the server must check.
+/// Returns the credentials of an ordinary user whose permissions the server must check.
 pub fn user(uid: u32) -> v1::Credentials {
     v1::Credentials {
         uid,
@@ -46,7 +46,7 @@ pub fn user(uid: u32) -> v1::Credentials {
     }
 }
 
-/// Makes an empty file in the root directory.
+/// Returns the operation that creates an empty file in the root directory.
 pub fn file_op(name: &str) -> Op {
     Op::Create(v1::Create {
         parent: 1,
@@ -88,7 +88,7 @@ impl Running {
             .unwrap()
     }
 
-    /// Ends without any of the goodbyes of a shutdown.
+    /// Ends the server without the steps of a shutdown.
     pub async fn crash(self) {
         drop(self.server);
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
@@ -98,14 +98,14 @@ impl Running {
         self.server.shutdown().await;
     }
 
-    /// A new storage element that knows no labels.
+    /// Attaches a new storage element that knows no labels.
     pub async fn element(&self, id: u32) -> FakeElement {
         FakeElement::attach(&self.client().await, id, Vec::new()).await
     }
 }
 
-/// With `TIDEMILL_TEST_QUEUE=memory` labels wait in a queue that is not the server's: one for each folder, which
-/// outlives its servers; with the address of a server of NATS they wait there.
+/// Returns the place where labels wait. With `TIDEMILL_TEST_QUEUE=memory`, it is a queue outside of the server: one for each folder,
+/// which outlives its servers. With the address of a NATS server, labels wait there.
 fn queue(dir: &Path) -> Place {
     match std::env::var("TIDEMILL_TEST_QUEUE").as_deref() {
         Err(_) => Place::Own,
@@ -134,22 +134,22 @@ fn queue(dir: &Path) -> Place {
     }
 }
 
-/// An element that does what the test says.
+/// An element that is controlled by the test.
 pub struct FakeElement {
     pub id: u32,
-    /// Removals that came and were not looked at yet: labels and their objects.
+    /// Received removals that were not examined yet: labels and their objects.
     pub removals: VecDeque<(u64, Vec<u64>)>,
-    /// What it was told of names.
+    /// Received notes about names.
     pub told: Vec<v1::NameNote>,
-    /// Other labels that came with one that was looked at.
+    /// Other labels that arrived together with an examined one.
     pub waiting: VecDeque<v1::Label>,
-    /// What capabilities are checked with.
+    /// Key for checking capabilities.
     pub key: Vec<u8>,
     pub out: mpsc::Sender<v1::FromElement>,
     pub stream: Streaming<v1::ToElement>,
 }
 
-/// The status of an idle element with much room.
+/// Returns the status of an idle element with much free space.
 pub fn status(id: u32) -> v1::Element {
     v1::Element {
         element: id,
@@ -205,7 +205,7 @@ impl FakeElement {
         }
     }
 
-    /// The next message that is not about other elements, names, channels or removals.
+    /// Returns the next message that is not about other elements, names, channels or removals.
     pub async fn next(&mut self) -> To {
         loop {
             if let Some(message) = self.hear().await {
@@ -246,7 +246,7 @@ impl FakeElement {
         }
     }
 
-    /// The next note about an inode.
+    /// Returns the next note about an inode.
     pub async fn note(&mut self, ino: u64) -> v1::NameNote {
         loop {
             if let Some(at) = self.told.iter().position(|note| note.ino == ino) {
@@ -256,7 +256,7 @@ impl FakeElement {
         }
     }
 
-    /// The next removal: its label and objects.
+    /// Returns the next removal: its label and objects.
     pub async fn removal(&mut self) -> (u64, Vec<u64>) {
         loop {
             if let Some(removal) = self.removals.pop_front() {
@@ -266,14 +266,14 @@ impl FakeElement {
         }
     }
 
-    /// Carries out the next removal; gives the objects.
+    /// Carries out the next removal. Returns the objects.
     pub async fn removed(&mut self) -> Vec<u64> {
         let (label, objects) = self.removal().await;
         self.finished(label, v1::LabelOutcome::default()).await;
         objects
     }
 
-    /// Carries out removals until so many objects are gone; gives them in order.
+    /// Carries out removals until `count` objects are removed. Returns the objects in order.
     pub async fn removed_of(&mut self, count: usize) -> Vec<u64> {
         let mut removed = Vec::new();
         while removed.len() < count {
@@ -283,7 +283,7 @@ impl FakeElement {
         removed
     }
 
-    /// Sends, or not if the connection has ended: whoever reads next is told of that.
+    /// Sends a message, or drops it if the connection has ended: the next read reports that.
     pub async fn send(&self, message: From) {
         let message = v1::FromElement {
             message: Some(message),
@@ -292,7 +292,7 @@ impl FakeElement {
     }
 }
 
-/// The tasks of labels that were received.
+/// Returns the tasks of received labels.
 pub fn analyses(message: To) -> Vec<(u64, v1::Analyse)> {
     let To::Labels(labels) = message else {
         panic!("no labels: {message:?}")
@@ -304,7 +304,7 @@ pub fn analyses(message: To) -> Vec<(u64, v1::Analyse)> {
     labels.labels.into_iter().map(analyse).collect()
 }
 
-/// An outcome with every output `size` bytes long.
+/// Returns an outcome with every output `size` bytes long.
 pub fn success(analyse: &v1::Analyse, size: u64) -> v1::LabelOutcome {
     let sealed = |output: &v1::Output| v1::SealedObject {
         object: output.object,
@@ -324,7 +324,7 @@ pub fn success(analyse: &v1::Analyse, size: u64) -> v1::LabelOutcome {
     }
 }
 
-/// An outcome that failed for good.
+/// Returns an outcome of a permanent failure.
 pub fn failure(kind: &str, message: &str) -> v1::LabelOutcome {
     let failure = v1::FailureReport {
         kind: kind.into(),
@@ -339,7 +339,7 @@ pub fn failure(kind: &str, message: &str) -> v1::LabelOutcome {
 }
 
 impl FakeElement {
-    /// The next labels; questions about programs are answered with all that were asked for.
+    /// Returns the next labels. Questions about programs are answered with all requested programs.
     pub async fn labels(&mut self) -> Vec<(u64, v1::Analyse)> {
         loop {
             match self.next().await {
@@ -391,7 +391,7 @@ impl FakeElement {
         }
     }
 
-    /// Runs every label that comes, until the connection ends. Gives labels in the order of their arrival.
+    /// Runs every received label until the connection ends. Returns the labels in the order of their arrival.
     pub fn serve(mut self) -> tokio::task::JoinHandle<Vec<(u64, v1::Analyse)>> {
         tokio::spawn(async move {
             let mut seen = Vec::new();
@@ -416,7 +416,7 @@ impl FakeElement {
     }
 }
 
-/// Makes a sealed file of `size` bytes at a path of the array, as `uid`; gives its object.
+/// Creates a sealed file of `size` bytes at a path of the array, as `uid`. Returns its object.
 pub async fn write_file(client: &Client, path: &str, size: u64, uid: u32) -> u64 {
     use tidemill_wire::v1::name_result::Result as Answer;
     let (ino, object) = client.reserve(1, 1).await.unwrap();
@@ -445,7 +445,7 @@ pub async fn write_file(client: &Client, path: &str, size: u64, uid: u32) -> u64
     object.0
 }
 
-/// The attributes of a path, if it is there.
+/// Returns the attributes of a path, or `None` if it does not exist.
 pub async fn stat(client: &Client, path: &str) -> Option<v1::Attr> {
     use tidemill_wire::v1::name_result::Result as Answer;
     let resolve = v1::Resolve {
@@ -461,7 +461,7 @@ pub async fn stat(client: &Client, path: &str) -> Option<v1::Attr> {
     }
 }
 
-/// Submits as a user; gives the reply.
+/// Submits a script as a user. Returns the reply.
 pub async fn submit(client: &Client, uid: u32, script: &str) -> v1::SubmitReply {
     let credentials = v1::Credentials {
         uid,
@@ -478,7 +478,7 @@ pub async fn submit(client: &Client, uid: u32, script: &str) -> v1::SubmitReply 
     client.jobs().submit(request).await.unwrap().into_inner()
 }
 
-/// A mount: its session, as long as its stream.
+/// Opens a mount's stream. Returns its session and the stream, which keeps the session.
 pub async fn mount(client: &Client) -> (u64, Streaming<v1::Invalidation>) {
     let watch = v1::WatchRequest::default();
     let mut stream = client.names().watch(watch).await.unwrap().into_inner();
@@ -486,14 +486,14 @@ pub async fn mount(client: &Client) -> (u64, Streaming<v1::Invalidation>) {
     (session, stream)
 }
 
-/// What comes, which is not waited for without end.
+/// Waits for a future, at most one minute.
 async fn within<T>(what: impl Future<Output = T>) -> T {
     let patience = std::time::Duration::from_secs(60);
     let came = tokio::time::timeout(patience, what).await;
     came.expect("nothing has come in a minute")
 }
 
-/// Waits until a job has ended; gives it with its tasks.
+/// Waits until a job has ended. Returns the job with its tasks.
 pub async fn ended(client: &Client, job: u64) -> v1::Job {
     let get = v1::GetJobRequest {
         credentials: Some(root()),
@@ -504,7 +504,7 @@ pub async fn ended(client: &Client, job: u64) -> v1::Job {
     client.jobs().get(get).await.unwrap().into_inner()
 }
 
-/// A job as it is now.
+/// Returns the present state of a job.
 pub async fn job(client: &Client, job: u64) -> v1::Job {
     let get = v1::GetJobRequest {
         credentials: Some(root()),

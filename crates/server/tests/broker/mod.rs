@@ -1,4 +1,4 @@
-//! Servers of NATS for tests, of the program that `NATS_SERVER` names or that is on the path.
+//! NATS servers for tests, of the program that `NATS_SERVER` names or that is on the path.
 #![allow(
     dead_code,
     unreachable_pub,
@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// Servers that keep what they have in a temporary folder, several as a cluster.
+/// Servers that store their data in a temporary folder. Several servers form a cluster.
 pub struct Broker {
     folder: tempfile::TempDir,
     program: PathBuf,
@@ -27,10 +27,10 @@ struct Server {
     process: Option<Child>,
 }
 
-/// The password of all of them.
+/// Password of all servers.
 pub const PASSWORD: &str = "hush/hush";
 
-/// What the user of tests may write to: docs/operating.md says so.
+/// Subjects to which the user of tests may write, as in docs/operating.md.
 const ALLOWED: &str = r#""tidemill.>", "$JS.API.>", "$JS.ACK.>""#;
 
 fn program() -> Option<PathBuf> {
@@ -43,7 +43,7 @@ fn program() -> Option<PathBuf> {
         .find(|program| program.exists())
 }
 
-/// Ports that are free now.
+/// Returns ports that are free now.
 fn ports(count: usize) -> Vec<u16> {
     let bound: Vec<TcpListener> = (0..count)
         .map(|_| TcpListener::bind("127.0.0.1:0").unwrap())
@@ -55,7 +55,7 @@ fn ports(count: usize) -> Vec<u16> {
 }
 
 impl Broker {
-    /// So many servers that are not started; `None`, and told, where there is no program.
+    /// Creates `count` servers without starting them. Returns `None` and calls `tell` if there is no program.
     pub fn new(count: usize, tell: fn(&str)) -> Option<Self> {
         let Some(program) = program() else {
             tell("no nats-server; scripts/nats.sh install builds one");
@@ -77,14 +77,14 @@ impl Broker {
         })
     }
 
-    /// As [`Self::new`], started.
+    /// Creates servers as [`Self::new`] does, and starts them.
     pub fn start(count: usize, tell: fn(&str)) -> Option<Self> {
         let mut broker = Self::new(count, tell)?;
         (0..count).for_each(|index| broker.begin(index));
         Some(broker)
     }
 
-    /// Starts a server, and waits until it takes connections.
+    /// Starts a server, and waits until it accepts connections.
     pub fn begin(&mut self, index: usize) {
         let config = self.folder.path().join(format!("{index}.conf"));
         let log = std::fs::File::create(config.with_extension("log")).unwrap();
@@ -104,19 +104,19 @@ impl Broker {
         }
     }
 
-    /// `kill -9`.
+    /// Kills a server as `kill -9` does.
     pub fn kill(&mut self, index: usize) {
         let mut process = self.servers[index].process.take().unwrap();
         process.kill().unwrap();
         process.wait().unwrap();
     }
 
-    /// It hangs.
+    /// Makes a server hang.
     pub fn stop(&self, index: usize) {
         self.signal(index, Signal::STOP);
     }
 
-    /// It goes on.
+    /// Lets a hanging server continue.
     pub fn go_on(&self, index: usize) {
         self.signal(index, Signal::CONT);
     }
@@ -126,7 +126,7 @@ impl Broker {
         kill_process(Pid::from_child(process), signal).unwrap();
     }
 
-    /// Where they are, with user and password.
+    /// Returns the servers' addresses, with user and password.
     pub fn url(&self) -> String {
         let password = PASSWORD.replace('/', "%2F");
         let one = |server: &Server| format!("nats://mill:{password}@127.0.0.1:{}", server.port);
@@ -135,7 +135,7 @@ impl Broker {
 }
 
 fn configure(folder: &Path, index: usize, clients: &[u16], routes: &[u16]) {
-    // One that is alone and syncs always does so for each message.
+    // A single server with `sync_interval: always` would sync after each message.
     let sync = if routes.len() > 1 {
         "sync_interval: always"
     } else {

@@ -547,7 +547,8 @@ impl Array {
         };
         tracing::info!(element = id, url = %element.url, labels = hello.labels.len(), "element is up");
         self.shared.sleepers.on(id, Sleep::Up);
-        // The rooms are refreshed before the element is reported, since anybody who sees it up may place a file there at once.
+        // The free space is refreshed before the element is reported, since anybody who sees the element up may place a file there at
+        // once.
         self.refresh();
         self.dismiss(id);
         self.remember(&element, epoch);

@@ -664,7 +664,8 @@ pub(crate) fn found(
     }
 }
 
-/// Removes a version from the list of missing copies, unless somebody has just asked for a move that can't be done now.
+/// Removes a version from the tables `short` and `move`. A version with a wanted move from one of its elements is examined later instead:
+/// somebody has just asked for the move, or the move can't be done now.
 fn enough(db: &Connection, object: u64, now: i64) -> Result<(), Fault> {
     let object = object.cast_signed();
     let sql = "SELECT 1 FROM move WHERE object = ?1 AND (source = (SELECT element FROM held WHERE object = ?1 \

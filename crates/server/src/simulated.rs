@@ -377,7 +377,7 @@ impl Simulated {
         })
     }
 
-    /// Disconnects such a process.
+    /// Disconnects a process that waits to wake an element.
     pub fn unkeep(&self, element: u32, number: u64) {
         self.array.unkeep(element, number);
     }

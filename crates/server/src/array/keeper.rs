@@ -66,7 +66,7 @@ impl Array {
         Ok((id, number, ended))
     }
 
-    /// Handles the end of such a process.
+    /// Handles the end of a process that waits to wake an element.
     pub(crate) fn unkeep(&self, element: u32, number: u64) {
         let mut keepers = self.keepers.lock();
         if keepers.get(&element).is_some_and(|(own, _)| *own == number) {
@@ -81,7 +81,8 @@ impl Array {
         }
     }
 
-    /// Sends the wake message to an element's waiting process. Returns whether there is such a process.
+    /// Sends the wake message to an element's waiting process. Returns whether an element has a waiting process and the message was
+    /// queued.
     pub(crate) fn wake(&self, element: u32) -> bool {
         let keepers = self.keepers.lock();
         keepers.get(&element).is_some_and(|(_, keeper)| {

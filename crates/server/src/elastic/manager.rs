@@ -273,7 +273,7 @@ impl Manager {
         }
     }
 
-    /// Wakes as many elements for waiting tasks as saves energy or time.
+    /// Wakes as many elements for waiting tasks as `allocate` chooses.
     fn share(&self, asleep: &[u32], demand: &Demand) {
         let able: BTreeSet<u32> = demand.able.iter().map(|element| element.0).collect();
         let able: Vec<u32> = asleep

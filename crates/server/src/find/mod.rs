@@ -161,7 +161,7 @@ fn answer(
     }
 }
 
-/// Returns the path of a folder without links. A folder that may not be listed is not found.
+/// Returns the path of a folder without links. A folder that the caller may not list is not found.
 fn folder(tx: &Tx<'_>, path: &[u8]) -> Result<Vec<u8>, Fault> {
     let node = tx
         .resolve(path, true)

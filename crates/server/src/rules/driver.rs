@@ -31,7 +31,7 @@ use tokio::task::JoinSet;
 const FIRING_MAX: usize = 8;
 /// Pause after which a firing is retried when the database fails, or when another job writes its outputs.
 const AGAIN: Duration = Duration::from_secs(1);
-/// Minimum interval between changes by files that a job waits for.
+/// Pause after each look for work. Files that arrive within it cause one look.
 const REST: Duration = Duration::from_millis(1);
 /// Minimum interval between two looks for work while maps wait for the end of a burst, since looking uses processors, too.
 const CALM: Duration = Duration::from_millis(50);

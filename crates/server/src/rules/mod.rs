@@ -131,7 +131,7 @@ pub(crate) struct Rules {
     any_growing: AtomicBool,
     any_keep: AtomicBool,
     any_rounds: AtomicBool,
-    /// Whether the rules were read within a transaction that may not have been committed.
+    /// Whether the rules were read within a transaction that may have failed.
     unsure: AtomicBool,
     kept: RwLock<Arc<Vec<Arc<Kept>>>>,
     woken: Notify,
@@ -168,7 +168,7 @@ impl Rules {
         self.any() && self.all().iter().any(|kept| kept.folder != 0)
     }
 
-    /// Reads all rules in a transaction that may not be committed. The driver reads them again after the transaction.
+    /// Reads all rules in a transaction that may still fail. The driver reads them again after the transaction.
     pub(crate) fn load_within(&self, db: &Connection) -> Result<(), Fault> {
         self.unsure.store(true, Ordering::Release);
         self.woken.notify_one();

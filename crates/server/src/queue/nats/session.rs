@@ -1,6 +1,7 @@
 //! A connection to the queue's servers, and the labels received by it.
 //!
-//! **Invariant**: every wait here ends within [`ANSWER`], and the number of waits in sequence is bounded by [`CHUNK`].
+//! **Invariant**: every wait here ends within [`ANSWER`], or within twice that time while a batch is received. Each wait covers at most
+//! [`CHUNK`] labels.
 
 use super::held::{Held, Receipt};
 use super::{Failed, Place};

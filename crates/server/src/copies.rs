@@ -58,7 +58,7 @@ pub(crate) struct Short {
     pub(crate) owner: Owner,
     ino: u64,
     path: String,
-    /// Striped or shared file that contains the version.
+    /// Version that contains the object as a part; `None` for a whole version.
     part: Option<PartOf>,
     /// Whether the version is in the burst tier and was stored on another element at the last look.
     drained: bool,

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Cuts the power of a host at random and checks that what was made durable is there (docs/semantics.md, "What survives").
 
-    power.py [--binary PATH] [--cuts N] [--seconds N] [--seed N] [--keep FOLDER]
+    power.py [--binary PATH] [--cuts N] [--seconds N] [--seed N] [--keep FOLDER] [--lying N]
 
 Server and element have their folders on ext4 on a block device that records each write and each flush. Programs write, replace,
 truncate, remove and rename files on two mounts, in place and over HTTP, and note how much was recorded when `fsync` returned. Then
 each cut takes a random moment: what was written before the last flush is there, and of the writes after it all, none, or each by
-chance. ext4 recovers, server and element start on it, and each file that was durable before the moment must hold what it held, or
+chance (with --lying, the last N flushes count for nothing, and the check must fail). ext4 recovers, server and element start on it, and each file that was durable before the moment must hold what it held, or
 what somebody began to write over it later. Prints one JSON line; exit status 1 if anything is not there. Needs root, /dev/fuse, loop
 devices and the Python package mfusepy.
 """
@@ -74,7 +74,10 @@ def record(folder):
         def flush(self, path, fh):
             return 0
 
-    mfusepy.FUSE(Disk(), f"{folder}/device", foreground=True, nothreads=True, direct_io=True, allow_other=True)
+    try:
+        mfusepy.FUSE(Disk(), f"{folder}/device", foreground=True, nothreads=True, direct_io=True, allow_other=True)
+    except RuntimeError:
+        pass  # It is unmounted.
 
 
 def wait(what, ready):
@@ -242,9 +245,9 @@ class Disk:
                 part = data[at : at + SECTOR]
                 into[offset + at : offset + at + len(part)] = part
 
-    def cut(self, cut, rng, path):
-        flush = bisect.bisect_left(self.flushes, cut) - 1
-        durable = self.flushes[flush] if flush >= 0 else 0
+    def cut(self, cut, rng, path, lying, floor):
+        flush = bisect.bisect_left(self.flushes, cut) - 1 - lying
+        durable = max(self.flushes[max(flush, 0)], floor)
         while self.applied < durable:
             self.write(self.base, self.applied)
             self.applied += 1
@@ -270,6 +273,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", help="keep disks that failed in this folder")
+    parser.add_argument("--lying", type=int, default=0, help="the device drops writes before its last N flushes, too")
     parser.add_argument("--record", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.record:
@@ -308,7 +312,7 @@ def main():
             file.truncate(DISK)
         cuts = sorted(rng.randrange(first, last + 1) for _ in range(args.cuts))
         for cut in cuts:
-            disk.cut(cut, rng, image)
+            disk.cut(cut, rng, image, args.lying, first)
             if args.keep:
                 shutil.copy(image, f"{args.keep}/cut.img")
             loop = sh("losetup", "-f", "--show", image)

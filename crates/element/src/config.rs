@@ -1,4 +1,4 @@
-//! What an element is told when it starts.
+//! Configuration of an element at its start. The module only holds values and reads the size of the host's memory.
 
 use crate::outside::Where;
 use crate::power::Meter;
@@ -15,93 +15,91 @@ use tidemill_core::resources::Offers;
 /// Rate that is reported until a pull has been measured: 1 Gbit/s in bytes per second.
 pub const LINK_BYTES_PER_SEC_DEFAULT: u64 = 125_000_000;
 
-/// Bytes of pulled objects that are kept after their last use.
+/// Default limit of pulled objects that are kept after their last use, in bytes.
 pub const PULLED_BYTES_MAX_DEFAULT: u64 = tidemill_core::dispatch::COPIES_BYTES_MAX;
 
-/// Bytes per second that it reads at most of its objects, to hash and to compare them, when it has nothing else to do: a device
-/// of 16 TB in three days.
+/// Default rate at which an idle element reads its objects to hash and to compare them, in bytes per second: a device of 16 TB in three
+/// days.
 pub const SCRUB_BYTES_PER_SEC_DEFAULT: u64 = 64 << 20;
 
-/// What an element is told when it starts.
+/// Configuration of an element at its start.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Its id in the array; a folder belongs to one id for ever.
+    /// Id in the array; a folder belongs to one id for ever.
     pub element: ElementId,
-    /// What it is for.
+    /// Role of the element.
     pub role: Role,
-    /// Whether what is written there goes on to others: it is of the burst tier.
+    /// Whether the element belongs to the burst tier: its files are moved on to other elements.
     pub burst: bool,
-    /// Where it keeps everything. Made if need be.
+    /// Folder for all files of the element. It is created if it does not exist.
     pub folder: PathBuf,
-    /// Where it serves HTTP; port 0 takes any free one.
+    /// HTTP address; port 0 takes any free port.
     pub listen: SocketAddr,
-    /// Whether it serves inside TLS, as an array does unless it was told not to.
+    /// Whether the element serves with TLS. An array does so by default.
     pub tls: bool,
-    /// How others reach it, `https://host:port` (`http://` without TLS); `None`: the address that it listens on.
+    /// URL for others, `https://host:port` (`http://` without TLS); `None`: the address that the element listens on.
     pub url: Option<String>,
-    /// Id of the host it is on; see `tidemill_client::host::id`.
+    /// Id of the element's host; see `tidemill_client::host::id`.
     pub host: String,
-    /// The array's server.
+    /// Server of the array.
     pub server: Endpoint,
     /// Content of the array's token file; needed over TCP only.
     pub credential: Option<Credential>,
-    /// Cores for kernels that it runs at once.
+    /// Cores for concurrent kernels.
     pub cores: u32,
-    /// Memory for tasks that say how much they need, in bytes; `None`: that which all kernels may have together.
+    /// Memory for tasks with a declared need, in bytes; `None`: the memory of all kernels together.
     pub memory_bytes: Option<u64>,
-    /// Named resources for kernels that it runs at once, such as GPUs and licences.
+    /// Named resources for concurrent kernels, such as GPUs and licences.
     pub resources: BTreeMap<String, u64>,
-    /// Whether kernels run only where nobody else wants the processor, so that reads and writes of clients keep
-    /// their latency.
+    /// Whether kernels run only on idle processors, so that reads and writes of clients keep their latency.
     pub kernels_idle: bool,
-    /// Memory that all its kernels may have together, where the host allows control groups; `None`: seven eighths of the
-    /// host's.
+    /// Memory limit of all kernels together, in bytes, if the host allows control groups; `None`: seven eighths of the host's memory.
     pub kernels_memory_bytes: Option<u64>,
-    /// Folders of its host that kernels may see, and all below them, if their tasks ask for them.
+    /// Folders of the host that kernels may see, with all folders below them, if their tasks ask for them.
     pub kernels_folders: Vec<PathBuf>,
-    /// Files and folders of the array on its host, and of its keys, that kernels never see, beside its own.
+    /// Files and folders of the array and of its keys on this host that kernels never see, in addition to the element's own folder.
     pub hidden: Vec<PathBuf>,
-    /// Folders that programs are looked for in before the system's, which all kernels see.
+    /// Folders that are searched for programs before the system's folders. All kernels see them.
     pub kernels_path: Vec<PathBuf>,
     /// Environment variables of all kernels, unless their tasks set them.
     pub kernels_environment: Vec<(String, String)>,
-    /// What it keeps them in.
+    /// Medium of the element's objects.
     pub medium: Medium,
-    /// Where its files stay, if that is outside of the array.
+    /// Location of the files, if it is outside of the array.
     pub outside: Option<Where>,
-    /// Bytes that its objects may take; `None`: all that the device has.
+    /// Bytes that the element's objects may take; `None`: the whole device.
     pub capacity_bytes: Option<u64>,
-    /// Memory for what tasks of jobs hand to each other, in bytes, beside what is on its disk; `None`: that goes to the disk.
+    /// Memory for outputs that tasks of jobs hand to each other, in bytes, in addition to the disk; `None`: these outputs are stored on the
+    /// disk.
     pub intermediate_bytes: Option<u64>,
     /// Rate of pulls from other elements in bytes per second; `None`: measured.
     pub link_bytes_per_sec: Option<u64>,
-    /// Rate of its device in bytes per second, for policies that prefer fast elements; `None`: nobody said.
+    /// Rate of the device in bytes per second, for policies that prefer fast elements; `None`: not configured.
     pub device_bytes_per_sec: Option<u64>,
-    /// What it draws at full load in thousandths of a watt, for policies that prefer thrifty elements; `None`: nobody said.
+    /// Power at full load in thousandths of a watt, for policies that prefer efficient elements; `None`: not configured.
     pub watts_milli: Option<u64>,
-    /// With nothing to do, and suspended.
+    /// Power when idle, in thousandths of a watt.
     pub idle_milli: Option<u64>,
-    /// See `idle_milli`.
+    /// Power when suspended, in thousandths of a watt.
     pub suspended_milli: Option<u64>,
-    /// What says how much it draws now.
+    /// Meter of the present power.
     pub meter: Option<Meter>,
-    /// How often its status is refreshed and sent.
+    /// Interval of refreshes of the status.
     pub status_period: Duration,
-    /// The program that runs built-in and native kernels when it is started with the hidden argument of
-    /// `tidemill_kernel`; normally this very program.
+    /// Program that runs built-in and native kernels when it is started with the hidden argument of `tidemill_kernel`; normally the running
+    /// program.
     pub program: PathBuf,
-    /// Whether objects of elements on the same host are taken from their folders; otherwise they are pulled
-    /// over HTTP like all others.
+    /// Whether objects of elements on the same host are taken from their folders. Otherwise they are pulled over HTTP like all others.
     pub in_place: bool,
-    /// Bytes of pulled objects that are kept after their last use, for tasks to come.
+    /// Limit of pulled objects that are kept after their last use for later tasks, in bytes.
     pub pulled_bytes_max: u64,
-    /// Rate at which it reads its objects when nobody asks for that, in bytes per second, to hash them and to find damage;
-    /// `None`: it does not.
+    /// Rate at which the element reads its objects in the background, in bytes per second, to hash them and to find damage. `None`: it does
+    /// not.
     pub scrub_bytes_per_sec: Option<u64>,
 }
 
-/// The memory of this machine that kernels may have, unless the configuration of an element names another: seven eighths of
-/// it, or of the limit of this process's control group.
+/// Returns the memory of this machine that kernels may use by default, in bytes: seven eighths of it, or of the limit of this process's
+/// control group.
 #[must_use]
 pub fn machine_memory_bytes() -> u64 {
     let host = rustix::system::sysinfo();
@@ -111,7 +109,7 @@ pub fn machine_memory_bytes() -> u64 {
 }
 
 impl Config {
-    /// What it has for kernels that run at once.
+    /// Returns the resources for concurrent kernels.
     #[must_use]
     pub fn offers(&self) -> Offers {
         let memory = self.memory_bytes;
@@ -122,16 +120,15 @@ impl Config {
         }
     }
 
-    /// Memory that all kernels may have together.
+    /// Returns the memory limit of all kernels together, in bytes.
     #[must_use]
     pub fn kernels_memory_bytes(&self) -> u64 {
         self.kernels_memory_bytes
             .unwrap_or_else(machine_memory_bytes)
     }
 
-    /// An element of role `store` with the defaults: any port of the loopback, as many cores as the host,
-    /// status every second, TLS unless the
-    /// server is reached without it.
+    /// Returns the configuration of an element of role `store` with the defaults: any port of the loopback, all cores of the host, status
+    /// every second, TLS unless the server is reached without it.
     #[must_use]
     pub fn new(element: ElementId, folder: impl Into<PathBuf>, server: Endpoint) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);

@@ -1,8 +1,8 @@
-//! The element's database: schema, migrations, and one writer thread that commits many changes at once.
+//! Database of the element: schema, migrations, and one writer thread that commits many changes in one transaction. The module reads and
+//! writes the database files in the element's folder.
 //!
-//! Knows SQL and nothing of what the rows mean to a task or a client; that is in [`crate::records`].
-//! `synchronous=NORMAL` in WAL mode keeps a commit over `kill -9`; a change that was asked to be durable
-//! makes its whole group be synced. Commits need no room on the device: `reserve.rs`.
+//! It knows SQL and not the meaning of the rows, which [`crate::records`] defines. With `synchronous=NORMAL` in WAL mode, a commit survives
+//! `kill -9`. A change that must be durable makes its whole group be synced. Commits need no free space on the device: `reserve.rs`.
 
 use crate::reserve::{self, Fold, Left, Reserve};
 use parking_lot::Mutex;
@@ -17,7 +17,7 @@ use tokio::sync::oneshot;
 /// Version of the schema (`PRAGMA user_version`).
 pub const SCHEMA_VERSION: u32 = 1;
 
-/// Most changes that are committed in one transaction.
+/// Maximum number of changes per transaction.
 const GROUP_MAX: usize = 2000;
 
 /// Prepared statements kept per connection.
@@ -26,16 +26,16 @@ const STATEMENTS_MAX: usize = 256;
 /// Read connections; a reader beyond them waits.
 const READERS: usize = 2;
 
-/// Pages of the log from which on it is folded back.
+/// Length of the write-ahead log, in pages, at which it is checkpointed.
 const LOG_PAGES: i64 = 1000;
 
-/// Pages of the log at which SQLite itself folds it back, if nobody has before.
+/// Length of the log, in pages, at which SQLite itself checkpoints it, if this was not done before.
 const LOG_PAGES_MAX: u32 = 3000;
 
-/// Changes between two looks at the log's length.
+/// Changes between two checks of the log's length.
 const CHANGES_PER_LOOK: usize = 32;
 
-/// Migration `n` brings a database from version `n` to version `n + 1`. A released migration never changes.
+/// Migrations. Number `n` brings a database from version `n` to version `n + 1`. A released migration never changes.
 const MIGRATIONS: [&str; SCHEMA_VERSION as usize] = [TABLES];
 
 // `object_unhashed` leaves out linked objects: hashing one would fetch all of it.
@@ -141,28 +141,28 @@ const TABLES: &str = "
     CREATE INDEX outside_attempt_object ON outside_attempt (object);
 ";
 
-/// What is wrong with the database.
+/// Error of the database.
 #[derive(Debug, thiserror::Error)]
 pub enum DbError {
     /// SQLite refused.
     #[error("the element's database {path} failed: {source}")]
     Sqlite {
-        /// The file.
+        /// Path of the database.
         path: PathBuf,
-        /// What SQLite said.
+        /// Error of SQLite.
         source: rusqlite::Error,
     },
-    /// The group that the change was in could not be committed.
+    /// The group of the change could not be committed.
     #[error("the element's database could not commit: {0}; is its device full?")]
     Commit(Arc<rusqlite::Error>),
-    /// A newer release made it.
+    /// A newer release created the database.
     #[error(
         "{path} has version {found} of the element's schema, this program knows {SCHEMA_VERSION}: use the newer release"
     )]
     Newer {
-        /// The file.
+        /// Path of the database.
         path: PathBuf,
-        /// Its version.
+        /// Version of its schema.
         found: u32,
     },
     /// The element is stopping.
@@ -170,10 +170,10 @@ pub enum DbError {
     Stopped,
 }
 
-/// The database. Cheap to clone.
+/// Handle of the database. Cheap to clone.
 ///
-/// Changes wait for the writer without a limit of their own: each belongs to a label or to a request that
-/// waits for it, and those are bounded. A limit here would let the writer's own follow-up changes lock it.
+/// The queue of changes has no limit of its own: each change belongs to a label or to a request that waits for it, and those are limited. A
+/// limit here would let the writer's own follow-up changes block it.
 #[derive(Clone, Debug)]
 pub struct Db {
     path: Arc<Path>,
@@ -181,22 +181,22 @@ pub struct Db {
     readers: Arc<[Shared]>,
     writer: Arc<Mutex<Option<std::thread::JoinHandle<()>>>>,
     left: Arc<Left>,
-    /// Open until the last connection is closed; see [`reserve::hold_index`].
+    /// File that stays open until the last connection is closed; see [`reserve::hold_index`].
     _index: Option<Arc<File>>,
 }
 
-/// A connection that several threads use in turn.
+/// Connection that several threads use in turn.
 pub type Shared = Arc<Mutex<Connection>>;
 
-/// The end of the database that commits: it has a thread of its own, or is asked for each commit in a simulation.
+/// Side of the database that commits. It has a thread of its own, or a simulation calls it for each commit.
 #[derive(Debug)]
 pub struct Writer {
     connection: Shared,
     incoming: mpsc::Receiver<Message>,
-    /// `None` for a database that is in no file.
+    /// Reserved space; `None` for a database without a file.
     reserve: Option<Reserve>,
     left: Arc<Left>,
-    /// Since the log's length was looked at.
+    /// Changes since the last check of the log's length.
     changes: usize,
     _index: Option<Arc<File>>,
 }
@@ -206,7 +206,7 @@ enum Message {
     Stop,
 }
 
-/// A change that waits for its group's commit.
+/// Change that waits for its group's commit.
 trait Change: Send {
     fn durable(&self) -> bool;
     fn apply(&mut self, connection: &Connection);
@@ -251,16 +251,16 @@ where
 }
 
 impl Db {
-    /// Opens or makes the database and brings its schema up to date.
+    /// Opens or creates the database and migrates its schema.
     ///
     /// # Errors
-    /// If it can't be opened, or a newer release made it.
+    /// If it can't be opened, or a newer release created it.
     pub fn open(path: &Path) -> Result<Self, DbError> {
         let failed = |source| DbError::Sqlite {
             path: path.to_owned(),
             source,
         };
-        // It holds the array's key: made private before anything is written to it.
+        // The database holds the array's key: it must be private before anything is written to it.
         let options = std::os::unix::fs::OpenOptionsExt::mode(
             std::fs::OpenOptions::new()
                 .write(true)
@@ -270,7 +270,7 @@ impl Db {
         )
         .open(path);
         drop(options);
-        // Earlier releases kept space in it.
+        // Earlier releases kept space in this file.
         let _ = std::fs::remove_file(path.with_file_name("reserve"));
         let index = reserve::hold_index(path)
             .inspect_err(
@@ -298,11 +298,11 @@ impl Db {
         Ok(db)
     }
 
-    /// A database that reads and writes by one connection, and commits when the writer that comes with it is told to.
-    /// What the connection holds is brought up to date first.
+    /// Returns a database that reads and writes through one connection, and its writer, which commits only when it is called. The schema of
+    /// the connection's database is migrated first.
     ///
     /// # Errors
-    /// If it can't be used, or a newer release made it.
+    /// If it can't be used, or a newer release created it.
     pub fn without_thread(connection: Shared) -> Result<(Self, Writer), DbError> {
         let path = Path::new(":memory:");
         migrate(path, &connection.lock())?;
@@ -338,13 +338,13 @@ impl Db {
         (db, writer)
     }
 
-    /// What space is left for it.
+    /// Returns the state of the space for the database.
     pub(crate) fn left(&self) -> &Left {
         &self.left
     }
 
-    /// Hands a change to the writer; `done` is called on the writer's thread after the commit, with what the
-    /// change gave. Changes are applied in the order of these calls.
+    /// Sends a change to the writer. The writer's thread calls `done` after the commit, with the result of the change. Changes are applied
+    /// in the order of these calls.
     pub fn submit<T, F, D>(&self, durable: bool, change: F, done: D)
     where
         T: Send + 'static,
@@ -364,10 +364,10 @@ impl Db {
         }
     }
 
-    /// Makes a change and waits until it is committed.
+    /// Applies a change and waits until it is committed.
     ///
     /// # Errors
-    /// If the change failed, then nothing of it was kept, or its group could not be committed.
+    /// If the change failed, then nothing of it was stored, or if its group could not be committed.
     pub async fn write<T, F>(&self, durable: bool, change: F) -> Result<T, DbError>
     where
         T: Send + 'static,
@@ -375,13 +375,13 @@ impl Db {
     {
         let (reply, answer) = oneshot::channel();
         self.submit(durable, change, move |result| {
-            // Who asked may have gone away; the change stands.
+            // The caller may have stopped waiting; the change is valid anyway.
             let _ = reply.send(result);
         });
         answer.await.unwrap_or(Err(DbError::Stopped))
     }
 
-    /// As [`Self::write`], for threads that may block.
+    /// Applies a change like [`Self::write`], for threads that may block.
     ///
     /// # Errors
     /// As those of [`Self::write`].
@@ -392,7 +392,7 @@ impl Db {
     {
         let (reply, answer) = mpsc::channel();
         self.submit(durable, change, move |result| {
-            // Who asked may have gone away; the change stands.
+            // The caller may have stopped waiting; the change is valid anyway.
             let _ = reply.send(result);
         });
         answer.recv().unwrap_or(Err(DbError::Stopped))
@@ -417,10 +417,10 @@ impl Db {
         })
     }
 
-    /// Commits what waits and ends the writer. Later changes are refused.
+    /// Commits the waiting changes and ends the writer. Later changes are refused.
     pub fn stop(&self) {
         if let Some(writer) = self.writer.lock().take() {
-            // If it is gone already there is nothing to stop.
+            // An error means that the writer has already ended.
             let _ = self.writes.send(Message::Stop);
             let _ = writer.join();
         }
@@ -433,18 +433,18 @@ fn connect(path: &Path) -> Result<Connection, rusqlite::Error> {
     connection.pragma_update(None, "journal_mode", "WAL")?;
     connection.pragma_update(None, "synchronous", "NORMAL")?;
     connection.pragma_update(None, "wal_autocheckpoint", LOG_PAGES_MAX)?;
-    // What a statement may have to undo is not kept in files of another device, which may be full, too.
+    // Rollback data of statements is not kept in files on another device, which may be full, too.
     connection.pragma_update(None, "temp_store", "MEMORY")?;
-    // The log's blocks are kept, see `reserve`: the last connection would remove it.
+    // The log's blocks are kept, see `reserve`: the last connection would remove the log.
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
     keep_statements(&connection)?;
     Ok(connection)
 }
 
-/// Statements are prepared once, whatever is bound to them: what is to use a partial index says so with literals.
+/// Makes statements be prepared once, for all bound values. A query that needs a partial index must therefore contain the literal values.
 ///
 /// # Errors
-/// If SQLite does not know that.
+/// If SQLite does not support the setting.
 pub fn keep_statements(connection: &Connection) -> rusqlite::Result<()> {
     connection.set_prepared_statement_cache_capacity(STATEMENTS_MAX);
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
@@ -476,22 +476,22 @@ fn migrate(path: &Path, connection: &Connection) -> Result<(), DbError> {
 }
 
 impl Writer {
-    /// Commits what comes until told to stop.
+    /// Commits changes until the stop message.
     fn run(mut self) {
         while let Ok(Message::Change(first)) = self.incoming.recv() {
             if self.group(first).is_break() {
                 break;
             }
         }
-        // Whoever copies the database without its log has all of it; a failure loses nothing.
+        // A copy of the database file without its log is then complete. A failure loses nothing.
         let _ = reserve::begin_log_anew(&self.connection.lock());
     }
 
-    /// Commits one group of what waits; gives whether anything did.
+    /// Commits one group of waiting changes. Returns whether there was one.
     pub fn turn(&mut self) -> bool {
         match self.incoming.try_recv() {
             Ok(Message::Change(first)) => {
-                // Nobody stops a writer that has no thread.
+                // A writer without thread receives no stop message.
                 let _ = self.group(first);
                 true
             }
@@ -516,7 +516,7 @@ impl Writer {
         let failed = committed.as_ref().err().map(AsRef::as_ref);
         self.left.committed(failed);
         if committed.is_err() && self.reserve.is_some() {
-            // The next one has all of the log's space again. If that can't be, it will say so itself.
+            // The next commit has all of the log's space again. If this fails, the next commit reports the error.
             let _ = reserve::begin_log_anew(&self.connection.lock());
         }
         let changes = group.len();
@@ -637,7 +637,7 @@ mod tests {
         assert_eq!(ids(&again).len(), 100);
     }
 
-    /// What a copy of the database file alone says of its log.
+    /// Returns the value of the row `log` in a copy of the database file alone, without its log.
     fn copied(folder: &Path) -> Vec<u8> {
         let copy = folder.join("copy.db");
         std::fs::copy(folder.join("element.db"), &copy).unwrap();
@@ -652,7 +652,7 @@ mod tests {
         let inside = |db: &Db| db.read(|db| crate::records::identity(db, "log")).unwrap();
         assert_eq!(copied(folder.path()), [1]);
         assert_eq!(inside(&db).as_deref(), Some(&[0][..]));
-        // Many times what makes the log be folded back.
+        // This is many times the size at which the log is checkpointed.
         for round in 0..40 {
             let value = move |connection: &Connection| {
                 let sql = "INSERT INTO attribute VALUES (?1, 1, 1, zeroblob(20000))";

@@ -1,8 +1,7 @@
-//! Runs labels on a fixed set of threads: one for each core, as many as may run without one, and a few for labels
-//! that run no kernel.
+//! Executor of labels on a fixed set of threads: one per core, threads for tasks without a core, and a few for labels that run no kernel.
+//! The module starts the threads and cleans the folder `run`.
 //!
-//! Which label is next, and that how it ended is kept and reported, is in [`crate::labels`]; what one label does is
-//! in [`crate::task`].
+//! [`crate::labels`] chooses the next label, and stores and reports the outcome; [`crate::task`] executes one label.
 
 use crate::channels::Channels;
 use crate::copies;
@@ -31,56 +30,56 @@ use tidemill_core::label::{FailureKind, Label, Lane, Operation};
 use tidemill_core::resources::{LIGHT_MAX, Offers};
 use tidemill_wire::v1;
 
-/// Objects that are copied here at once.
+/// Number of concurrent copies.
 const COPIES: usize = 2;
-/// The same where each waits for a store outside.
+/// Number of concurrent copies where each waits for an external store.
 const COPIES_OUTSIDE: usize = 8;
 
-/// What the executor works with.
+/// Components of an element that the executor uses.
 #[derive(Debug)]
 pub struct Parts {
-    /// Whose labels these are.
+    /// Element that owns the labels.
     pub element: ElementId,
-    /// The element's folder.
+    /// Folder of the element.
     pub folder: PathBuf,
-    /// Objects.
+    /// Store of objects.
     pub store: Arc<dyn Store>,
-    /// The same, if they stay outside of the array.
+    /// The same store, if objects stay outside of the array.
     pub(crate) outside: Option<Arc<Outside>>,
     /// Channels of rooms.
     pub(crate) channels: Arc<Channels>,
-    /// Rows.
+    /// Database.
     pub db: Db,
     /// Objects of other elements.
     pub pulls: Arc<Pulls>,
-    /// Kernels.
+    /// Runner of kernels.
     pub runner: Runner,
     /// Counters.
     pub counters: Arc<Counters>,
-    /// What the writes do to the flash below.
+    /// Model of the flash device that the writes wear.
     pub flash: Arc<FlashModel>,
-    /// What kernels leave to who writes.
+    /// Share of the processors that kernels leave to writers.
     pub(crate) pace: Arc<Mutex<Pace>>,
     /// Programs that the server has asked for.
     pub programs: Programs,
-    /// The way to the server.
+    /// Reports to the server.
     pub reports: Arc<Reports>,
     /// See [`crate::Config::scrub_bytes_per_sec`].
     pub scrub_bytes_per_sec: Option<u64>,
 }
 
-/// Runs labels. Dropping it without [`Executor::stop`] leaves its threads running.
+/// Executor of labels. Dropping it without [`Executor::stop`] leaves its threads running.
 #[derive(Debug)]
 pub struct Executor {
     parts: Arc<Parts>,
     labels: Arc<Labels>,
     workers: Mutex<Vec<std::thread::JoinHandle<()>>>,
-    /// Labels that had ended and had something in `run/` when it was last looked at.
+    /// Ended labels that had files in `run/` during the last sweep.
     left: Mutex<BTreeSet<LabelId>>,
 }
 
 impl Executor {
-    /// Takes up what was queued when the element stopped, and starts the threads for an element that offers this.
+    /// Queues the labels that were queued when the element stopped, and starts the threads. `offers` are the resources of the element.
     ///
     /// # Errors
     /// If the database or the folder can't be read, or a thread can't be started.
@@ -136,19 +135,19 @@ impl Executor {
         })
     }
 
-    /// What it works with.
+    /// Returns the components that the executor uses.
     #[must_use]
     pub fn parts(&self) -> &Arc<Parts> {
         &self.parts
     }
 
-    /// What it runs.
+    /// Returns the labels that the executor runs.
     #[must_use]
     pub fn labels(&self) -> &Arc<Labels> {
         &self.labels
     }
 
-    /// Removes what labels left in `run/` that could not be removed when they ended. Blocks.
+    /// Removes files in `run/` that could not be removed when their labels ended. Blocks.
     pub fn sweep(&self) {
         let parts = self.parts();
         let before = std::mem::take(&mut *self.left.lock());
@@ -159,13 +158,13 @@ impl Executor {
             .flatten()
         {
             let name = entry.file_name();
-            // `7`, or `7.copy` and `7.0.again` beside it; spare folders have other names.
+            // The name is `7`, `7.copy` or `7.0.again`; spare folders have other names.
             let label = name.to_str().and_then(|name| name.split('.').next());
             let Some(label) = label.and_then(|label| label.parse().ok()).map(LabelId) else {
                 continue;
             };
             let (live, seen) = (self.labels.is_live(label), before.contains(&label));
-            // One that was just ended is being cleaned by its worker: it is looked at again the next time.
+            // The worker of a label that has just ended is still cleaning up: the next sweep checks it again.
             if !live && seen {
                 task::clean(parts, label);
                 let _ = std::fs::remove_file(entry.path());
@@ -176,7 +175,7 @@ impl Executor {
         *self.left.lock() = left;
     }
 
-    /// Kills what runs and ends the threads. What had not ended is run again at the next start. Blocks.
+    /// Kills the running kernels and ends the threads. Labels that have not ended run again at the next start. Blocks.
     pub fn stop(&self) {
         self.labels.stop();
         for worker in self.workers.lock().drain(..) {
@@ -187,7 +186,7 @@ impl Executor {
     }
 }
 
-/// A worker thread.
+/// Main loop of a worker thread.
 fn work(parts: &Parts, labels: &Arc<Labels>, lane: Lane) {
     if lane == Lane::Verify {
         scrub::be_nice();
@@ -205,7 +204,7 @@ fn work(parts: &Parts, labels: &Arc<Labels>, lane: Lane) {
     }
 }
 
-/// Runs a label. Gives whether more can be run.
+/// Runs a label. Returns whether the thread may run more labels.
 fn run(parts: &Parts, labels: &Arc<Labels>, (id, live): (LabelId, &Live)) -> bool {
     let work = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         let phase = |phase| labels.on_phase(id, phase);
@@ -224,7 +223,7 @@ fn run(parts: &Parts, labels: &Arc<Labels>, (id, live): (LabelId, &Live)) -> boo
         Work::without_effect(outcome)
     });
     if matches!(&work.outcome.result, Err(failure) if failure.kind == FailureKind::Unfit) {
-        // Before its end is told, so that the server knows better when it places the task anew.
+        // The programs are reported before the outcome, so that the server has the current list when it places the task again.
         parts.look_for_programs();
     }
     if !labels.end(id, work) {
@@ -234,7 +233,7 @@ fn run(parts: &Parts, labels: &Arc<Labels>, (id, live): (LabelId, &Live)) -> boo
     true
 }
 
-/// Empties a folder that tasks may pass through but not read.
+/// Empties a folder that tasks may traverse but not list.
 fn clear(folder: &std::path::Path) -> Result<(), Error> {
     use std::os::unix::fs::PermissionsExt;
     let failed = |source| Error::Folder {
@@ -246,7 +245,7 @@ fn clear(folder: &std::path::Path) -> Result<(), Error> {
 }
 
 impl Parts {
-    /// Tells the server which programs that it asked for came or went. Blocks.
+    /// Reports to the server which of the requested programs were installed or removed. Blocks.
     pub(crate) fn look_for_programs(&self) {
         let has = |name: &str| self.runner.has_program(name);
         self.programs.look(has, |news| {
@@ -254,13 +253,13 @@ impl Parts {
         });
     }
 
-    /// Bytes per second that are read when everything else comes first.
+    /// Returns the rate of background reads in bytes per second, while all other work has priority.
     pub(crate) fn rate(&self) -> u64 {
         self.scrub_bytes_per_sec
             .unwrap_or(crate::config::SCRUB_BYTES_PER_SEC_DEFAULT)
     }
 
-    /// Removes the files of outputs that were taken into the store but never kept: their label was cut off.
+    /// Removes the files of outputs that are in the store but not in the database, because their label was interrupted.
     fn remove_unkept(&self) -> Result<(), Error> {
         for record in self.db.read(records::open_labels)? {
             let label = v1::Label::decode(&*record.payload);
@@ -268,7 +267,7 @@ impl Parts {
                 && let Ok(label) = Label::try_from(&label)
                 && record.outcome.is_none()
             {
-                // It may be given up before it runs again.
+                // The label may be cancelled before it runs again.
                 self.remove_unkept_of(&label);
             }
         }
@@ -277,7 +276,7 @@ impl Parts {
 
     fn remove_unkept_of(&self, label: &Label) {
         for range in label.operation.makes() {
-            // Files of a folder came one after the other: behind the first that is not there are no more.
+            // The files of a folder were stored in order: after the first missing one, no more exist.
             let mut objects = range.map(ObjectId);
             while objects
                 .next()
@@ -286,7 +285,7 @@ impl Parts {
         }
     }
 
-    /// Removes an object that the database does not have; whether it was there.
+    /// Removes an object that the database does not have. Returns whether it existed.
     pub(crate) fn remove_if_unkept(&self, object: ObjectId) -> bool {
         let kept = self
             .db

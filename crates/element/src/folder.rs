@@ -1,12 +1,12 @@
-//! The embedded [`Store`]: a folder on any local file system, one plain file an object.
+//! Embedded [`Store`]: a folder on any local file system, with one plain file per object. The module reads and writes only files below this
+//! folder.
 //!
-//! `objects/<2 hex>/<16 hex>`; unsealed files have mode 0600, sealed ones 0444 and, if the element is root,
-//! the owner [`STORE_USER`], so that a task with the rights of any user can read but never change them. The
-//! mode is what tells a sealed file from an unsealed one: no look-up in a database is needed. What is damaged is set aside
-//! in `damaged/<16 hex>`.
+//! Objects are stored as `objects/<2 hex>/<16 hex>`. Unsealed files have mode 0600. Sealed files have mode 0444 and, if the element runs as
+//! root, the owner [`STORE_USER`], so that a task with the rights of any user can read but never change them. The mode alone distinguishes
+//! sealed from unsealed files: no query of a database is needed. Damaged objects are set aside as `damaged/<16 hex>`.
 //!
-//! A mode keeps nobody from writing who has the file open already. Where such a writer may be left, the bytes are
-//! copied to a file of their own under `sealing/`, which takes the object's name; see [`Store::seal_lost`].
+//! A mode does not stop a writer that already has the file open. Where such a writer may exist, the bytes are copied to a new file under
+//! `sealing/`, which then takes the object's name; see [`Store::seal_lost`].
 
 use crate::handed::Handed;
 use crate::store::{Disk, Entry, Named, Opened, ReadAt, Space, Stat, Store, StoreError};
@@ -24,43 +24,42 @@ use tidemill_core::id::ObjectId;
 use tidemill_kernel::locks::{self, Shown};
 use tidemill_kernel::{Made, STORE_USER};
 
-/// How long, and how often, a file is looked at that something has open which is only being started.
+/// Pause, and number of pauses, in the wait for a file that a starting process has open.
 const STARTING_PAUSE: Duration = Duration::from_millis(1);
 const STARTING_WAITS: u32 = 5;
 
-/// The user that owned them before: `nobody`, whose tasks could not run.
+/// Former owner of sealed files: `nobody`, whose tasks could not run.
 const FORMER_UID: u32 = 65534;
 
 const SEALED_MODE: u32 = 0o444;
 const UNSEALED_MODE: u32 = 0o600;
 
-/// Objects as files of one folder.
+/// Store of objects as files of one folder.
 #[derive(Debug)]
 pub struct FolderStore {
     folder: PathBuf,
-    /// Device and inode of the folder when it was opened: another folder at the same path is not this one.
+    /// Device and inode of the folder when it was opened. Another folder at the same path has another identity.
     identity: (u64, u64),
     quota: Option<Quota>,
     handed: Option<Handed>,
 }
 
-/// Counts what the objects take, for an element that is given less than its device holds.
+/// Counter of the objects' bytes, for an element with a smaller capacity than its device.
 #[derive(Debug)]
 struct Quota {
     capacity_bytes: u64,
     used_bytes: AtomicU64,
-    /// What was counted for each unsealed object so far.
+    /// Bytes counted for each unsealed object so far.
     unsealed: Mutex<HashMap<ObjectId, u64>>,
 }
 
 impl FolderStore {
-    /// Opens the object folder under `folder`, making it if need be.
+    /// Opens the object folder under `folder`, or creates it.
     ///
-    /// With `capacity_bytes` all objects together may take that much; the folder is gone through once to
-    /// count them.
+    /// With `capacity_bytes`, all objects together may take that many bytes; the folder is read once to count them.
     ///
     /// # Errors
-    /// [`StoreError::Device`] if it can't be made or read.
+    /// [`StoreError::Device`] if the folder can't be created or read.
     pub fn open(folder: &Path, capacity_bytes: Option<u64>) -> Result<Self, StoreError> {
         let at = |path: &Path, source| StoreError::Device {
             path: path.to_owned(),
@@ -92,10 +91,10 @@ impl FolderStore {
         Ok(store)
     }
 
-    /// Gives it memory for what tasks hand to each other.
+    /// Adds memory for outputs that tasks hand to each other.
     ///
     /// # Errors
-    /// [`StoreError::Device`] if what is there can't be looked through.
+    /// [`StoreError::Device`] if the objects in memory can't be listed.
     pub(crate) fn with_memory(mut self, capacity_bytes: u64) -> Result<Self, StoreError> {
         let handed = Handed::open(&self.folder, capacity_bytes);
         self.handed = Some(handed.map_err(|source| StoreError::Device {
@@ -114,7 +113,7 @@ impl FolderStore {
         self.folder.join(object.relative_path())
     }
 
-    /// Where a damaged object is set aside.
+    /// Returns the path of a damaged object that is set aside.
     fn damaged_path(&self, object: ObjectId) -> PathBuf {
         self.folder
             .join("damaged")
@@ -151,15 +150,15 @@ impl FolderStore {
             }
             Err(e) => return Err(error(e)),
         };
-        // Root may open a file of mode 0444 for writing, so the mode has to be looked at.
+        // Root can open a file of mode 0444 for writing, so the mode must be checked.
         if is_sealed(&file.metadata().map_err(error)?) {
             return Err(StoreError::Sealed { object });
         }
         Ok((path, file))
     }
 
-    /// Makes a sealed copy of an object's sealed file if there may be somebody who has that open for writing; gives where
-    /// it is. `unknown` is what is assumed if the system does not tell, `shown` the file that users see.
+    /// Copies an object's sealed file to a new sealed file if a process may have the file open for writing. Returns the path of the copy;
+    /// `None` if no copy is needed. `unknown` is the assumption if the system can't tell, `shown` the file that users see.
     fn copy_for_writers(
         &self,
         object: ObjectId,
@@ -169,7 +168,7 @@ impl FolderStore {
     ) -> std::io::Result<Option<PathBuf>> {
         let mut writers = locks::has_writers(file);
         let mut waits = 0;
-        // What is being started at the moment has what this process had open, until it is executed.
+        // A process that is just being started holds the open files of this process until it calls exec.
         while writers == Some(true) && waits < STARTING_WAITS {
             waits += 1;
             std::thread::sleep(STARTING_PAUSE);
@@ -184,7 +183,7 @@ impl FolderStore {
             .join(format!("{:016x}", object.0));
         let copied = copy_with_holes(file, &own).and_then(|copy| {
             close_for_ever(&copy)?;
-            // What its writer had synced stays so.
+            // Bytes that the writer has synced must stay durable.
             copy.sync_all()
         });
         copied.inspect_err(|_| drop(std::fs::remove_file(&own)))?;
@@ -207,7 +206,7 @@ impl FolderStore {
         Ok(Some(own))
     }
 
-    /// Seals an object and gives its length. `lost` is the file that users see, if the object's writer is lost.
+    /// Seals an object and returns its length in bytes. `lost` is the file that users see, if the object's writer is lost.
     fn seal_as(
         &self,
         object: ObjectId,
@@ -226,7 +225,7 @@ impl FolderStore {
             close_for_ever(&file).map_err(error)?;
         }
         if lost.is_some() {
-            // After the mode is set, so that nobody who looks at it becomes a writer meanwhile.
+            // This check follows the change of the mode, so that no process can become a writer between the two.
             let copy = self.copy_for_writers(object, &file, true, lost);
             if let Some(copy) = copy.map_err(error)? {
                 std::fs::rename(&copy, &path).map_err(error)?;
@@ -235,7 +234,7 @@ impl FolderStore {
         }
         let size = file.metadata().map_err(error)?.len();
         if let Some(quota) = self.quota.as_ref().filter(|_| fresh) {
-            // A mount on the same host may have written more than was ever announced here.
+            // A mount on the same host may have written more than it announced to this element.
             quota.set(object, size);
             quota.unsealed.lock().remove(&object);
         }
@@ -251,9 +250,9 @@ impl FolderStore {
     }
 }
 
-/// Bytes of a file that have space on the device: all but its holes.
+/// Returns the bytes of a file that have space on the device: all bytes except its holes.
 pub(crate) fn allocated(metadata: &Metadata) -> u64 {
-    /// Bytes of one of `st_blocks`.
+    /// Bytes per unit of `st_blocks`.
     const BLOCK: u64 = 512;
     let blocks = metadata.blocks().saturating_mul(BLOCK);
     metadata.len().min(blocks)
@@ -267,7 +266,7 @@ pub(crate) fn close_for_ever(file: &File) -> std::io::Result<()> {
     file.set_permissions(Permissions::from_mode(SEALED_MODE))
 }
 
-/// Makes sure that a sealed file does not belong to the `user` whose task is about to read it: one of former days may.
+/// Ensures that a sealed file does not belong to the `user` whose task is about to read it. Files of earlier releases may.
 pub(crate) fn keep_from(user: u32, path: &Path) -> std::io::Result<()> {
     if user == FORMER_UID && user != STORE_USER.uid {
         let file = object_file::open(path)?;
@@ -284,7 +283,7 @@ impl Quota {
         self.capacity_bytes.saturating_sub(used)
     }
 
-    /// Takes `bytes` if that many are free.
+    /// Adds `bytes` to the used bytes if that many are free.
     fn take(&self, bytes: u64) -> Result<(), StoreError> {
         let fits = |used: u64| {
             used.checked_add(bytes)
@@ -305,7 +304,7 @@ impl Quota {
             });
     }
 
-    /// Makes sure that an unsealed object is counted with at least `size`.
+    /// Ensures that at least `size` bytes are counted for an unsealed object.
     fn grow(&self, object: ObjectId, size: u64) -> Result<(), StoreError> {
         let mut unsealed = self.unsealed.lock();
         let counted = unsealed.entry(object).or_default();
@@ -316,7 +315,8 @@ impl Quota {
         Ok(())
     }
 
-    /// Takes `size` for what is to be an object's file: its label may have run before, and what its first try left is replaced.
+    /// Counts `size` bytes for a new file of an object. The label may have run before; then the file of the first run is replaced and no
+    /// longer counted.
     fn replace(&self, object: ObjectId, path: &Path, size: u64) -> Result<(), StoreError> {
         let before = path.symlink_metadata().map_or(0, |m| m.len());
         self.give_back(before);
@@ -328,7 +328,7 @@ impl Quota {
         Ok(())
     }
 
-    /// Counts an unsealed object with exactly `size`, be there room or not.
+    /// Sets the counted bytes of an unsealed object to `size`, even beyond the capacity.
     fn set(&self, object: ObjectId, size: u64) {
         let mut unsealed = self.unsealed.lock();
         let counted = unsealed.entry(object).or_default();
@@ -338,7 +338,7 @@ impl Quota {
     }
 }
 
-/// Makes the first bytes of a file another one, which is there when it has them all.
+/// Copies the first bytes of a file to a new file, which appears only when it is complete.
 fn copy_whole(source: &File, path: &Path, bytes: u64) -> Result<(), Errno> {
     use tidemill_client::object_file::{copy_data, name, nameless};
     if let Some(file) = nameless(path, UNSEALED_MODE) {
@@ -356,7 +356,7 @@ fn copy_whole(source: &File, path: &Path, bytes: u64) -> Result<(), Errno> {
     let copied = copy_data(source, &file, 0, bytes)
         .and_then(|()| std::fs::rename(&partial, path).map_err(|e| system(&e)));
     if copied.is_err() {
-        // The error of the copy is the one to tell.
+        // The caller reports the error of the copy.
         let _ = std::fs::remove_file(&partial);
     }
     copied
@@ -381,7 +381,7 @@ fn is_sealed(metadata: &std::fs::Metadata) -> bool {
     metadata.mode() & 0o222 == 0
 }
 
-/// When a file's bytes, mode or name were last changed. A link to it counts, other than for the time of its last write.
+/// Returns the time of the last change of a file's bytes, mode or name. A new hard link changes it, too, unlike the time of the last write.
 fn changed(metadata: &std::fs::Metadata) -> SystemTime {
     let since = std::time::Duration::new(
         u64::try_from(metadata.ctime()).unwrap_or(0),
@@ -390,8 +390,7 @@ fn changed(metadata: &std::fs::Metadata) -> SystemTime {
     SystemTime::UNIX_EPOCH + since
 }
 
-/// Removes all that is in a folder, which is made if need be. The folder itself stays: a full device may have no room
-/// to make it again.
+/// Creates a folder, or removes all its content. The folder itself stays: a full device may have no space to create it again.
 pub(crate) fn empty(folder: &Path) -> std::io::Result<()> {
     match std::fs::create_dir(folder) {
         Ok(()) => return Ok(()),
@@ -409,7 +408,7 @@ pub(crate) fn empty(folder: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Copies a file to a new one, with its holes and the time of its last change.
+/// Copies a file to a new file, with its holes and its time of modification.
 pub(crate) fn copy_with_holes(from: &File, path: &Path) -> std::io::Result<File> {
     use rustix::fs::SeekFrom::{Data, Hole};
     let to = OpenOptions::new()
@@ -420,7 +419,7 @@ pub(crate) fn copy_with_holes(from: &File, path: &Path) -> std::io::Result<File>
         .open(path)?;
     let metadata = from.metadata()?;
     let mut offset = 0;
-    // Beyond the last data there is none to be found.
+    // After the last data, the seek fails.
     while let Ok(start) = rustix::fs::seek(from, Data(offset)) {
         let end = rustix::fs::seek(from, Hole(start))?;
         copy_range(from, &to, start, end)?;
@@ -438,7 +437,7 @@ fn copy_range(from: &File, to: &File, start: u64, end: u64) -> std::io::Result<(
     while read < end {
         let rest = usize::try_from(end - read).unwrap_or(usize::MAX);
         let copied = match copy_file_range(from, Some(&mut read), to, Some(&mut written), rest) {
-            // To another file system, such as one in memory.
+            // The target is on another file system, such as one in memory.
             Err(Errno::XDEV) => {
                 seek(to, SeekFrom::Start(read))?;
                 let copied = sendfile(to, from, Some(&mut read), rest)?;
@@ -448,7 +447,7 @@ fn copy_range(from: &File, to: &File, start: u64, end: u64) -> std::io::Result<(
             copied => copied?,
         };
         if copied == 0 {
-            // It became shorter meanwhile.
+            // The source became shorter during the copy.
             break;
         }
     }
@@ -484,7 +483,7 @@ impl Store for FolderStore {
 
     fn write_at(&self, object: ObjectId, offset: u64, data: &[u8]) -> Result<(), StoreError> {
         let (path, file) = self.writable(object)?;
-        // Writing nothing beyond the end does not make the file longer.
+        // An empty write beyond the end does not make the file longer.
         if let Some(quota) = &self.quota
             && !data.is_empty()
         {
@@ -517,7 +516,7 @@ impl Store for FolderStore {
             return Err(StoreError::NotFound { object: from });
         }
         if path.symlink_metadata().is_ok() {
-            // The request was sent again, and the object may have been written to since.
+            // The request was sent again, and the object may have been changed since the first copy.
             return self.writable(object).map(drop);
         }
         let bytes = bytes.min(metadata.len());
@@ -608,7 +607,7 @@ impl Store for FolderStore {
             return Ok(None);
         }
         made.remove().map_err(error)?;
-        // Its label may have run before, when there was no room.
+        // The label may have run before, when the memory was full.
         if let Ok(metadata) = path.symlink_metadata() {
             std::fs::remove_file(&path).map_err(error)?;
             if let Some(quota) = &self.quota {
@@ -630,7 +629,7 @@ impl Store for FolderStore {
             quota.replace(object, &path, size)?;
         }
         close_for_ever(file).map_err(error)?;
-        // The processes of its kernel have ended, so where the system does not tell there is no writer.
+        // The processes of the kernel have ended. If the system can't tell, no writer is assumed.
         match self
             .copy_for_writers(object, file, false, None)
             .map_err(error)?
@@ -655,7 +654,7 @@ impl Store for FolderStore {
                 Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
                 _ => {}
             }
-            // Where it is to stay: a file system keeps what is in one folder together.
+            // The file is created in its final folder: a file system stores the files of one folder close together.
             let mut options = OpenOptions::new();
             let options = options.write(true).create_new(true).mode(UNSEALED_MODE);
             let file = options.open(&path)?;
@@ -663,7 +662,7 @@ impl Store for FolderStore {
             close_for_ever(&file)
         };
         put().map_err(|error| {
-            // The error of the write is the one to tell.
+            // The caller reports the error of the write.
             let _ = std::fs::remove_file(&path);
             if let Some(quota) = &self.quota {
                 quota.give_back(size);
@@ -707,7 +706,7 @@ impl Store for FolderStore {
                     sealed: is_sealed(&metadata),
                     modified: changed(&metadata),
                 }),
-                // Removed meanwhile.
+                // The file was removed during the listing.
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
                 Err(error) => return Err(at(error)),
             }
@@ -856,8 +855,8 @@ impl Store for FolderStore {
     }
 }
 
-/// A file as its device has it: read past the system's memory where the file system can do that. Elsewhere it is read as
-/// all files are, and what is read is then let go.
+/// File that is read from its device, past the page cache, if the file system supports that. Otherwise reads use the page cache and drop
+/// the pages afterwards.
 #[derive(Debug)]
 struct Cold {
     file: File,
@@ -865,7 +864,7 @@ struct Cold {
     past_memory: AtomicBool,
 }
 
-/// What a device reads at once is a multiple of this, and lies at one in the file and in memory.
+/// Unit of direct reads: their length, their offset in the file and their address in memory are multiples of it. In bytes.
 const BLOCK_BYTES: usize = 4096;
 
 impl Cold {
@@ -880,7 +879,7 @@ impl Cold {
         }
     }
 
-    /// Goes on as files usually are read.
+    /// Switches to reads through the page cache.
     fn through_memory(&self) -> std::io::Result<()> {
         use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
         self.past_memory.store(false, Ordering::Relaxed);
@@ -901,7 +900,7 @@ impl ReadAt for Cold {
                 let rest = usize::try_from(self.size.saturating_sub(offset)).unwrap_or(usize::MAX);
                 match FileExt::read_at(&self.file, buffer, offset) {
                     Ok(count) if count == buffer.len().min(rest) => return Ok(count),
-                    // Less than there is, or not this way.
+                    // The read was short, or direct reads are not supported here.
                     Ok(_) => {}
                     Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
                     Err(error) => return Err(error),
@@ -911,7 +910,7 @@ impl ReadAt for Cold {
         }
         let count = ReadAt::read_at(&self.file, offset, buffer)?;
         let length = std::num::NonZeroU64::new(count as u64);
-        // Advice.
+        // This is only advice.
         let _ = rustix::fs::fadvise(&self.file, offset, length, rustix::fs::Advice::DontNeed);
         Ok(count)
     }

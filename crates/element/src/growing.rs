@@ -1,11 +1,13 @@
-//! Inputs that are still being written: fed to kernels through a pipe as their bytes arrive, in order, until they are sealed.
+//! Inputs that are still being written. A thread feeds them to kernels through a pipe as their bytes arrive, in order, until they are
+//! sealed. The module reads the store and writes the pipe.
 //!
-//! They are versions that a mount or a client writes, or what another task is making. Nothing tells when a program writes into a
-//! file that it has open, so the file is looked at again and again. What was
-//! delivered is compared with what was sealed: who went back and wrote over it has made it another stream.
+//! The inputs are versions that a mount or a client writes, or outputs of another running task. No event reports a write to an open file,
+//! so the thread examines the file periodically. The delivered bytes are compared with the sealed file: a writer that has overwritten
+//! earlier bytes has made it another stream.
 //!
-//! All of that is nice, and rests while files grow ([`tidemill_core::burst::share`]), so that who writes has the processors. The
-//! thread that feeds is nice and no more: what it holds for a moment, of the store or of the system, a writer may wait for.
+//! The threads have a low priority and rest while files grow ([`tidemill_core::burst::share`]), so that writers get the processors. The
+//! thread that feeds does not get a lower priority than that: a writer may wait for a lock of the store or of the system that the thread
+//! holds.
 
 use crate::feeds::Making;
 use crate::scrub::be_nice;
@@ -26,38 +28,38 @@ use tidemill_core::id::ObjectId;
 use tidemill_core::time::{Span, Time};
 use tidemill_kernel::STORE_USER;
 
-/// How often a file is looked at that did not grow.
+/// Interval of checks of a file that did not grow.
 const PERIOD: Duration = Duration::from_millis(10);
-/// How often a full pipe is.
+/// Interval of writes to a full pipe.
 const FULL: Duration = Duration::from_millis(1);
 const PIECE_BYTES: usize = 1 << 20;
-/// Who writes on and on elsewhere has a closed file wait no longer than that for its turn.
+/// Maximum time that a sealed file waits for its turn while other files are written.
 const SEALED_MAX: Span = Span::from_secs(600);
 
-/// What became of an input.
+/// Result of feeding an input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Grown {
-    /// It is sealed, and begins with all that was delivered.
+    /// The input is sealed and begins with all delivered bytes.
     Same,
-    /// It is sealed, and other bytes were delivered.
+    /// The input is sealed, and other bytes were delivered.
     Changed,
-    /// The label was given up.
+    /// The label was cancelled.
     GivenUp,
 }
 
-/// Its part of what kernels may have while somebody writes.
+/// Share of an input in the processor time that kernels may use while files are written.
 #[derive(Clone, Debug)]
 pub(crate) struct Turn {
     pace: Arc<Mutex<Pace>>,
     leaves: u8,
-    /// The size that was seen last.
+    /// Last seen size in bytes.
     size: u64,
-    /// Since when it is known to be sealed.
+    /// Time at which the seal was first seen.
     sealed: Option<Time>,
 }
 
 impl Turn {
-    /// The next piece is one of an input that leaves so many percent to who writes.
+    /// Returns the turn of an input that leaves `leaves` percent of the processors to writers.
     pub(crate) const fn new(pace: Arc<Mutex<Pace>>, leaves: u8) -> Self {
         Self {
             pace,
@@ -67,7 +69,7 @@ impl Turn {
         }
     }
 
-    /// How the file was found.
+    /// Records the size and the seal of the file.
     fn on_seen(&mut self, (size, sealed): (u64, bool), now: Time) {
         if sealed {
             self.sealed.get_or_insert(now);
@@ -77,13 +79,13 @@ impl Turn {
         self.size = size;
     }
 
-    /// Whether it has to wait.
+    /// Returns whether the thread has to wait.
     fn rests(&self, now: Time) -> bool {
         let overdue = |sealed| now.since(sealed) >= SEALED_MAX;
         !self.sealed.is_some_and(overdue) && self.pace.lock().rest(self.leaves, now).is_some()
     }
 
-    /// A piece was worked on since then, but for a time in which nothing was done.
+    /// Records the work on a piece since `began`, without the time in which the thread waited.
     fn on_worked(&self, began: Time, waited: Duration) {
         let now = now();
         let waited = u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX);
@@ -92,13 +94,13 @@ impl Turn {
     }
 }
 
-/// The time since the first of these was begun: nobody can set it back.
+/// Returns the time since the first call. It is monotonic.
 fn now() -> Time {
     static BEGUN: LazyLock<Instant> = LazyLock::new(Instant::now);
     Time(u64::try_from(BEGUN.elapsed().as_nanos()).unwrap_or(u64::MAX))
 }
 
-/// An input on its way into a pipe.
+/// Input that is fed into a pipe.
 #[derive(Debug)]
 pub(crate) struct Growing {
     pipe: PathBuf,
@@ -114,7 +116,7 @@ struct Signs {
 }
 
 impl Growing {
-    /// Makes the pipe and begins to feed it.
+    /// Creates the pipe and starts to feed it.
     pub(crate) fn begin(
         (store, object): (Arc<dyn Store>, ObjectId),
         making: Option<Making>,
@@ -144,7 +146,7 @@ impl Growing {
         })
     }
 
-    /// Waits for the seal; the kernel has ended.
+    /// Waits for the seal, after the kernel has ended.
     pub(crate) fn end(mut self, given_up: impl Fn() -> bool) -> Result<Grown, StoreError> {
         self.signs.ended.store(true, Ordering::Release);
         let Some(feeder) = self.feeder.take() else {
@@ -167,7 +169,7 @@ impl Drop for Growing {
     }
 }
 
-/// A pipe that kernels may read, whatever user they run as, and nobody else may write.
+/// Creates a pipe that kernels of any user can read. Only its owner can write to it.
 fn make_pipe(path: &Path) -> std::io::Result<()> {
     let _ = std::fs::remove_file(path);
     mknodat(CWD, path, FileType::Fifo, Mode::from(0o600), 0)?;
@@ -180,25 +182,25 @@ fn make_pipe(path: &Path) -> std::io::Result<()> {
 }
 
 enum Out {
-    /// Nobody reads yet.
+    /// No reader has opened the pipe yet.
     Closed,
     Open(File),
-    /// Whoever read has closed it.
+    /// The reader has closed the pipe.
     Left,
 }
 
 struct Feeder {
     store: Arc<dyn Store>,
     object: ObjectId,
-    /// Where it is until its label has ended.
+    /// Source of the bytes until the label that makes them has ended.
     making: Option<Making>,
     pipe: PathBuf,
     signs: Arc<Signs>,
     turn: Turn,
     out: Out,
-    /// The object was there once.
+    /// Whether the object has existed.
     seen: bool,
-    /// Bytes that were delivered.
+    /// Delivered bytes.
     at: u64,
     hasher: blake3::Hasher,
     buffer: Vec<u8>,
@@ -208,7 +210,7 @@ impl Feeder {
     fn run(&mut self) -> Result<Grown, StoreError> {
         be_nice();
         let grown = self.feed();
-        // Whoever opens the pipe now finds its end.
+        // A reader that opens the pipe from now on finds its end.
         self.out = Out::Left;
         while !self.over() {
             drop(self.open());
@@ -217,7 +219,7 @@ impl Feeder {
         grown
     }
 
-    /// Whether the kernel has ended.
+    /// Returns whether the kernel has ended.
     fn over(&self) -> bool {
         self.signs.ended.load(Ordering::Acquire) || self.given_up()
     }
@@ -233,7 +235,7 @@ impl Feeder {
                 .as_ref()
                 .is_some_and(|making| making.fate().is_bad())
             {
-                // It is to be opened all the same: whoever does waits for that.
+                // The pipe must be opened in any case: its reader waits for that.
                 return Ok(Grown::GivenUp);
             }
             let Some((size, sealed)) = self.look()? else {
@@ -241,7 +243,7 @@ impl Feeder {
                 continue;
             };
             self.seen = true;
-            // What tasks make is no burst.
+            // Outputs of tasks are no bursts.
             let bursts = self.making.is_none();
             if bursts {
                 self.turn.on_seen((size, sealed), now());
@@ -259,7 +261,7 @@ impl Feeder {
         Ok(Grown::GivenUp)
     }
 
-    /// How long it is and whether it is sealed; `None` if it is not there yet.
+    /// Returns the length and whether the file is sealed; `None` if it does not exist yet.
     fn look(&mut self) -> Result<Option<(u64, bool)>, StoreError> {
         if let Some(making) = &mut self.making {
             if !making.fate().is_well() {
@@ -270,13 +272,13 @@ impl Feeder {
         }
         match self.store.stat(self.object) {
             Ok(stat) => Ok(Some((stat.size, stat.sealed))),
-            // Its writer has not begun; the server says if it never will.
+            // The writer has not started yet. If it never starts, the server cancels the label.
             Err(StoreError::NotFound { .. }) if !self.seen => Ok(None),
             Err(error) => Err(error),
         }
     }
 
-    /// Reads what comes next into the first `most` bytes of the buffer.
+    /// Reads the next bytes into the first `most` bytes of the buffer.
     fn fill(&mut self, most: usize) -> Result<usize, StoreError> {
         let buffer = &mut self.buffer[..most];
         if let Some(making) = &self.making {
@@ -296,7 +298,7 @@ impl Feeder {
             .ok()
     }
 
-    /// Delivers some of what is there; whether there was something.
+    /// Delivers some of the available bytes. Returns whether there were any.
     fn deliver(&mut self, size: u64) -> Result<bool, StoreError> {
         if matches!(self.out, Out::Closed)
             && let Some(pipe) = self.open()
@@ -321,7 +323,7 @@ impl Feeder {
         written
     }
 
-    /// Writes what was read into the pipe; whether there was something. A kernel that is slow to read it is waited for.
+    /// Writes the bytes of the buffer to the pipe and waits for a slow kernel. Returns whether there were any.
     fn write(&mut self, count: usize, waited: &mut Duration) -> Result<bool, StoreError> {
         let Out::Open(pipe) = &mut self.out else {
             return Ok(false);
@@ -352,9 +354,9 @@ impl Feeder {
         Ok(count > 0)
     }
 
-    /// Whether what was sealed begins with what was delivered.
+    /// Returns whether the sealed file begins with the delivered bytes.
     fn compare(&mut self, size: u64) -> Result<Grown, StoreError> {
-        // The reader has all of it, and need not wait.
+        // The reader has received all bytes and need not wait.
         self.out = Out::Left;
         if self.at > size {
             return Ok(Grown::Changed);

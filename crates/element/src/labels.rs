@@ -1,10 +1,11 @@
-//! The element's labels, from their arrival until the server has kept how they ended.
+//! Labels of the element, from their arrival until the server has stored their outcome. The module uses the element's database and sends
+//! reports to the server (next: `server/src/...`).
 //!
-//! A label is in the database before it is in the queue, and its outcome is in the database before it is
-//! reported, so that neither a killed element nor a lost connection loses or repeats an effect.
+//! A label is written to the database before it is queued. Its outcome is written to the database before it is reported. So neither a
+//! killed element nor a lost connection loses or repeats an effect.
 //!
-//! It knows no thread, clock or kernel: [`crate::executor`] takes labels from it, runs them on threads and brings
-//! back what they did; a simulation does the same in virtual time.
+//! The module uses no thread, clock or kernel. [`crate::executor`] takes labels from it, runs them on threads and returns their results; a
+//! simulation does the same in virtual time.
 
 use crate::db::{Db, DbError};
 use crate::feeds::{Fate, Feed, analysis, fed_by};
@@ -26,10 +27,10 @@ use tidemill_core::resources::{Lack, Offers};
 use tidemill_core::time::Time;
 use tidemill_wire::v1;
 
-/// Labels answered from memory that are known as such, for labels that come after them.
+/// Maximum number of remembered labels that were answered from a stored result, for labels that depend on them.
 const REUSED_MAX: usize = 10_000;
 
-/// See the module.
+/// Labels of an element; see the module.
 #[derive(Debug)]
 pub struct Labels {
     element: ElementId,
@@ -38,7 +39,7 @@ pub struct Labels {
     reports: Arc<Reports>,
     clock: fn() -> Time,
     state: Mutex<State>,
-    /// Where those wait that execute labels, by lane.
+    /// Condition variables of the threads that execute labels, by lane.
     wake: [Condvar; Lane::ALL.len()],
     /// Signalled when the element stops.
     stopped: Condvar,
@@ -48,20 +49,20 @@ pub struct Labels {
 struct State {
     queue: Queue,
     live: BTreeMap<LabelId, Live>,
-    /// Those of them that compare objects.
+    /// Live labels that compare objects.
     verifies: BTreeSet<LabelId>,
-    /// Labels that were answered from memory, the last ones.
+    /// Last labels that were answered from a stored result.
     reused: BTreeSet<LabelId>,
     seq: u64,
-    /// Labels that have ended, and how that could not be kept yet.
+    /// Labels that have ended and whose outcome could not be stored yet.
     unkept: Vec<(LabelId, Arc<Work>)>,
-    /// Labels that were acknowledged, and that could not be kept yet.
+    /// Acknowledged labels whose acknowledgement could not be stored yet.
     unacknowledged: Vec<LabelId>,
     stopping: bool,
 }
 
 impl State {
-    /// Tells those that a label feeds how it ended: what failed has fed them in vain.
+    /// Informs the labels that a label feeds about its end. If it failed, their runs are cancelled.
     fn tell_fed(&mut self, id: LabelId, well: bool) {
         if let Some(live) = self.live.get(&id) {
             live.fate.seal(well);
@@ -88,44 +89,44 @@ impl State {
     }
 }
 
-/// How an input is had that is not here.
+/// Access to an input that is not on this element.
 #[derive(Clone, Debug, Default)]
 pub struct Way {
-    /// What is shown to the element that has it.
+    /// Capability for the element that has the input.
     pub capability: Vec<u8>,
-    /// The objects that it lies in.
+    /// Layout of an input that is stored in several objects.
     pub layout: Option<v1::Layout>,
-    /// Whether it may not be sealed yet, and is here.
+    /// Whether the input is on this element and may not be sealed yet.
     pub growing: bool,
-    /// Percent of the processors that are left to who writes, meanwhile.
+    /// Percentage of the processors that is left to writers while the input is written.
     pub leaves: u8,
 }
 
-/// A label from its acceptance until its outcome is kept.
+/// Label from its acceptance until its outcome is stored.
 #[derive(Clone, Debug)]
 pub struct Live {
     /// The label.
     pub label: Arc<Label>,
-    /// How to get its inputs, in their order.
+    /// Access to its inputs, in their order.
     pub ways: Arc<[Way]>,
-    /// The result of an earlier task like it.
+    /// Result of an earlier, equal task.
     pub remembered: Option<Arc<v1::Remembered>>,
     /// `queued`, `fetching` or `running`.
     pub state: &'static str,
-    /// When it was begun; zero before.
+    /// Start time; zero before the start.
     pub start: Time,
-    /// To give it up while it runs.
+    /// Handle to cancel the label while it runs.
     pub control: Arc<Control>,
-    /// How it ended, for those that it feeds.
+    /// Outcome, for the labels that this label feeds.
     pub(crate) fate: Arc<Fate>,
-    /// What of its inputs others were still making when it was begun.
+    /// Inputs that other labels were still writing at its start.
     pub(crate) feeds: Vec<Feed>,
-    /// One that fed it and failed.
+    /// Failed label that fed this label.
     pub(crate) in_vain: Option<LabelId>,
 }
 
 impl Live {
-    /// A label that is not this element's own; `None` if it says nothing that can be done.
+    /// Returns a label that belongs to another element; `None` if the message is invalid.
     pub(crate) fn of(message: &v1::Label) -> Option<Self> {
         Some(Self {
             label: Arc::new(Label::try_from(message).ok()?),
@@ -140,7 +141,7 @@ impl Live {
         })
     }
 
-    /// It as it was sent.
+    /// Returns the label as the message that was received.
     pub(crate) fn message(&self) -> v1::Label {
         let mut message = v1::Label::from(&*self.label);
         if let Some(v1::label::Operation::Analyse(analyse)) = &mut message.operation {
@@ -154,8 +155,8 @@ impl Live {
         message
     }
 
-    /// The labels of those that this one comes after which may feed it: it may begin when they run. What is remembered is for
-    /// inputs that are there.
+    /// Returns the labels before this label that may feed it. This label may start as soon as they run. A label with a remembered result
+    /// needs complete inputs and returns none.
     fn feeding(&self, live: &BTreeMap<LabelId, Self>) -> Vec<LabelId> {
         let Some(own) = analysis(&self.label).filter(|_| self.remembered.is_none()) else {
             return Vec::new();
@@ -167,7 +168,7 @@ impl Live {
         self.label.after.iter().copied().filter(feeds).collect()
     }
 
-    /// What of its inputs others are making now.
+    /// Returns the inputs that other labels are writing now.
     fn fed(&self, live: &BTreeMap<LabelId, Self>) -> Vec<Feed> {
         let Some(own) = analysis(&self.label).filter(|own| !own.pipelined.is_empty()) else {
             return Vec::new();
@@ -186,14 +187,15 @@ impl Live {
         feeds.flatten().collect()
     }
 
-    /// What is shown to the element that has an input.
+    /// Returns the capability for the element that has an input.
     pub(crate) fn capability(&self, index: usize) -> &[u8] {
         self.ways.get(index).map_or(&[], |way| &way.capability)
     }
 }
 
 impl Labels {
-    /// Takes up what was queued when an element that now offers this stopped.
+    /// Opens the database and queues the labels that were queued when the element stopped. `offers` are the resources that the element
+    /// offers now.
     ///
     /// # Errors
     /// If the database can't be read.
@@ -218,8 +220,7 @@ impl Labels {
         Ok(labels)
     }
 
-    /// Takes labels in: those that are new are queued once they are in the database, those that have ended
-    /// are reported again.
+    /// Accepts labels: new labels are queued after they were written to the database; ended labels are reported again.
     pub fn accept(self: &Arc<Self>, messages: Vec<v1::Label>) {
         let labels = Arc::clone(self);
         let incoming: Vec<Incoming> = {
@@ -245,23 +246,23 @@ impl Labels {
         });
     }
 
-    /// Gives up a label: it is taken out of the queue, or its kernel is killed.
+    /// Cancels a label: it is removed from the queue, or its kernel is killed.
     pub fn abort(self: &Arc<Self>, label: LabelId) {
         let labels = Arc::clone(self);
-        // Goes the way of the labels, so that it can't overtake the one it is about.
+        // The request takes the same path as labels, so that it can't overtake its label.
         self.db
             .submit(false, |_| Ok(()), move |_| labels.on_abort(label));
     }
 
-    /// Gives a label back that has not begun; one that has goes on.
+    /// Returns a label to the server if it has not started. A started label continues.
     pub fn recall(self: &Arc<Self>, label: LabelId) {
         let labels = Arc::clone(self);
-        // Goes the way of the labels, as giving one up does.
+        // The request takes the same path as labels, as a cancellation does.
         self.db
             .submit(false, |_| Ok(()), move |_| labels.on_recall(label));
     }
 
-    /// The server has kept these outcomes.
+    /// Records that the server has stored these outcomes.
     pub fn acknowledge(self: &Arc<Self>, ids: Vec<LabelId>) {
         let labels = Arc::clone(self);
         let acked = ids.clone();
@@ -282,26 +283,26 @@ impl Labels {
         });
     }
 
-    /// Labels that run and labels that wait.
+    /// Returns the numbers of running and of waiting labels.
     #[must_use]
     pub fn counts(&self) -> (usize, usize) {
         let state = self.state.lock();
         (state.queue.running(), state.queue.queued())
     }
 
-    /// Labels whose outcome is not kept yet.
+    /// Returns the labels whose outcome is not stored yet.
     #[must_use]
     pub fn live(&self) -> Vec<Live> {
         self.state.lock().live.values().cloned().collect()
     }
 
-    /// Whether its outcome is not kept yet.
+    /// Returns whether the label's outcome is not stored yet.
     #[must_use]
     pub fn is_live(&self, label: LabelId) -> bool {
         self.state.lock().live.contains_key(&label)
     }
 
-    /// Labels whose outcome the server has not acknowledged, with the outcomes of those that ended.
+    /// Returns the labels whose outcome the server has not acknowledged, with the outcomes of ended labels.
     ///
     /// # Errors
     /// If the database can't be read.
@@ -309,14 +310,14 @@ impl Labels {
         self.db.read(records::open_labels)
     }
 
-    /// Whether there is anything to do beside comparing objects.
+    /// Returns whether the element has any work except comparing objects.
     #[must_use]
     pub fn is_busy(&self) -> bool {
         let state = self.state.lock();
         state.queue.running() + state.queue.queued() > state.verifies.len()
     }
 
-    /// Waits for so long, or until the element stops; whether it does.
+    /// Waits for this time, or until the element stops. Returns whether it stops.
     pub(crate) fn pause(&self, time: Duration) -> bool {
         let mut state = self.state.lock();
         if !state.stopping {
@@ -325,8 +326,8 @@ impl Labels {
         state.stopping
     }
 
-    /// Tells a server that has just been reached what runs, how labels ended whose end it has not acknowledged, and what
-    /// is damaged.
+    /// Reports to a server that the element has just reached: the running labels, the outcomes that it has not acknowledged, and the
+    /// damaged objects.
     ///
     /// # Errors
     /// If the database can't be read.
@@ -347,7 +348,7 @@ impl Labels {
         Ok(())
     }
 
-    /// The next label of a lane to run, once there is one; `None` when the element stops.
+    /// Returns the next label of a lane, as soon as one is ready; `None` when the element stops.
     #[must_use]
     pub fn next(&self, lane: Lane) -> Option<(LabelId, Live)> {
         let mut state = self.state.lock();
@@ -362,13 +363,13 @@ impl Labels {
         }
     }
 
-    /// The next label of a lane to run, if there is one now.
+    /// Returns the next label of a lane, if one is ready now.
     #[must_use]
     pub fn try_next(&self, lane: Lane) -> Option<(LabelId, Live)> {
         self.take(&mut self.state.lock(), lane)
     }
 
-    /// Wakes those that have something to do.
+    /// Wakes the threads of the lanes that have a ready label.
     fn wake(&self, state: &State) {
         for lane in Lane::ALL {
             if state.queue.is_ready(lane) {
@@ -397,13 +398,13 @@ impl Labels {
         Some((id, live))
     }
 
-    /// What a label that was taken did. Gives whether that counts: what failed because the element stops does not.
+    /// Takes the result of a label. Returns whether the result counts: a failure because the element stops does not count.
     pub fn end(self: &Arc<Self>, id: LabelId, mut work: Work) -> bool {
         let succeeded = work.outcome.result.is_ok();
         let lost = {
             let mut state = self.state.lock();
             if state.stopping && !succeeded {
-                // It is run again at the next start.
+                // The label runs again at the next start.
                 return false;
             }
             if work.outcome.reused.is_some() {
@@ -414,7 +415,7 @@ impl Labels {
             }
             let vain = state.live.get(&id).and_then(|live| live.in_vain);
             if let (Some(before), Err(failure)) = (vain, &mut work.outcome.result) {
-                // Not its own doing.
+                // The failure was caused by the other label.
                 *failure = dependency(before);
             }
             let lost = state.queue.end(id, succeeded);
@@ -427,7 +428,7 @@ impl Labels {
         true
     }
 
-    /// Gives no label out any more and kills those that run.
+    /// Stops: returns no more labels and kills the running ones.
     pub fn stop(&self) {
         let mut state = self.state.lock();
         state.stopping = true;
@@ -485,7 +486,7 @@ impl Labels {
         }
     }
 
-    /// Reports a kept outcome again.
+    /// Reports a stored outcome again.
     fn repeat(&self, id: LabelId, outcome: &[u8]) {
         match v1::LabelOutcome::decode(outcome) {
             Ok(outcome) => self.reports.finished(id, outcome),
@@ -493,7 +494,7 @@ impl Labels {
         }
     }
 
-    /// The labels could not be kept, so those that are new can't be promised to be run.
+    /// Refuses new labels that could not be stored, because the element can't guarantee to run them.
     fn on_refused(&self, incoming: &[Incoming], error: &DbError) {
         for incoming in incoming {
             if self.state.lock().live.contains_key(&incoming.id()) {
@@ -526,7 +527,7 @@ impl Labels {
         }
         let (lane, needs) = (label.operation.lane(), label.operation.needs());
         if let Some(lack) = needs.and_then(|needs| state.queue.offers().lacks(needs)) {
-            // It offered more when the label was sent.
+            // The element offered more when the label was sent.
             state.queue.add_ended(id, false);
             drop(state);
             let outcome = failed(self.now(), FailureKind::Unfit, self.lacks(&lack));
@@ -585,7 +586,7 @@ impl Labels {
                 self.keep(label, Work::without_effect(outcome));
                 self.give_up(label, dependants);
             }
-            // It was lost on its way here, and the server waits for its end.
+            // The label was lost on its way to this element, and the server waits for its end.
             Aborted::Unknown => {
                 let outcome = given_up("the label was given up before it came");
                 self.reports.finished(label, (&outcome).into());
@@ -603,7 +604,7 @@ impl Labels {
         self.give_up(label, dependants);
     }
 
-    /// A label that was taken begins to fetch or to run.
+    /// Records that a taken label starts to fetch or to run.
     pub fn on_phase(&self, id: LabelId, phase: &'static str) {
         if let Some(live) = self.state.lock().live.get_mut(&id) {
             live.state = phase;
@@ -611,7 +612,7 @@ impl Labels {
         self.reports.started(id, self.now(), phase);
     }
 
-    /// Ends labels that came after one that failed.
+    /// Ends labels that depend on a failed label.
     fn give_up(self: &Arc<Self>, failed: LabelId, dependants: Vec<LabelId>) {
         for dependant in dependants {
             self.keep(
@@ -621,7 +622,7 @@ impl Labels {
         }
     }
 
-    /// Keeps how a label ended with all its effects in one change, then reports it.
+    /// Stores the outcome of a label with all its effects in one transaction, then reports it.
     fn keep(self: &Arc<Self>, id: LabelId, work: Work) {
         self.try_to_keep(id, Arc::new(work));
     }
@@ -635,7 +636,7 @@ impl Labels {
             effects.keep(connection)?;
             records::end_label(connection, id, &message)
         };
-        // What a copy is made for may be removed elsewhere as soon as it is told.
+        // The source of a copy may be removed on another element as soon as the outcome is reported.
         let durable = work.is_copy();
         self.db.submit(durable, change, move |kept| match kept {
             Ok(()) => {
@@ -655,8 +656,8 @@ impl Labels {
         });
     }
 
-    /// Tries again to keep how labels ended and that the server knows it, where that failed. Until an outcome is kept
-    /// nothing of it is told: after a restart it would not have been.
+    /// Retries to store outcomes and acknowledgements that could not be stored. An outcome is reported only after it was stored: otherwise
+    /// a restart would lose it.
     pub fn keep_again(self: &Arc<Self>) {
         let (unkept, unacknowledged) = {
             let mut state = self.state.lock();
@@ -672,12 +673,12 @@ impl Labels {
     }
 }
 
-/// A label on its way into the queue.
+/// Label on its way into the queue.
 #[derive(Debug)]
 struct Incoming {
     message: v1::Label,
     seq: u64,
-    /// What it says, or the outcome of a label that says nothing that can be done.
+    /// Decoded label, or the outcome of an invalid label.
     label: Result<Arc<Label>, Box<Outcome>>,
 }
 
@@ -726,7 +727,7 @@ impl Incoming {
     }
 }
 
-/// The outcome of a label that failed before it had any effect.
+/// Returns the outcome of a label that failed before it had any effect.
 #[must_use]
 pub fn failed(at: Time, kind: FailureKind, message: String) -> Outcome {
     Outcome::at(at, Err(Failure { kind, message }))
@@ -795,7 +796,7 @@ mod tests {
         Arc::new(Mutex::new(Connection::open_in_memory().unwrap()))
     }
 
-    /// The labels of an element of one core, who writes them down, and what the server is told after the greeting.
+    /// Returns the labels of an element with one core, the writer of its database, and the messages to the server after the greeting.
     fn opened(
         disk: &Arc<Mutex<Connection>>,
     ) -> (

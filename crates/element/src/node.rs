@@ -1,4 +1,5 @@
-//! One element as its parts see it: its configuration, its identity in the array, and what it works with.
+//! State of one element that its modules share: its configuration, its identity in the array, and its components. It uses the database and
+//! sends status reports to the server (next: `server/src/...`).
 
 use crate::asleep::Traffic;
 use crate::clocks::Clocks;
@@ -27,51 +28,51 @@ use tokio::sync::watch;
 const ELEMENT: &str = "element";
 const ARRAY: &str = "array";
 const KEY: &str = "key";
-/// Set when the server has taken the element out of the array; `server/src/rebuild/kept.rs` reads it.
+/// Key that is set when the server has taken the element out of the array; `server/src/rebuild/kept.rs` reads it.
 const REMOVED: &str = "removed";
 
-/// How long a request waits for an element that has just started to join its array.
+/// Maximum time that a request waits for a newly started element to join its array.
 const JOIN_MAX: Duration = Duration::from_secs(5);
 
-/// Refreshes of the status object between two looks for programs that came or went.
+/// Refreshes of the status object between two searches for installed and removed programs.
 const REFRESHES_PER_LOOK: u32 = 5;
-/// Refreshes after which all of the status is told, whether it has changed or not: what kernels took, and the flash model.
+/// Refreshes after which the complete status is sent even if it has not changed: the use of kernels, and the flash model.
 const REFRESHES_PER_STATUS: u32 = 3;
 
 /// Refreshes of the status object between two clean-ups of the label table and of the folder of tasks.
 const REFRESHES_PER_PRUNE: u32 = 30;
 
-/// What the parts of an element share.
+/// State that the modules of an element share.
 #[derive(Debug)]
 pub struct Node {
-    /// How it was told to be.
+    /// Configuration of the element.
     pub config: Config,
-    /// How others reach it.
+    /// URL under which others reach the element.
     pub url: String,
-    /// Its labels, and through them everything else.
+    /// Executor, which also owns the labels and all other components.
     pub executor: Executor,
     membership: watch::Sender<Membership>,
-    /// `None` without TLS.
+    /// Identity of the element; `None` without TLS.
     pub(crate) identity: Option<Identity>,
     pub(crate) revoked: Revoked,
     pub(crate) traffic: Arc<Traffic>,
     pub(crate) ranks: Ranks,
     pub(crate) clocks: Clocks,
-    /// What says how much its host draws.
+    /// Power meter of the host and its last reading.
     meter: Option<(Meter, Reading)>,
-    /// Of an element in memory, else 0: [`crate::memory`].
+    /// Number of the memory of an element in memory, else 0: [`crate::memory`].
     memory_id: u64,
     counts_room: bool,
 }
 
-/// The array it belongs to.
+/// Array that the element belongs to.
 #[derive(Clone, Debug, Default)]
 struct Membership {
     array: u64,
     key: Option<Key>,
 }
 
-/// Makes sure that a folder belongs to this element, and notes so if it is new.
+/// Checks that a folder belongs to this element. Records the element's id in a new folder.
 ///
 /// # Errors
 /// [`Error::OtherElement`], [`Error::Removed`], or if the database fails.
@@ -108,7 +109,7 @@ pub(crate) fn claim(db: &Db, config: &Config) -> Result<(), Error> {
     }
 }
 
-/// Whether the server has taken the element of this folder out of the array, as far as its database says so.
+/// Returns whether the server has taken the element of this folder out of the array, according to the folder's database.
 #[must_use]
 pub fn is_removed(folder: &std::path::Path) -> bool {
     let flags = rusqlite::OpenFlags::SQLITE_OPEN_READ_ONLY;
@@ -118,7 +119,7 @@ pub fn is_removed(folder: &std::path::Path) -> bool {
 }
 
 impl Node {
-    /// Brings back the array it was part of.
+    /// Creates the state and restores the membership in the array.
     ///
     /// # Errors
     /// If the database can't be read.
@@ -153,7 +154,8 @@ impl Node {
         })
     }
 
-    /// It keeps what it has in the memory of that number, and counts what is taken of it if that is not bounded otherwise.
+    /// Marks the element as one in memory, with this number. `counts_room` is set if the element must count its used memory, because no
+    /// other limit exists.
     #[must_use]
     pub(crate) fn in_memory(self, memory_id: u64, counts_room: bool) -> Self {
         Self {
@@ -167,19 +169,19 @@ impl Node {
         self.executor.parts()
     }
 
-    /// What it works with.
+    /// Returns the components of the element.
     #[must_use]
     pub fn parts(&self) -> &Parts {
         self.executor.parts()
     }
 
-    /// Its labels.
+    /// Returns the labels of the element.
     #[must_use]
     pub fn labels(&self) -> &Arc<Labels> {
         self.executor.labels()
     }
 
-    /// The key that checks capabilities; `None` if it does not join an array soon.
+    /// Returns the key that verifies capabilities; `None` if the element does not join an array soon.
     pub async fn key(&self) -> Option<Key> {
         if let Some(key) = &self.membership.borrow().key {
             return Some(key.clone());
@@ -190,16 +192,16 @@ impl Node {
         joined.ok()?.ok()?.key.clone()
     }
 
-    /// The array it belongs to; 0 until it has joined one.
+    /// Returns the array of the element; 0 until it has joined one.
     #[must_use]
     pub fn array(&self) -> u64 {
         self.membership.borrow().array
     }
 
-    /// Joins an array, or comes back to it.
+    /// Joins an array, or reconnects to it.
     ///
     /// # Errors
-    /// [`Error::OtherArray`] if it belongs to another; or if that can't be kept.
+    /// [`Error::OtherArray`] if the element belongs to another array; or if the database can't store the membership.
     pub async fn join(&self, array: u64, key: Key) -> Result<(), Error> {
         let before = self.membership.borrow().clone();
         if before.array != 0 && before.array != array {
@@ -228,7 +230,7 @@ impl Node {
         Ok(())
     }
 
-    /// Notes in the element's database that the server has taken it out of the array; gives the reason to end.
+    /// Records in the element's database that the server has taken the element out of the array. Returns the reason to end.
     pub(crate) async fn leave(&self) -> Error {
         let change =
             |connection: &rusqlite::Connection| records::set_identity(connection, REMOVED, &[1]);
@@ -241,16 +243,16 @@ impl Node {
         }
     }
 
-    /// What the server is to certify; empty without TLS.
+    /// Returns the public key for the server to certify; empty without TLS.
     #[must_use]
     pub fn public_key(&self) -> &[u8] {
         self.identity.as_ref().map_or(&[], Identity::public_key)
     }
 
-    /// Takes the certificate (DER) that the server has made.
+    /// Stores the certificate (DER) that the server has issued.
     ///
     /// # Errors
-    /// If it is not for this element's key, or can't be kept.
+    /// If it is not for this element's key, or can't be stored.
     pub async fn renew(&self, certificate: &[u8]) -> Result<(), Error> {
         match &self.identity {
             Some(identity) => identity.renew(&self.parts().db, certificate).await,
@@ -258,7 +260,8 @@ impl Node {
         }
     }
 
-    /// The host that it tells: where files stay outside there is no folder that others on its host may open.
+    /// Returns the host name for other elements. If files stay outside, other elements on the host must not open the folder, so the name
+    /// differs.
     fn host(&self) -> String {
         match self.config.outside {
             Some(_) => format!("{} (outside)", self.config.host),
@@ -266,7 +269,7 @@ impl Node {
         }
     }
 
-    /// The states of this element that an administrator must act on.
+    /// Returns the conditions of this element that an administrator must act on.
     fn conditions(&self, unusable: Option<StoreError>) -> Vec<v1::Condition> {
         let (parts, element) = (self.parts(), self.config.element.0);
         let folder = unusable.map(|error| {
@@ -282,11 +285,11 @@ impl Node {
         found
     }
 
-    /// What it is and does now.
+    /// Returns the current status of the element.
     #[must_use]
     pub fn describe(&self) -> v1::Element {
         let parts = self.parts();
-        // Without its folder it takes no files, and the server is to hear why.
+        // Without its folder the element takes no files. The server must learn the reason.
         let (space, unusable) = match parts.store.space() {
             Ok(space) => (space, None),
             Err(error) => (Space::NONE, Some(error)),
@@ -340,7 +343,7 @@ impl Node {
         let causes = element.conditions.iter().map(|one| one.cause.as_str());
         element.trouble = causes.collect::<Vec<_>>().join("; ");
         if parts.db.left().is_short() {
-            // New files go elsewhere.
+            // The server then places new files on other elements.
             element.free_bytes = 0;
         }
         parts.counters.report(&mut element);
@@ -350,11 +353,10 @@ impl Node {
         element
     }
 
-    /// Whether it may sleep: it has no labels, nor outcomes that the server does not know, and nobody has asked it for anything for
-    /// so long.
+    /// Checks whether the element may sleep: it has no labels, the server knows all outcomes, and no request arrived for the time `quiet`.
     ///
     /// # Errors
-    /// Why not.
+    /// The reason why it may not.
     pub(crate) fn may_sleep(&self, quiet: Duration) -> Result<(), String> {
         let known = self.labels().known().map_err(|error| error.to_string())?;
         if !known.is_empty() || self.labels().counts() != (0, 0) {
@@ -377,7 +379,7 @@ impl Node {
         }
     }
 
-    /// What share of a processor a kernel of that user would have now. Blocks for a moment.
+    /// Returns the share of a processor that a kernel of that user would get now. Blocks for a moment.
     #[must_use]
     pub fn probe(&self, probe: &v1::Probe) -> v1::Probed {
         let parts = self.parts();
@@ -401,7 +403,7 @@ impl Node {
         }
     }
 
-    /// Takes what was written since into the model of the device.
+    /// Adds the latest writes to the model of the device.
     async fn settle(&self) {
         let flash = Arc::clone(&self.parts().flash);
         let (db, store) = (self.parts().db.clone(), Arc::clone(&self.parts().store));
@@ -411,7 +413,7 @@ impl Node {
         }
     }
 
-    /// Removes what ended labels left behind.
+    /// Removes files that ended labels have left.
     async fn sweep(self: &Arc<Self>) {
         let node = Arc::clone(self);
         if let Err(error) = tokio::task::spawn_blocking(move || node.executor.sweep()).await {
@@ -419,7 +421,7 @@ impl Node {
         }
     }
 
-    /// Tells the server of programs that came or went.
+    /// Reports installed and removed programs to the server.
     async fn look_for_programs(self: &Arc<Self>) {
         let node = Arc::clone(self);
         let look = move || node.parts().look_for_programs();
@@ -428,7 +430,7 @@ impl Node {
         }
     }
 
-    /// Refreshes the status object on the configured period and sends it to the server, for ever.
+    /// Refreshes the status object with the configured period and sends it to the server. Never returns, unless the database is stopped.
     pub async fn refresh(self: &Arc<Self>) {
         use v1::from_element::Message;
         let (mut kept, mut told) = (Vec::new(), v1::Element::default());
@@ -468,7 +470,7 @@ impl Node {
             match self.parts().db.write(false, change).await {
                 Ok(()) => kept = attributes,
                 Err(DbError::Stopped) => return,
-                // The writer has logged why, once.
+                // The writer has logged the reason, once.
                 Err(error) => tracing::debug!(%error, "the status object can't be kept"),
             }
         }

@@ -1,10 +1,11 @@
-//! Notes about names: what the server says of inodes, kept for the day its database is lost.
+//! Notes about names: statements of the server about inodes, stored in the element's database for the case that the server's database is
+//! lost.
 //!
-//! A note is about the object that the element has of a file, or about what has no object: a folder, a link, an empty
-//! file. It goes with its object. One that says that a file was removed stays as long as the object, so that a rebuilt
-//! namespace does not bring it back.
+//! A note describes the element's object of a file, or an inode without object: a folder, a link, an empty file. It is removed together
+//! with its object. A note that a file was removed stays as long as the object, so that a rebuilt namespace does not contain the file
+//! again.
 //!
-//! A note also says what the objects of a file are: their attributes are the server's from then on.
+//! A note also states the attributes of the objects of a file. From then on the server alone sets these attributes.
 
 use crate::records::{attribute, has_object, set_attribute};
 use prost::Message as _;
@@ -15,10 +16,10 @@ use tidemill_core::layout::PartOf;
 use tidemill_core::shown::escaped;
 use tidemill_wire::v1;
 
-/// Longest path that is put together of notes: folders that an old note put into each other have none.
+/// Maximum length of a path that is built from notes. Old notes may describe folders that contain each other; those have no path.
 const PATH_BYTES_MAX: usize = 4096;
 
-/// Keeps notes, unless a later one is known; gives the highest change among them.
+/// Stores notes, except where a later one is known. Returns the highest change number among the notes.
 ///
 /// # Errors
 /// If SQLite refuses.
@@ -44,7 +45,7 @@ pub fn put(connection: &Connection, notes: &[v1::NameNote]) -> Result<u64> {
             set(name::OBJECT, &note.object.to_le_bytes())?;
         }
         match removed {
-            // Its name may be that of another file by now.
+            // Another file may have the name by now.
             true => remove(connection, about, object::PATH)?,
             false => attest(connection, note)?,
         }
@@ -52,7 +53,7 @@ pub fn put(connection: &Connection, notes: &[v1::NameNote]) -> Result<u64> {
     Ok(notes.iter().map(|note| note.change).max().unwrap_or(0))
 }
 
-/// The objects of a file that notes are about.
+/// Returns the objects of the file that a note describes.
 pub(crate) fn objects_of(note: &v1::NameNote) -> impl Iterator<Item = ObjectId> {
     let parts = note.layout.iter().flat_map(|layout| &layout.parts);
     let parts = parts.map(|part| part.object);
@@ -60,7 +61,7 @@ pub(crate) fn objects_of(note: &v1::NameNote) -> impl Iterator<Item = ObjectId> 
     all.filter(|&object| object != 0).map(ObjectId)
 }
 
-/// Records what a note says of the objects of its file.
+/// Records the attributes of a file's objects that a note states.
 fn attest(connection: &Connection, note: &v1::NameNote) -> Result<()> {
     for about in objects_of(note) {
         if !has_object(connection, about)? {
@@ -93,14 +94,14 @@ fn attest(connection: &Connection, note: &v1::NameNote) -> Result<()> {
     Ok(())
 }
 
-/// Objects of a file whose lengths here are not those that the server noted, with what is wrong. Their writer named a false length
-/// when it sealed the file.
+/// Returns the objects of a file whose lengths on this element differ from the lengths that the server noted, each with the reason. Their
+/// writer declared a false length when it sealed the file.
 pub(crate) fn of_false_length(
     connection: &Connection,
     note: &v1::NameNote,
 ) -> Result<Vec<(ObjectId, String)>> {
     let mut found = Vec::new();
-    // A note about a file that was removed, or lies elsewhere, has no length.
+    // A note about a file that was removed or that is on other elements has no length.
     if note.version == 0 || note.places.is_empty() || note.forget {
         return Ok(found);
     }
@@ -108,7 +109,7 @@ pub(crate) fn of_false_length(
         let size = match &note.layout {
             None => note.size,
             Some(layout) => match layout.parts.iter().find(|part| part.object == about.0) {
-                // Pieces may be fewer than what a part has.
+                // The pieces may cover less than the whole part.
                 Some(part) if layout.unit != 0 => part.size,
                 _ => continue,
             },
@@ -128,7 +129,7 @@ pub(crate) fn of_false_length(
     Ok(found)
 }
 
-/// As [`of_false_length`], of an object that was sealed after the note had come.
+/// Checks like [`of_false_length`] an object that was sealed after the note was received.
 pub(crate) fn is_of_false_length(
     connection: &Connection,
     ino: u64,
@@ -152,7 +153,7 @@ fn noted(connection: &Connection, ino: u64) -> Result<Option<v1::NameNote>> {
     Ok(note.and_then(|note| v1::NameNote::decode(note.as_slice()).ok()))
 }
 
-/// The full path of what a note is about; `None` if a folder above it has no note here.
+/// Returns the full path of the inode that a note describes; `None` if a folder above it has no note here.
 fn path_by_notes(connection: &Connection, note: &v1::NameNote) -> Result<Option<Vec<u8>>> {
     let mut path: Vec<u8> = Vec::new();
     let mut place = note.places.first().cloned();
@@ -170,7 +171,7 @@ fn path_by_notes(connection: &Connection, note: &v1::NameNote) -> Result<Option<
     Ok(None)
 }
 
-/// An object has an attribute of its file no more.
+/// Removes an attribute of a file from an object.
 fn remove(connection: &Connection, id: ObjectId, number: u32) -> Result<()> {
     let sql = "DELETE FROM attribute WHERE object = ?1 AND page = ?2 AND number = ?3";
     let row = params![id.0.cast_signed(), object::PAGE, number];
@@ -178,7 +179,7 @@ fn remove(connection: &Connection, id: ObjectId, number: u32) -> Result<()> {
     Ok(())
 }
 
-/// The version that an object is a part of, by a note.
+/// Returns the version that an object is a part of, according to a note.
 fn part_of(note: &v1::NameNote, part: ObjectId) -> Option<PartOf> {
     let layout = note.layout.as_ref()?;
     let index = layout.parts.iter().position(|one| one.object == part.0)?;
@@ -190,13 +191,13 @@ fn part_of(note: &v1::NameNote, part: ObjectId) -> Option<PartOf> {
     })
 }
 
-/// Where the server says that an object belongs: the path of its file, and whether the object is a part of that; `None` if the
-/// last note about the file does not name the object.
+/// Returns the path of an object's file according to the server, and whether the object is a part of the file. `None` if the last note
+/// about the file does not name the object.
 ///
 /// # Errors
 /// If SQLite refuses.
 pub(crate) fn place_of(connection: &Connection, id: ObjectId) -> Result<Option<(String, bool)>> {
-    // A client of an earlier release may have told the inode: only the note counts.
+    // A client of an earlier release may have set the inode: only the note counts.
     let Some(inode) = number(connection, id, object::PAGE, object::INODE)? else {
         return Ok(None);
     };
@@ -208,14 +209,14 @@ pub(crate) fn place_of(connection: &Connection, id: ObjectId) -> Result<Option<(
     }
     let path = match note.path.is_empty() {
         false => Some(note.path.clone()),
-        // A server of an earlier release did not tell it.
+        // A server of an earlier release did not send the path.
         true => path_by_notes(connection, &note)?,
     };
     let part = part_of(&note, id).is_some();
     Ok(path.map(|path| (escaped(&path), part)))
 }
 
-/// An object is removed: what was noted about it goes. To be called while its own attributes are there.
+/// Removes the notes about an object that is removed. Call it before the object's own attributes are removed.
 ///
 /// # Errors
 /// If SQLite refuses.
@@ -312,7 +313,7 @@ mod tests {
         assert_eq!(path(5).as_deref(), Some("/x/a"));
         put(&db, &[noted(2, 5, "/y/a")]).unwrap();
         assert_eq!(path(5).as_deref(), Some("/y/a"));
-        // One that was never named, though it was signed for the same inode.
+        // No note names object 6, though it was signed for the same inode.
         seal(&db, 6, 7);
         assert_eq!(path(6), None);
         put(&db, &[noted(3, 6, "/y/a")]).unwrap();
@@ -326,7 +327,7 @@ mod tests {
         let (_folder, db) = database();
         for id in [5_u64, 6] {
             seal(&db, id, 3);
-            // As an earlier release recorded them.
+            // An earlier release recorded the attributes in this form.
             let sql = "DELETE FROM attribute WHERE object = ?1 AND page = ?2 AND number = ?3";
             let row = params![id.cast_signed(), object::PAGE, object::ATTESTED];
             db.execute(sql, row).unwrap();
@@ -395,7 +396,7 @@ mod tests {
             found[0].1.contains(&format!("has {size} bytes")),
             "{found:?}"
         );
-        // Nothing is known of what is not sealed yet. Once it is, it is compared with the note.
+        // An unsealed object is unknown. Once it is sealed, it is compared with the note.
         let late = v1::NameNote {
             size: size + 1,
             version: 1,
@@ -406,7 +407,7 @@ mod tests {
         seal(&db, 6, 8);
         assert!(is_of_false_length(&db, 8, ObjectId(6)).unwrap().is_some());
         assert_eq!(is_of_false_length(&db, 7, ObjectId(5)).unwrap(), None);
-        // A part of stripes has its own length.
+        // A part of a striped file has its own length.
         let part = |object, size| v1::LayoutPart {
             object,
             size,
@@ -426,7 +427,7 @@ mod tests {
         }
     }
 
-    /// A client of an earlier release declared an object to be a part of another user's file. The server notes that the
+    /// Covers this case: a client of an earlier release declared an object to be a part of another user's file. The server notes that the
     /// object is a whole file.
     #[test]
     fn note_of_whole_object_removes_part_set_by_client() {
@@ -481,7 +482,7 @@ mod tests {
         put(&db, &[below(8, 0, 1, "y")]).unwrap();
         assert_eq!(path(5).as_deref(), Some("/y/x/a"));
         assert_eq!(path(6), None, "a client said that it is that file");
-        // Folders in each other.
+        // Two folders contain each other.
         put(&db, &[below(8, 0, 9, "y")]).unwrap();
         old(5, 7);
         put(&db, &[below(7, 5, 9, "a")]).unwrap();

@@ -1,5 +1,5 @@
-//! What a meter says that the element's host draws: the number that a command prints, or the counters of the host's processors
-//! (RAPL), where they can be read.
+//! Power meter of the element's host. It reads the number that a command prints, or the counters of the host's processors (RAPL) if they
+//! are readable.
 
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags};
@@ -10,34 +10,34 @@ use std::process::{ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How often it is read.
+/// Interval of readings.
 const PERIOD: Duration = Duration::from_secs(1);
-/// How long a command may take.
+/// Time limit of a command.
 const LIMIT: Duration = Duration::from_secs(5);
-/// How long what was read is believed.
+/// Time after which a reading is stale.
 const FRESH: Duration = Duration::from_secs(10);
-/// Bytes of what a command prints.
+/// Maximum number of bytes that are read from a command.
 const SAID_BYTES_MAX: usize = 256;
-/// More than that no package of processors draws: a counter that seems to say so has begun anew.
+/// Maximum power of a package of processors. A counter with a higher value was reset.
 const PACKAGE_WATTS_MAX: u64 = 5000;
-/// Where Linux shows the counters.
+/// Linux's folder of the counters.
 const POWERCAP: &str = "/sys/class/powercap";
 
-/// Where what is drawn is read.
+/// Source of the readings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Meter {
-    /// The processors' own counters.
+    /// Counters of the processors.
     Rapl,
-    /// A line for the shell that prints watts.
+    /// Shell command that prints watts.
     Command(String),
 }
 
-/// What was read last.
+/// Last reading.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Reading(Arc<Mutex<Option<(Instant, u64)>>>);
 
 impl Reading {
-    /// In thousandths of a watt; `None`: nothing was read lately.
+    /// Returns the power in thousandths of a watt; `None` if the last reading is stale.
     pub(crate) fn milliwatts(&self) -> Option<u64> {
         let read = *self.0.lock();
         read.filter(|(at, _)| at.elapsed() < FRESH)
@@ -46,7 +46,7 @@ impl Reading {
 }
 
 impl Meter {
-    /// What it is, for people.
+    /// Returns a description of the meter, for people.
     pub(crate) fn name(&self) -> String {
         match self {
             Self::Rapl => "measured by RAPL, the processors of its host only".into(),
@@ -56,7 +56,7 @@ impl Meter {
         }
     }
 
-    /// Reads it from time to time, for as long as somebody has the reading.
+    /// Starts a thread that reads the meter periodically, until the reading is dropped.
     pub(crate) fn start(&self) -> Reading {
         let (meter, reading) = (self.clone(), Reading::default());
         let to = Arc::downgrade(&reading.0);
@@ -82,7 +82,7 @@ impl Meter {
     }
 }
 
-/// The watts that a command prints, in thousandths.
+/// Returns the watts that a command prints, in thousandths.
 fn command(line: &str, limit: Duration) -> Result<u64, String> {
     let named = |what: &str| format!("`{}` {what}", tidemill_core::shown::line(line));
     let mut command = Command::new("/bin/sh");
@@ -96,7 +96,7 @@ fn command(line: &str, limit: Duration) -> Result<u64, String> {
         .map_err(|error| named(&format!("can't be run: {error}")))?;
     let pid = rustix::process::Pid::from_child(&child);
     let said = child.stdout.take().map(|pipe| until_end(pipe, limit));
-    // It has said all that is wanted, or takes too long.
+    // The command has printed enough, or takes too long.
     let _ = rustix::process::kill_process_group(pid, rustix::process::Signal::KILL);
     let _ = child.wait();
     let said = said
@@ -109,8 +109,8 @@ fn command(line: &str, limit: Duration) -> Result<u64, String> {
     milli(watts).ok_or_else(|| named("prints no power"))
 }
 
-/// What comes out of a pipe until its end, or until that is more than anybody wants. `None`: it did not end in time, as where
-/// something that has left its process group has it open.
+/// Returns the output of a pipe until its end or until the limit of bytes. `None` if the pipe does not end in time, for instance because a
+/// process that has left its process group has it open.
 fn until_end(mut pipe: ChildStdout, limit: Duration) -> Option<String> {
     let end = Instant::now() + limit;
     let mut said = Vec::new();
@@ -129,7 +129,7 @@ fn until_end(mut pipe: ChildStdout, limit: Duration) -> Option<String> {
             Err(_) => return None,
         }
     }
-    // What is not a number is told elsewhere.
+    // The caller reports text that is not a number.
     Some(String::from_utf8_lossy(&said).into_owned())
 }
 
@@ -144,7 +144,7 @@ fn milli(watts: f64) -> Option<u64> {
         .then(|| (watts * 1000.0).round() as u64)
 }
 
-/// What the packages' counters, in microjoules, say since they were read before.
+/// Returns the power that the packages' counters, in microjoules, show since the last reading, in thousandths of a watt.
 fn rapl(folder: &Path, before: &mut Option<(Instant, Vec<u64>)>) -> Option<u64> {
     let packages = packages(folder);
     let number = |package: &PathBuf, name| {
@@ -165,7 +165,7 @@ fn rapl(folder: &Path, before: &mut Option<(Instant, Vec<u64>)>) -> Option<u64> 
     let joules: Option<Vec<u64>> = each
         .map(|(package, (now, then))| match now.checked_sub(*then) {
             Some(more) => Some(more),
-            // It goes round. One that has begun anew is left out until the next time.
+            // The counter wrapped around. A counter that was reset is left out until the next reading.
             None => {
                 let round = number(package, "max_energy_range_uj")?;
                 let more = round.checked_sub(*then)?.checked_add(*now)?;
@@ -177,7 +177,7 @@ fn rapl(folder: &Path, before: &mut Option<(Instant, Vec<u64>)>) -> Option<u64> 
     u64::try_from(u128::from(sum) * 1000 / u128::from(micros)).ok()
 }
 
-/// `intel-rapl:0` and its like, not the parts of packages.
+/// Returns the folders of packages, such as `intel-rapl:0`, without the parts of packages.
 fn packages(folder: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let mut packages: Vec<PathBuf> = entries
@@ -207,7 +207,7 @@ mod tests {
             "echo nan",
             "exit 1",
             "sleep 1000",
-            // It has left its process group, and keeps what it was given open.
+            // The process has left its process group and keeps the pipe open.
             "setsid sleep 2 & echo 5",
             "printf '5 6'",
             "echo 1e300",
@@ -217,7 +217,7 @@ mod tests {
         }
     }
 
-    /// Counters of packages: what each says, and where it goes round.
+    /// Fake counters of packages: the value of each counter, and the value at which it wraps around.
     struct Counters(tempfile::TempDir);
 
     impl Counters {
@@ -245,7 +245,7 @@ mod tests {
         assert_eq!(counters.read(&mut before), None);
         counters.set("intel-rapl:0", "900000001000");
         assert!(counters.read(&mut before).unwrap() > 0);
-        // Begun anew, then come in the middle, then nonsense.
+        // The counter of 1 is reset, then the new package 2 appears, then its value is no number.
         counters.set("intel-rapl:1", "5");
         assert_eq!(counters.read(&mut before), None);
         counters.set("intel-rapl:2", "5");
@@ -261,7 +261,7 @@ mod tests {
         counters.set("intel-rapl:0", "262143328800");
         assert_eq!(counters.read(&mut before), None);
         counters.set("intel-rapl:0", "150");
-        // 200 microjoules in more than 2 ms.
+        // The counter shows 200 microjoules in more than 2 ms.
         let milliwatts = counters.read(&mut before).unwrap();
         assert!(milliwatts <= 100, "{milliwatts}");
     }

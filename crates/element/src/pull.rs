@@ -1,15 +1,16 @@
-//! Inputs that are on other elements: brought here, shared while in use, and kept a little after.
+//! Inputs from other elements. This module pulls them into the element's folder `pulled`, shares them between labels in use, and keeps them
+//! for a time after use.
 //!
-//! A pulled object lies in `pulled/<16 hex>` as a sealed object would in `objects/`. Labels that need the same
-//! one at once share it: one pulls, the others wait. What no label uses is kept up to a bound, oldest out
-//! first. The folder is emptied when the element starts.
+//! A pulled object is stored as `pulled/<16 hex>`, in the same form as a sealed object in `objects/`. Labels that need the same object
+//! concurrently share it: one label pulls, the others wait. Unused objects are kept up to a limit; the oldest is removed first. The folder
+//! is emptied when the element starts.
 //!
-//! Of some inputs a kernel sees only some bytes. These alone are brought, into a file of their own that is shared as a whole
-//! object's is, between labels that need the same bytes.
+//! A kernel may read only some bytes of an input. Then only these bytes are pulled, into a file of their own. Labels that need the same
+//! bytes share this file like a whole object.
 //!
-//! From an element on the same host whose folder can be reached the object is linked if both are on one file
-//! system, else copied. All its bytes count as moved either way, since they crossed from one element to
-//! another; only the configuration `in_place = false` makes them cross a network connection for measurements.
+//! If the other element runs on the same host and its folder is reachable, the object is linked (on the same file system) or copied. In
+//! either case all its bytes count as moved, since they crossed from one element to another. With the configuration `in_place = false` they
+//! cross a network connection, for measurements.
 
 use crate::flash_model::FlashModel;
 use crate::folder::{allocated, close_for_ever};
@@ -37,25 +38,25 @@ use tidemill_core::layout::{
 use tidemill_wire::copies::{self, CopyItem, OBJECT_BYTES_MAX};
 use tidemill_wire::{convert, route, v1};
 
-/// A pull in which no byte arrives for this long is given up.
+/// Time without any received byte after which a pull fails.
 const STALL_MAX: Duration = Duration::from_secs(30);
 
-/// How often a running pull looks whether it stalls or was cancelled.
+/// Interval of checks whether a running pull stalls or was cancelled.
 const WATCH_PERIOD: Duration = Duration::from_millis(200);
 
-/// Times a pull is tried when the connection fails.
+/// Number of attempts of a pull whose connection fails.
 const TRIES: u32 = 3;
 
-/// Pulls shorter than this say nothing about the rate of the link.
+/// Minimum size in bytes of a pull that is used to measure the rate of the link.
 const MEASURED_BYTES_MIN: u64 = 1 << 20;
 
-/// Bytes written to the device at once.
+/// Bytes per write to the device.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// Bytes that an element is asked for at once, of a range.
+/// Bytes per request for a range.
 const REQUEST_BYTES: u64 = 1 << 20;
 
-/// Brings objects from other elements.
+/// Pulls objects from other elements.
 #[derive(Debug)]
 pub struct Pulls {
     folder: PathBuf,
@@ -78,52 +79,52 @@ struct Peer {
     folder: PathBuf,
 }
 
-/// An object, and what of it.
+/// Object, and the selected bytes of it.
 type Wanted = (ObjectId, Selection);
 
 #[derive(Debug, Default)]
 struct Slots {
     slots: HashMap<Wanted, Slot>,
-    /// What no label uses, longest first.
+    /// Files that no label uses, oldest first.
     idle: VecDeque<Wanted>,
     idle_bytes: u64,
-    /// How often bytes of objects were brought so far.
+    /// Number of pulled selections so far.
     selections: u64,
 }
 
 #[derive(Debug)]
 struct Slot {
     users: usize,
-    /// `None` while it is being pulled.
+    /// Length in bytes; `None` while it is being pulled.
     size: Option<u64>,
     file: Kept,
 }
 
-/// The file of what was brought.
+/// Pulled file.
 #[derive(Clone, Debug)]
 struct Kept {
     path: PathBuf,
-    /// By what the model of the device knows it.
+    /// Identifier of the file in the model of the device.
     known: ObjectId,
 }
 
-/// What the model of the device knows bytes of objects by: no object has such an id.
+/// Base of the identifiers of selections in the model of the device: no object has such an id.
 const SELECTED: u64 = 1 << 59;
 
-/// Where the bytes of an input are.
+/// Locations of the bytes of an input.
 #[derive(Debug)]
 pub struct Lies {
-    /// In which objects, and each of these on which element.
+    /// Objects that hold the bytes, each with its element.
     pub layout: Layout,
-    /// What is shown to the elements of the parts, in their order.
+    /// Capabilities for the elements of the parts, in the order of the parts.
     pub capabilities: Vec<Vec<u8>>,
 }
 
 impl Lies {
-    /// One that is in several objects.
+    /// Returns the location of an input in several objects.
     ///
     /// # Errors
-    /// If what was said of it makes no sense.
+    /// If the layout is invalid.
     pub fn parted(layout: &v1::Layout, size: u64) -> Result<Self, PullError> {
         let wrong = |_| tidemill_client::Error::Answer("layout");
         let parts = layout.parts.iter();
@@ -133,7 +134,7 @@ impl Lies {
         })
     }
 
-    /// One that is one object.
+    /// Returns the location of an input in one object.
     #[must_use]
     pub fn whole(input: &Input, size: u64, capability: &[u8]) -> Self {
         Self {
@@ -142,7 +143,7 @@ impl Lies {
         }
     }
 
-    /// One of its parts as an input of its own, and what is shown to its element.
+    /// Returns one of the parts as an input of its own, and the capability for its element.
     #[must_use]
     pub fn part(&self, name: &str, index: usize) -> Option<(Input, &[u8])> {
         let part = self.layout.parts().get(index)?;
@@ -158,30 +159,30 @@ impl Lies {
     }
 }
 
-/// A pulled object in use. It stays at `path` until this is dropped.
+/// Pulled object in use. Its file stays at `path` until this value is dropped.
 #[derive(Debug)]
 pub struct Pulled {
     pulls: Arc<Pulls>,
     wanted: Wanted,
-    /// Where it is.
+    /// Path of the file.
     pub path: PathBuf,
     /// Length in bytes.
     pub size: u64,
-    /// Bytes that this very pull moved: 0 if another one had brought it.
+    /// Bytes that this pull moved: 0 if another label pulled the object before.
     pub moved_bytes: u64,
 }
 
-/// An object that was brought here.
+/// Object that was fetched to this element.
 #[derive(Clone, Copy, Debug)]
 struct Fetched {
     /// Length in bytes.
     size: u64,
-    /// Bytes written to the device for it: none if it was linked.
+    /// Bytes written to the device for the object: 0 if it was linked.
     written: u64,
 }
 
 impl Fetched {
-    /// An object of this length, in a file of its own.
+    /// Returns an object of this length that has a file of its own.
     fn written(size: u64, path: &Path) -> Self {
         let metadata = path.metadata();
         let written = metadata.map_or(size, |metadata| allocated(&metadata));
@@ -189,42 +190,42 @@ impl Fetched {
     }
 }
 
-/// Why an object could not be pulled.
+/// Reason why an object could not be pulled.
 #[derive(Debug, thiserror::Error)]
 pub enum PullError {
-    /// The server has not told where that element is.
+    /// The server has not reported the address of the element.
     #[error("element {0} is not known or down")]
     Unknown(ElementId),
     /// The element refused, or the connection failed.
     #[error(transparent)]
     Client(#[from] tidemill_client::Error),
-    /// Nothing came for too long.
+    /// The element sent nothing for too long.
     #[error("element at {url} sent nothing for {} s", STALL_MAX.as_secs())]
     Stalled {
-        /// Its URL.
+        /// URL of the element.
         url: String,
     },
-    /// This element's device.
+    /// This element's device failed.
     #[error("can't keep it at {path}: {source}")]
     Device {
-        /// Where it was to be kept.
+        /// Path of the new file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the system.
         source: std::io::Error,
     },
-    /// It has no such part or bytes.
+    /// The input has no such part or bytes.
     #[error(transparent)]
     Selection(#[from] SelectionError),
-    /// The label was given up.
+    /// The label was cancelled.
     #[error("the pull was cancelled")]
     Cancelled,
 }
 
 impl Pulls {
-    /// Empties `folder`, making it if need be.
+    /// Empties `folder` or creates it.
     ///
     /// # Errors
-    /// What the system says.
+    /// If the system can't empty or create the folder.
     pub fn new(
         folder: PathBuf,
         host: String,
@@ -250,12 +251,12 @@ impl Pulls {
         })
     }
 
-    /// Learns by what other elements are known.
+    /// Sets how other elements are authenticated.
     pub fn set_trust(&self, trust: &Trust) {
         *self.objects.lock() = Objects::new(Some(trust));
     }
 
-    /// Learns where other elements are.
+    /// Sets the addresses of other elements.
     pub fn set_peers(&self, elements: Vec<v1::Element>) {
         let peer = |element: v1::Element| {
             let peer = Peer {
@@ -268,17 +269,17 @@ impl Pulls {
         *self.peers.lock() = elements.into_iter().map(peer).collect();
     }
 
-    /// What work of this element for others runs on.
+    /// Returns the runtime for this element's work for other elements.
     pub(crate) fn runtime(&self) -> &tokio::runtime::Handle {
         &self.runtime
     }
 
-    /// Connections to other elements.
+    /// Returns the client of other elements.
     pub(crate) fn objects(&self) -> Objects {
         self.objects.lock().clone()
     }
 
-    /// An object as its element is asked for it.
+    /// Returns the reference of an object on another element.
     ///
     /// # Errors
     /// [`PullError::Unknown`].
@@ -297,14 +298,13 @@ impl Pulls {
         })
     }
 
-    /// The rate of pulls over the network so far in bytes per second; `None` before the first of size.
+    /// Returns the smoothed rate of pulls over the network in bytes per second; `None` before the first large pull.
     #[must_use]
     pub fn measured_bytes_per_sec(&self) -> Option<u64> {
         Some(self.measured_bytes_per_sec.load(Ordering::Relaxed)).filter(|&rate| rate > 0)
     }
 
-    /// Brings an object here, or shares it with a label that has. Blocks; must not be called on a thread of
-    /// the runtime.
+    /// Pulls an object, or shares it with a label that has pulled it. Blocks; must not be called on a thread of the runtime.
     ///
     /// # Errors
     /// See [`PullError`].
@@ -320,8 +320,8 @@ impl Pulls {
         })
     }
 
-    /// What is selected of an input, and whether that is its bytes: of records that end elsewhere than stripes do it is others.
-    /// `here` is where objects are that this element has.
+    /// Returns the selection of an input, and whether it is exact. For records that do not end where stripes end, the selection contains
+    /// other bytes. `here` returns the file of an object that this element has.
     ///
     /// # Errors
     /// See [`PullError`].
@@ -354,8 +354,8 @@ impl Pulls {
         })
     }
 
-    /// Brings the selected bytes of an input here, one after the other in one file, or shares that with a label that has.
-    /// `here` is where objects are that this element has.
+    /// Pulls the selected bytes of an input, one after the other, into one file, or shares this file with a label that has pulled it.
+    /// `here` returns the file of an object that this element has.
     ///
     /// # Errors
     /// See [`PullError`].
@@ -370,7 +370,7 @@ impl Pulls {
         self.shared(wanted, cancelled, |path| {
             let whole = exact && input.selection.of_part().is_none();
             let brought = match self.ready(input.object).filter(|_| whole) {
-                // Another label has all of it.
+                // Another label has pulled the whole object.
                 Some(all) => {
                     let found = |_| Some(all.path.clone());
                     let lies = Lies::whole(input, all.size, &[]);
@@ -380,14 +380,14 @@ impl Pulls {
                 None => self.gather((lies, selected), path, here, cancelled),
             };
             if brought.is_err() {
-                // The error of the pull is the one to tell.
+                // The caller reports the error of the pull.
                 let _ = std::fs::remove_file(path);
             }
             brought.map(|moved| (Fetched::written(selected.length(), path), moved))
         })
     }
 
-    /// Makes a file of selected bytes; gives how many came from elsewhere.
+    /// Writes a file of selected bytes. Returns how many of them came from other elements.
     fn gather(
         self: &Arc<Self>,
         (lies, selected): (&Lies, &Selected<'_>),
@@ -416,7 +416,7 @@ impl Pulls {
         Ok(moved)
     }
 
-    /// Where the bytes of a part are read: its file here or on this host, or its element.
+    /// Returns the source of a part's bytes: its file on this element or on this host, or its element.
     pub(crate) fn source(
         self: &Arc<Self>,
         lies: &Lies,
@@ -458,7 +458,7 @@ impl Pulls {
         })
     }
 
-    /// Reads several spans from their element at once.
+    /// Reads several spans from their element concurrently.
     pub(crate) fn receive_ranges(
         &self,
         remote: &Remote,
@@ -517,7 +517,7 @@ impl Pulls {
         Ok(())
     }
 
-    /// Takes part in a whole object that has been brought here.
+    /// Shares a whole object that has been pulled.
     fn ready(self: &Arc<Self>, object: ObjectId) -> Option<Pulled> {
         let wanted = (object, Selection::WHOLE);
         let mut slots = self.slots.lock();
@@ -532,7 +532,7 @@ impl Pulls {
         })
     }
 
-    /// Shares what a label has brought here, or has it brought to a path; that gives also how many bytes it moved.
+    /// Shares a file that another label has pulled, or calls `bring` with its new path. `bring` also returns the number of moved bytes.
     fn shared(
         self: &Arc<Self>,
         wanted: Wanted,
@@ -565,10 +565,10 @@ impl Pulls {
         })
     }
 
-    /// Copies an object into a new file at `path` and gives its length in bytes, all of which were moved.
+    /// Copies an object into a new file at `path`. Returns its length in bytes; all of them were moved.
     ///
     /// # Errors
-    /// See [`PullError`]; then there is no file.
+    /// See [`PullError`]; then the file does not exist.
     pub fn copy(
         &self,
         input: &Input,
@@ -580,8 +580,8 @@ impl Pulls {
             .map(|fetched| fetched.size)
     }
 
-    /// Brings small objects of one element, as far as they can be had at once: `take` is given the index of each, the hash that
-    /// its element says it has, and its bytes.
+    /// Pulls small objects of one element, as far as the element returns them at once. `take` receives the index of each object, the hash
+    /// that its element reports, and its bytes.
     ///
     /// # Errors
     /// See [`PullError`].
@@ -629,7 +629,7 @@ impl Pulls {
         Ok(())
     }
 
-    /// Whether an object is one with this hash where it was copied from.
+    /// Returns whether the source of a copied object confirms this hash.
     ///
     /// # Errors
     /// See [`PullError`].
@@ -650,7 +650,7 @@ impl Pulls {
         Ok(self.runtime.block_on(objects.confirm(&remote, hash))?)
     }
 
-    /// Takes part in what is here or on its way, or is the one to bring it.
+    /// Shares a file that exists or is being pulled, or makes the caller the one that pulls it.
     fn share(&self, wanted: &Wanted, cancelled: &dyn Fn() -> bool) -> Result<Shared, PullError> {
         let mut slots = self.slots.lock();
         loop {
@@ -702,8 +702,8 @@ impl Pulls {
         }
     }
 
-    /// Puts an object together here that lies in several on elements, or shares it with a label that has. `here` is where those
-    /// are that this element has.
+    /// Combines the parts of an object into one file, or shares this file with a label that has combined them. `here` returns the file of a
+    /// part that this element has.
     ///
     /// # Errors
     /// See [`PullError`].
@@ -719,14 +719,14 @@ impl Pulls {
         self.shared((input.object, Selection::WHOLE), cancelled, |path| {
             let put = self.put_together(input, (layout, &all, own), path, here, cancelled);
             if put.is_err() {
-                // The error of the pull is the one to tell.
+                // The caller reports the error of the pull.
                 let _ = std::fs::remove_file(path);
             }
             put.map(|moved| (Fetched::written(input.size, path), moved))
         })
     }
 
-    /// Makes a file of all parts of an object; gives how many bytes came from elsewhere.
+    /// Writes a file of all parts of an object. Returns how many bytes came from other elements.
     fn put_together(
         &self,
         input: &Input,
@@ -754,7 +754,7 @@ impl Pulls {
         Ok(moved)
     }
 
-    /// Brings one of the objects that another lies in, and puts its bytes where they belong; gives how many.
+    /// Pulls one part of an object and writes its bytes at their places. Returns the number of bytes.
     fn put_part(
         &self,
         input: &Input,
@@ -775,7 +775,7 @@ impl Pulls {
             path: own.clone(),
             source,
         });
-        // The error of the pull is the one to tell.
+        // The caller reports the error of the pull.
         let _ = std::fs::remove_file(&own);
         put.map(|()| moved)
     }
@@ -794,7 +794,7 @@ impl Pulls {
             path: path.to_owned(),
             source,
         };
-        // A pull that broke off may have left its file.
+        // An interrupted pull may have left its file.
         match std::fs::remove_file(path) {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(device(e)),
             _ => {}
@@ -813,7 +813,7 @@ impl Pulls {
         };
         let fetched = self.fetch_remote(&remote, path, cancelled);
         if fetched.is_err() {
-            // The error of the pull is the one to tell.
+            // The caller reports the error of the pull.
             let _ = std::fs::remove_file(path);
         }
         fetched.map(|size| Fetched::written(size, path))
@@ -886,7 +886,7 @@ impl Pulls {
         Ok(size)
     }
 
-    /// Smooths over the last few pulls.
+    /// Updates the smoothed rate of the last few pulls.
     fn measure(&self, bytes: u64, time: Duration) {
         if bytes < MEASURED_BYTES_MIN || time.is_zero() {
             return;
@@ -906,7 +906,7 @@ impl Pulls {
 }
 
 impl Slots {
-    /// The file of what is to be brought.
+    /// Returns the file for a new pull.
     fn file(&mut self, folder: &Path, (object, selection): &Wanted) -> Kept {
         if selection.is_whole() {
             return Kept {
@@ -922,7 +922,7 @@ impl Slots {
         }
     }
 
-    /// Takes part in what is here: its file and length.
+    /// Shares an existing file. Returns its path and length.
     fn take_part(&mut self, wanted: &Wanted) -> Option<(PathBuf, u64)> {
         let slot = self.slots.get_mut(wanted)?;
         let size = slot.size?;
@@ -937,21 +937,21 @@ impl Slots {
     }
 }
 
-/// What a label gets of something that others may have brought.
+/// Result of the request for a file that several labels may share.
 enum Shared {
-    /// It is there, with this length.
+    /// The file exists, with this length.
     Here(PathBuf, u64),
-    /// It is the one to bring it.
+    /// The caller has to pull it.
     ToBring(Kept),
 }
 
-/// Where the bytes of a part are read.
+/// Source of the bytes of a part.
 #[derive(Debug)]
 pub(crate) struct Source {
     pub(crate) from: Reader,
-    /// Whether on this element: then nothing moves.
+    /// Whether the source is on this element: then no bytes are moved.
     pub(crate) here: bool,
-    /// Keeps what was pulled from being removed.
+    /// Pulled file. It is not removed while this value exists.
     _pulled: Option<Pulled>,
 }
 
@@ -967,7 +967,7 @@ impl Drop for Pulled {
     }
 }
 
-/// Ends when a pull is to be given up, and says why.
+/// Waits until a pull must be stopped. Returns the reason.
 async fn watch(arrived: &AtomicU64, url: &Arc<str>, cancelled: &dyn Fn() -> bool) -> PullError {
     let mut seen = 0;
     let mut since = Instant::now();
@@ -988,7 +988,7 @@ async fn watch(arrived: &AtomicU64, url: &Arc<str>, cancelled: &dyn Fn() -> bool
     }
 }
 
-/// Puts bytes of a part, those from `at` on, where who reads what is selected finds them.
+/// Writes bytes of a part that start at offset `at` to their places in the file of the selection.
 fn put_span(
     (file, selected): (&File, &Selected<'_>),
     span: &SelectedSpan,
@@ -1030,7 +1030,7 @@ pub(crate) fn read_span(
     Ok(())
 }
 
-/// Opens the file of a sealed object of another element of this host.
+/// Opens the file of a sealed object of another element on this host.
 fn sealed_file(path: &Path) -> std::io::Result<File> {
     let file = tidemill_client::object_file::open(path)?;
     let metadata = file.metadata()?;
@@ -1040,10 +1040,10 @@ fn sealed_file(path: &Path) -> std::io::Result<File> {
     Ok(file)
 }
 
-/// A file that is put together, how, and of which part.
+/// Combined file, its layout, and the index of a part.
 type Place<'a> = (&'a File, &'a Layout, usize);
 
-/// Puts the bytes of a part where they belong in the whole.
+/// Copies the bytes of a part to their places in the whole file.
 fn put_file(part: &Path, (whole, layout, index): Place<'_>) -> std::io::Result<()> {
     let part = File::open(part)?;
     let mut buffer = vec![0; PIECE_BYTES];
@@ -1063,7 +1063,7 @@ fn put_file(part: &Path, (whole, layout, index): Place<'_>) -> std::io::Result<(
     }
 }
 
-/// Takes a sealed object from a folder of this host; `None` if it can't be had this way.
+/// Takes a sealed object from a folder of this host; `None` if that is not possible.
 fn from_folder(source: &Path, path: &Path, link: bool) -> std::io::Result<Option<Fetched>> {
     let Ok(mut from) = sealed_file(source) else {
         return Ok(None);
@@ -1085,7 +1085,7 @@ fn from_folder(source: &Path, path: &Path, link: bool) -> std::io::Result<Option
         Ok(size)
     });
     if copied.is_err() {
-        // The error of the copy is the one to tell.
+        // The caller reports the error of the copy.
         let _ = std::fs::remove_file(path);
     }
     copied.map(|size| Some(Fetched::written(size, path)))

@@ -1,5 +1,5 @@
-//! Between a task and `tidemill_kernel`: fills in a run, starts it, and turns how it ended into the words of
-//! a label's outcome.
+//! Adapter between a task and `tidemill_kernel`: prepares a run, starts the kernel, and converts its end into a label's outcome. It starts
+//! processes in private folders.
 
 use crate::config::Config;
 use crate::reads::Reads;
@@ -21,20 +21,19 @@ use tidemill_kernel::{
     Settings, SetupError, SpawnError, Stage, Tail, Together, User,
 };
 
-/// Processes and threads that all kernels may have together: a bound on what hostile ones of many users can do.
+/// Maximum number of processes and threads of all kernels together. It limits the effect of hostile kernels of many users.
 const THREADS_MAX: u32 = 16_384;
 
-/// Time of processors for a task without a core, in hundredths of one: all that an element runs at once have that of
-/// two cores.
+/// Processor time of a task without a core, in hundredths of a core: all such tasks that run on an element together get two cores.
 const LIGHT_PERCENT: u32 = 200 / LIGHT_MAX;
 
-/// What libraries of MPI look at: the names of network devices, and whether two ranks are on one host.
+/// Files that MPI libraries read: the names of network devices, and the identifier that shows whether two ranks are on one host.
 const LOOKED_AT: [&str; 2] = ["/sys/class/net", "/proc/sys/kernel/random/boot_id"];
 
-/// The signal that the system ends processes by.
+/// Signal with which the system kills processes.
 const KILLED: i32 = 9;
 
-/// Starts kernels of one element.
+/// Starter of the kernels of one element.
 #[derive(Debug)]
 pub struct Runner {
     launcher: Launcher,
@@ -44,43 +43,43 @@ pub struct Runner {
     uid: u32,
 }
 
-/// What to run.
+/// Description of a run.
 #[derive(Debug)]
 pub struct Request<'a> {
-    /// The task.
+    /// Task.
     pub analysis: &'a Analysis,
-    /// Whose rights it has.
+    /// User and group whose rights the kernel has.
     pub owner: Owner,
-    /// Its private folder, which must not exist.
+    /// Private folder, which must not exist.
     pub folder: &'a Path,
     /// Names of inputs and the files that hold them.
     pub inputs: &'a [(String, PathBuf)],
     /// Further environment variables.
     pub environment: Vec<(String, String)>,
-    /// What answers it, if it may read all of its inputs.
+    /// Server of the kernel's reads, if the kernel may read all of its inputs.
     pub(crate) reads: Option<&'a Reads<'a>>,
-    /// Its network and who started it, if it is one of several ranks; taken when it is started.
+    /// Network of the rank and connection to its starter, if the kernel is one of several ranks. The start takes the value.
     pub(crate) joined: Mutex<Option<(Arc<Network>, OwnedFd)>>,
 }
 
-/// What became of it.
+/// Result of a run.
 #[derive(Debug)]
 pub struct Ran {
-    /// What has its outputs, if it ended well.
+    /// Kernel with its outputs, if it succeeded.
     pub result: Result<Prepared, Failure>,
     /// User and system time.
     pub cpu: Span,
-    /// Largest resident set, in bytes.
+    /// Maximum resident set, in bytes.
     pub memory_bytes: u64,
-    /// Hash of its code in hexadecimal; empty if the code could not be had.
+    /// Hash of the code in hexadecimal; empty if the code was not available.
     pub kernel_hash: String,
-    /// The end of its standard output.
+    /// Tail of the standard output.
     pub stdout: String,
-    /// The end of its standard error.
+    /// Tail of the standard error.
     pub stderr: String,
 }
 
-/// Gives up a label, whether its kernel has been started or not.
+/// Handle that cancels a label, whether its kernel has been started or not.
 #[derive(Debug, Default)]
 pub struct Control {
     cancelled: AtomicBool,
@@ -88,7 +87,7 @@ pub struct Control {
 }
 
 impl Control {
-    /// Kills the kernel, or keeps it from being started.
+    /// Kills the kernel, or prevents its start.
     pub fn cancel(&self) {
         let kernel = self.kernel.lock();
         self.cancelled.store(true, Ordering::Release);
@@ -97,13 +96,13 @@ impl Control {
         }
     }
 
-    /// Whether the label was given up.
+    /// Returns whether the label was cancelled.
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
         self.cancelled.load(Ordering::Acquire)
     }
 
-    /// The ends of what its kernel has written to standard output and to standard error so far.
+    /// Returns the tails of the kernel's standard output and standard error so far.
     #[must_use]
     pub fn said(&self) -> (String, String) {
         let kernel = self.kernel.lock();
@@ -123,10 +122,10 @@ impl Control {
 }
 
 impl Runner {
-    /// Looks what this host offers.
+    /// Detects the capabilities of this host.
     ///
     /// # Errors
-    /// If kernels can't be confined here.
+    /// If this host can't confine kernels.
     pub fn new(config: &Config) -> Result<Self, SetupError> {
         let shown = Shown::new(config);
         let mut defaults = Settings::default();
@@ -155,7 +154,7 @@ impl Runner {
         })
     }
 
-    /// What confines kernels here, for people.
+    /// Returns a description of the sandbox, for people.
     #[must_use]
     pub fn sandbox(&self) -> String {
         let support = self.launcher.support();
@@ -189,8 +188,8 @@ impl Runner {
         parts.join(", ")
     }
 
-    /// Whether this is a program of this host: a name in its PATH, or an absolute path; or, with a slash at the end, a
-    /// folder that it shows.
+    /// Returns whether the name is a program of this host: a name in its PATH, or an absolute path. A name that ends in a slash is a folder
+    /// that the host shows to kernels.
     #[must_use]
     pub fn has_program(&self, name: &str) -> bool {
         match name.strip_suffix('/') {
@@ -199,7 +198,7 @@ impl Runner {
         }
     }
 
-    /// What to answer besides when these are asked for: whoever asks for a folder is told which ones there are.
+    /// Returns additional names for the answer to a query: for a query about a folder, all folders that the host shows.
     #[must_use]
     pub fn offers(&self, asked: &[String]) -> Vec<String> {
         if !asked.iter().any(|name| is_folder(name)) {
@@ -209,10 +208,10 @@ impl Runner {
         offered.filter(|name| !asked.contains(name)).collect()
     }
 
-    /// What share of a processor a kernel of that user would have now. `folder` is to be its private one.
+    /// Returns the share of a processor that a kernel of that user would get now. `folder` becomes its private folder.
     ///
     /// # Errors
-    /// If none can be run.
+    /// If no kernel can run.
     pub fn probe(&self, folder: PathBuf, owner: Owner) -> Result<f64, ProbeError> {
         let Owner { uid, gid } = owner;
         self.launcher
@@ -222,29 +221,28 @@ impl Runner {
     /// Starts a child that reduces arrays for a user; its private folder must not exist.
     ///
     /// # Errors
-    /// If none can be started.
+    /// If no child can be started.
     pub fn start_reducing(&self, folder: &Path, owner: Owner) -> Result<Reducing, ReduceError> {
         let Owner { uid, gid } = owner;
         self.launcher
             .start_reducing(folder, self.root.then_some(User { uid, gid }))
     }
 
-    /// Makes the network of a rank.
+    /// Creates the network of a rank.
     ///
     /// # Errors
-    /// Where this host gives kernels none of their own.
+    /// If this host gives kernels no network of their own.
     pub(crate) fn network(&self, rank: usize) -> std::io::Result<Arc<Network>> {
         self.launcher.network(rank)
     }
 
-    /// Takes the private folder of a kernel that has ended back, for the next one of its user; `false` if
-    /// it is left to be removed.
+    /// Takes over the private folder of an ended kernel, for the next kernel of its user. `false` if the caller must remove the folder.
     #[must_use]
     pub fn recycle(&self, folder: &Path) -> bool {
         self.launcher.recycle(folder)
     }
 
-    /// Runs a kernel and waits for its end. The private folder is left with what it wrote.
+    /// Runs a kernel and waits for its end. The private folder and its files stay.
     #[must_use]
     pub fn run(&self, request: &Request<'_>, control: &Control) -> Ran {
         let mut ran = Ran {
@@ -304,8 +302,8 @@ impl Runner {
         })
     }
 
-    /// Whether the code that would run has this hash. The inputs of the request are those that are here. A kernel kept in
-    /// the array is known by its object, and nothing has to be compared.
+    /// Returns whether the code of the kernel has this hash. The inputs of the request are the ones on this element. A kernel that is
+    /// stored in the array is identified by its object and need not be compared.
     #[must_use]
     pub fn is_code(&self, request: &Request<'_>, expected: &str) -> bool {
         if matches!(
@@ -364,12 +362,13 @@ impl Runner {
         Ok(run)
     }
 
-    /// Puts around a kernel what its element and its task say. What is not shown here may be so elsewhere.
+    /// Applies the environment of the element and of the task to a run. A folder that this element does not show may be available on other
+    /// elements.
     fn surround(&self, run: &mut Run, request: &Request<'_>) -> Result<(), Failure> {
         let surroundings = &request.analysis.surroundings;
         let own = surroundings.environment.iter();
         let own = own.map(|(name, value)| (name.clone(), value.clone()));
-        // Of two of one name the later holds.
+        // Of two variables with one name, the later is valid.
         run.environment.clone_from(&self.environment);
         run.environment.extend(own);
         run.environment.extend(request.environment.iter().cloned());
@@ -427,7 +426,7 @@ impl Runner {
     }
 }
 
-/// The time of processors that a task with so many cores is held to, in hundredths of one.
+/// Returns the limit of processor time of a task with that many cores, in hundredths of a core.
 fn percent_of(cores: u32) -> u32 {
     match cores {
         0 => LIGHT_PERCENT,
@@ -440,12 +439,12 @@ fn judge(exit: &Exit, limits: &Limits) -> Result<(), Failure> {
         End::Code(0) => return Ok(()),
         End::Code(code) => FailureKind::Exit(code),
         End::Signal(signal) => FailureKind::Signal(signal),
-        // Not its own doing alone: it may pass elsewhere, or later.
+        // The cause may be outside of the task: it may succeed on another element, or later.
         End::GroupLimit => FailureKind::Signal(KILLED),
         End::TimeLimit => FailureKind::Timeout,
         End::MemoryLimit => FailureKind::MemoryLimit,
         End::OutputLimit => FailureKind::OutputLimit,
-        // To the user it is one more resource that the kernel took too much of.
+        // For the user, this is one more resource of which the kernel took too much.
         End::ProcessLimit => FailureKind::Kernel,
         End::Cancelled => FailureKind::Cancelled,
     };
@@ -455,7 +454,7 @@ fn judge(exit: &Exit, limits: &Limits) -> Result<(), Failure> {
     })
 }
 
-/// The end of what a kernel wrote, as text within the bound. What is not UTF-8 takes more bytes as text.
+/// Returns the tail of a kernel's output as text within the limit of bytes. Bytes that are not UTF-8 need more bytes as text.
 fn text(tail: &Tail) -> String {
     let mut text = tail.text();
     let mut start = text.len().saturating_sub(TAIL_BYTES_MAX);
@@ -466,7 +465,7 @@ fn text(tail: &Tail) -> String {
     text
 }
 
-/// Of a label that was given up.
+/// Returns the failure of a label that was cancelled.
 pub(crate) fn cancelled() -> Failure {
     failure(FailureKind::Cancelled, "the label was given up".into())
 }

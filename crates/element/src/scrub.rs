@@ -1,9 +1,10 @@
-//! Scrubbing: sealed objects are hashed soon after their seal, and read against that hash now and then.
+//! Scrubbing of sealed objects. Objects are hashed soon after their seal and are read and compared with that hash later, from time to time.
+//! The module reads the store, writes rows, sets files aside and reports to the server.
 //!
-//! An object that is not what was sealed is damaged: its row says so from then on, its file is set aside, so that nobody
-//! reads it, and the server is told. What is in its place again and is what was sealed is no longer damaged.
+//! An object that differs from its sealed content is damaged. Its row records the damage, its file is set aside so that no program reads
+//! it, and the element reports it to the server. When the file has its sealed content again, the damage is cleared.
 //!
-//! All this blocks. It is for threads that nobody waits for, but for [`look`].
+//! All functions block. Call them only on background threads, except [`look`].
 
 use crate::db::DbError;
 use crate::executor::Parts;
@@ -19,62 +20,62 @@ use tidemill_core::id::ObjectId;
 use tidemill_core::label::{Damaged, FailureKind};
 use tidemill_wire::v1::{self, from_element::Message};
 
-/// Bytes read at once.
+/// Bytes per read.
 const PIECE_BYTES: usize = 1 << 20;
-/// A piece counts at least so many: small objects cost time, too.
+/// Minimum cost of a piece in bytes: small objects cost time, too.
 const PIECE_BYTES_MIN: u64 = 16 << 10;
-/// What a device reads at once lies at a multiple of this in memory.
+/// Alignment in memory of buffers for direct reads, in bytes.
 const ALIGNED_BYTES: usize = 4096;
-/// How often it is looked whether there is something new to be hashed.
+/// Interval of searches for unhashed objects.
 const PERIOD: Duration = Duration::from_secs(1);
-/// Objects that are hashed before that is kept.
+/// Maximum number of hashes per transaction.
 const BATCH_MAX: u32 = 256;
-/// An element that is never idle is read from all the same, one piece in this time.
+/// Longest pause between two pieces on an element that is never idle.
 const BUSY_MAX: Duration = Duration::from_secs(10);
-/// How often an element that is busy is asked whether it still is.
+/// Interval of checks whether a busy element has become idle.
 const BUSY_PAUSE: Duration = Duration::from_millis(100);
-/// Times that an object is looked at which is another one each time.
+/// Maximum number of attempts for an object that changes during each check.
 const LOOKS_MAX: usize = 3;
-/// Damaged objects that are told of at once.
+/// Maximum number of damaged objects per report.
 const TOLD_MAX: u32 = 4096;
-/// The threads here have what nobody else wants of the processors.
+/// Nice value of the threads of this module: they only use processor time that no other thread needs.
 const NICE: i32 = 19;
 
-/// What became of an object that was looked at.
+/// Result of the check of an object.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Found {
-    /// It is what was sealed, and has so many bytes.
+    /// The object has its sealed content, of this many bytes.
     Good(u64),
-    /// Nothing is kept of it: it was removed, or never sealed.
+    /// The element has no record of the object: it was removed, or never sealed.
     Unknown,
-    /// It is not; what is wrong, for people.
+    /// The object is damaged, with the reason for people.
     Damaged(String),
-    /// It was to be read no further.
+    /// The check was stopped.
     Stopped,
 }
 
-/// Why it is not known whether an object is what was sealed.
+/// Reason why the state of an object is unknown.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Trouble {
-    /// The database.
+    /// The database failed.
     #[error(transparent)]
     Db(#[from] DbError),
-    /// The system can't read it now.
+    /// The system can't read the object at present.
     #[error("object {0} can't be read now: {1}")]
     Read(ObjectId, String),
 }
 
-/// Why an object can't be hashed.
+/// Reason why an object can't be hashed.
 enum Problem {
-    /// It is not what was sealed.
+    /// The object differs from its sealed content.
     Damage(String),
-    /// That can't be told now.
+    /// The state of the object can't be determined at present.
     Unknown(String),
     Stopped,
 }
 
 impl Problem {
-    /// Why a file can't be opened or read. What is wrong with this process or this moment is no damage.
+    /// Classifies an error of opening or reading a file. An error of this process or of this moment is no damage.
     fn of(error: &std::io::Error) -> Self {
         let damages = [
             libc::EIO,
@@ -100,20 +101,20 @@ impl Problem {
     }
 }
 
-/// How fast it goes on.
+/// Rate control of a scrub, and its buffer.
 pub(crate) struct Pace<'a> {
-    /// What comes first, if everything else does, and bytes per second then.
+    /// Labels that have priority, and the limit in bytes per second. `None`: without limit.
     idle: Option<(&'a Labels, u64)>,
     cancelled: &'a dyn Fn() -> bool,
     begun: Instant,
-    /// That were read so far.
+    /// Bytes read so far.
     bytes: u64,
-    /// Where they are read to.
+    /// Read buffer.
     memory: Vec<u8>,
 }
 
 impl<'a> Pace<'a> {
-    /// Somebody waits for it.
+    /// Returns the pace of a check that a caller waits for.
     pub(crate) fn at_once(cancelled: &'a dyn Fn() -> bool) -> Self {
         Self::new(None, cancelled)
     }
@@ -128,7 +129,7 @@ impl<'a> Pace<'a> {
         }
     }
 
-    /// Waits until the next piece may be read; whether it is to be.
+    /// Waits until the next piece may be read. Returns whether to continue.
     fn wait(&self) -> bool {
         let Some((labels, rate)) = self.idle else {
             return !(self.cancelled)();
@@ -186,7 +187,7 @@ fn hash_through(
     }
 }
 
-/// The bytes of an object that is as long as it was sealed.
+/// Returns the bytes of an object. Fails if the length differs from the sealed length.
 pub(crate) fn read_whole(
     parts: &Parts,
     object: ObjectId,
@@ -203,7 +204,7 @@ pub(crate) fn read_whole(
     }
 }
 
-/// What the bytes of a file hash to.
+/// Returns the hash of a file.
 pub(crate) fn hash_file(path: &Path) -> std::io::Result<Hash> {
     let file = File::open(path)?;
     match hash(&file, &mut Pace::at_once(&never)) {
@@ -220,7 +221,7 @@ fn never() -> bool {
 const CHANGED: &str = "has another content than what was sealed (BLAKE3)";
 const MISSING: &str = "is missing";
 
-/// Opens an object that is kept; what is wrong with it otherwise.
+/// Opens an object that the element should have. Otherwise returns the problem.
 fn opened(parts: &Parts, object: ObjectId, sum: &Sum, cold: bool) -> Result<Opened, Problem> {
     let opened = if cold {
         parts.store.open_cold(object)
@@ -244,7 +245,7 @@ fn opened(parts: &Parts, object: ObjectId, sum: &Sum, cold: bool) -> Result<Open
     Ok(opened)
 }
 
-/// What is wrong with one that is outside: that the store can't be asked now is no damage.
+/// Classifies an error of the external store. A store that does not answer is no damage.
 fn outside(error: &StoreError) -> Problem {
     match error {
         StoreError::Outside {
@@ -255,8 +256,8 @@ fn outside(error: &StoreError) -> Problem {
     }
 }
 
-/// What an object hashes to that is as long as it was sealed. Of one that is outside, which is not fetched for that, it is what was
-/// known before: the store says whether it is what was put there.
+/// Returns the hash of an object that has its sealed length. An external object is not fetched for this: if the store confirms that the
+/// file is unchanged, the result is the hash that was known before.
 fn hashed(
     parts: &Parts,
     object: ObjectId,
@@ -282,7 +283,7 @@ fn hashed(
     }
 }
 
-/// Compares an object with what was sealed, or hashes it for the first time, and keeps what is found.
+/// Compares an object with its sealed content, or hashes it for the first time. Stores the result.
 pub(crate) fn check(
     parts: &Parts,
     object: ObjectId,
@@ -294,13 +295,13 @@ pub(crate) fn check(
         let Some(sum) = kept()? else {
             return Ok(Found::Unknown);
         };
-        // Once more, for what is wrong at first: a device that erred is not one that forgot.
+        // The second attempt excludes transient errors of the device.
         let found = hashed(parts, object, &sum, cold, pace);
         let found = match found {
             Err(Problem::Damage(_)) => hashed(parts, object, &sum, cold, pace),
             found => found,
         };
-        // It may have been removed, or made anew, meanwhile.
+        // The object may have been removed or recreated during the check.
         if kept()?.as_ref() != Some(&sum) {
             continue;
         }
@@ -323,7 +324,7 @@ pub(crate) fn check(
     Ok(Found::Stopped)
 }
 
-/// An object is what was sealed, with this hash.
+/// Records that an object has its sealed content, with this hash.
 fn keep(parts: &Parts, object: ObjectId, sum: &Sum, hash: Option<Hash>) -> Result<(), DbError> {
     let repaired = sum.damage.is_some();
     if !repaired && (sum.hash.is_some() || hash.is_none()) {
@@ -345,14 +346,14 @@ fn keep(parts: &Parts, object: ObjectId, sum: &Sum, hash: Option<Hash>) -> Resul
     Ok(())
 }
 
-/// A damaged object was made anew: what was set aside of it is of no use any more.
+/// Removes the file that was set aside for a damaged object, after the object was recreated.
 pub(crate) fn forget_damaged(parts: &Parts, object: ObjectId) {
     if let Err(error) = parts.store.forget_damaged(object) {
         tracing::warn!(%error, %object, "the set-aside bytes of an object can't be removed");
     }
 }
 
-/// An object is damaged: notes that, then nobody finds it any more, then the server is told.
+/// Handles a damaged object: records the damage, sets the file aside, and then reports to the server.
 fn set_aside(parts: &Parts, object: ObjectId, what: &str) -> Result<(), DbError> {
     let text = what.to_owned();
     let mark = move |db: &rusqlite::Connection| records::set_damage(db, object, Some(&text));
@@ -361,7 +362,7 @@ fn set_aside(parts: &Parts, object: ObjectId, what: &str) -> Result<(), DbError>
     }
     let element = parts.element;
     if what == MISSING {
-        // An element that was killed while it removed the object finds it so, too.
+        // An element that was killed while it removed the object gets here, too.
         tracing::warn!(%element, "object {object} {what}: the server logs an error if a file has it");
     } else {
         tracing::error!(%element, "object {object} {what}: it is damaged, and is not read any more");
@@ -374,7 +375,7 @@ fn set_aside(parts: &Parts, object: ObjectId, what: &str) -> Result<(), DbError>
     Ok(())
 }
 
-/// Sets aside objects that are not what their writer sealed them as.
+/// Sets objects aside whose content differs from the content that their writer sealed.
 pub(crate) fn refuse(parts: &Parts, wrong: &[(ObjectId, String)]) {
     for (object, what) in wrong {
         if let Err(error) = set_aside(parts, *object, what) {
@@ -393,7 +394,7 @@ fn told(damaged: Vec<(ObjectId, String)>) -> Message {
     })
 }
 
-/// All that a server has to be told that has just been reached.
+/// Returns the reports of all damaged objects, for a server that the element has just reached.
 ///
 /// # Errors
 /// If the database can't be read.
@@ -410,7 +411,8 @@ pub(crate) fn all_damaged(db: &crate::db::Db) -> Result<Vec<Message>, DbError> {
     }
 }
 
-/// What is wrong with an object that could not be opened, for people, if it is one that is kept. Its bytes are not read.
+/// Returns the damage of an object that could not be opened, for people. `None` if the element has no record of the object or can open it.
+/// The bytes are not read.
 pub(crate) fn look(parts: &Parts, object: ObjectId) -> Option<String> {
     let sum = parts.db.read(|db| records::sum(db, object)).ok()??;
     if sum.damage.is_some() {
@@ -425,8 +427,8 @@ pub(crate) fn look(parts: &Parts, object: ObjectId) -> Option<String> {
     Some(what)
 }
 
-/// Whether an object has this hash (BLAKE3), so that a copy of it can be compared. If it has another hash, the object or the
-/// copy is damaged: the object is read.
+/// Returns whether an object has this hash (BLAKE3), so that its copy can be verified. With another hash, either the object or the copy is
+/// damaged, so the function reads the object.
 pub(crate) fn confirm(
     parts: &Parts,
     object: ObjectId,
@@ -440,14 +442,13 @@ pub(crate) fn confirm(
     Ok(matches!(found, Found::Good(_)) && has_hash(parts, object, theirs)?)
 }
 
-/// Whether it is known already that an object has this hash.
+/// Returns whether the stored hash of an object is this hash.
 pub(crate) fn has_hash(parts: &Parts, object: ObjectId, theirs: &Hash) -> Result<bool, DbError> {
     let sum = parts.db.read(|db| records::sum(db, object))?;
     Ok(sum.is_some_and(|sum| sum.damage.is_none() && sum.hash == Some(*theirs)))
 }
 
-/// Reads an object, compares it with what was sealed, and keeps its hash. One that is outside and was not hashed before is
-/// fetched for that.
+/// Reads an object, compares it with its sealed content, and stores its hash. An external object that was never hashed is fetched for this.
 pub(crate) fn compute(
     parts: &Parts,
     object: ObjectId,
@@ -464,7 +465,7 @@ pub(crate) fn compute(
         let (hash, length) = match read {
             Ok(hashed) => hashed,
             Err(Problem::Stopped) => return Ok(Found::Stopped),
-            // Whether it is damaged is looked at below, when somebody asks again.
+            // The damage is examined below, on the next call.
             Err(Problem::Damage(why) | Problem::Unknown(why)) => {
                 return Err(Trouble::Read(object, why));
             }
@@ -477,8 +478,8 @@ pub(crate) fn compute(
     check(parts, object, false, &mut pace)
 }
 
-/// Looks at what is marked as damaged and is in its place all the same: the element was killed before it was set aside, or
-/// after it was made anew, or somebody has brought it back.
+/// Checks objects that are marked as damaged and whose file exists. Reasons: the element was killed before it set the file aside or after
+/// it recreated the object, or an administrator has restored the file.
 pub(crate) fn settle(parts: &Parts) -> Result<(), DbError> {
     let mut last = None;
     loop {
@@ -499,7 +500,7 @@ pub(crate) fn settle(parts: &Parts) -> Result<(), DbError> {
     }
 }
 
-/// What was in memory and is not any more went with the host: it is damaged.
+/// Marks objects in memory as damaged that were lost when the host restarted.
 pub(crate) fn settle_memory(parts: &Parts) -> Result<(), DbError> {
     let lost = parts.db.read(records::in_memory)?;
     for object in lost {
@@ -510,7 +511,7 @@ pub(crate) fn settle_memory(parts: &Parts) -> Result<(), DbError> {
     Ok(())
 }
 
-/// A label that compares objects.
+/// Executes a label that compares objects.
 pub(crate) fn verify(
     parts: &Parts,
     live: &Live,
@@ -535,7 +536,7 @@ pub(crate) fn verify(
                 continue;
             }
             Ok(Found::Damaged(what)) => what,
-            // The server knows whether it should be here.
+            // The server knows whether the object should be on this element.
             Ok(Found::Unknown) if parts.store.stat(object).is_err() => MISSING.to_owned(),
             Ok(Found::Unknown) => continue,
             Ok(Found::Stopped) => {
@@ -561,19 +562,19 @@ pub(crate) fn verify(
     }
 }
 
-/// This thread takes nothing from others.
+/// Lowers the priority of the current thread.
 pub(crate) fn be_nice() {
-    // It is only a wish.
+    // A failure does no harm.
     let _ = rustix::process::setpriority_process(None, NICE);
 }
 
-/// Hashes objects soon after they were sealed, until the element stops.
+/// Hashes objects soon after their seal, until the element stops.
 pub(crate) fn keep_hashing(parts: &Parts, labels: &Labels) {
     be_nice();
     let mut written = parts.counters.written_bytes();
     let mut more = false;
     while !labels.pause(if more { Duration::ZERO } else { PERIOD }) {
-        // Who writes many files comes first, too.
+        // Writers of many files have priority, too.
         let before = std::mem::replace(&mut written, parts.counters.written_bytes());
         if !more && before != written {
             continue;
@@ -589,7 +590,7 @@ pub(crate) fn keep_hashing(parts: &Parts, labels: &Labels) {
     }
 }
 
-/// Hashes the next objects that have no hash; whether there may be more.
+/// Hashes the next objects without hash. Returns whether more of them may exist.
 fn hash_some(parts: &Parts, pace: &mut Pace<'_>) -> Result<bool, Trouble> {
     let objects = parts.db.read(|db| records::unhashed(db, BATCH_MAX))?;
     let mut hashes = Vec::with_capacity(objects.len());
@@ -600,7 +601,7 @@ fn hash_some(parts: &Parts, pace: &mut Pace<'_>) -> Result<bool, Trouble> {
         match hashed(parts, object, &sum, false, pace) {
             Ok(hash) => hashes.extend(hash.map(|hash| (object, hash))),
             Err(Problem::Stopped) => break,
-            // It is looked at once more, and then told.
+            // A second check confirms the damage before it is reported.
             Err(Problem::Damage(_)) => drop(check(parts, object, false, pace)?),
             Err(Problem::Unknown(why)) => return Err(Trouble::Read(object, why)),
         }

@@ -1,6 +1,6 @@
-//! What an element asks of the place where its objects are: DESIGN §6, trait `Store`.
+//! Interface between an element and the store of its objects: DESIGN §6, trait `Store`. The module itself has no effects.
 //!
-//! Names no files and no folder; [`crate::folder`] is the embedded implementation.
+//! It names no files and no folder; [`crate::folder`] is the embedded implementation.
 
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -8,39 +8,38 @@ use tidemill_core::id::ObjectId;
 use tidemill_kernel::Made;
 use tidemill_kernel::locks::Shown;
 
-/// Where an element keeps objects. Calls block; all may be made from several threads at once.
+/// Store of an element's objects. Calls block; several threads may call concurrently.
 ///
-/// An object is unsealed from its first write until it is sealed; then it never changes and can only be
-/// read or removed. An object that a mount on the same host wrote in place is like any other.
+/// An object is unsealed from its first write until it is sealed. Afterwards it never changes and can only be read or removed. An object
+/// that a mount on the same host wrote in place is treated like any other.
 pub trait Store: Send + Sync + std::fmt::Debug {
-    /// Makes an empty unsealed object; it is no error if there is one already.
+    /// Creates an empty unsealed object. An existing object is no error.
     ///
     /// # Errors
     /// [`StoreError::Sealed`], [`StoreError::Full`] or [`StoreError::Device`].
     fn create(&self, object: ObjectId) -> Result<(), StoreError>;
 
-    /// Writes at `offset` of an unsealed object, which is made if need be. What lies between its end and
-    /// `offset` reads as zeros.
+    /// Writes at `offset` of an unsealed object, which is created if it does not exist. A gap between its end and `offset` reads as zeros.
     ///
     /// # Errors
     /// As for [`Store::create`].
     fn write_at(&self, object: ObjectId, offset: u64, data: &[u8]) -> Result<(), StoreError>;
 
-    /// Sets the length in bytes of an unsealed object, which is made if need be.
+    /// Sets the length in bytes of an unsealed object, which is created if it does not exist.
     ///
     /// # Errors
     /// As for [`Store::create`].
     fn truncate(&self, object: ObjectId, size: u64) -> Result<(), StoreError>;
 
-    /// Makes an unsealed object of the first `bytes` of a sealed one, holes kept. It does not exist before it has
-    /// them all; if it exists already, it stays as it is.
+    /// Creates an unsealed object from the first `bytes` of a sealed one, with its holes. The new object appears only when it is complete.
+    /// An existing object stays unchanged.
     ///
     /// # Errors
-    /// As for [`Store::create`]; [`StoreError::NotFound`] if `from` is not there or not sealed.
+    /// As for [`Store::create`]; [`StoreError::NotFound`] if `from` does not exist or is not sealed.
     fn copy(&self, object: ObjectId, from: ObjectId, bytes: u64) -> Result<(), StoreError>;
 
-    /// Allocates or frees the space of a range of an unsealed object, as `fallocate(2)` does by `mode`; gives the
-    /// object's length in bytes.
+    /// Allocates or frees the space of a range of an unsealed object, as `fallocate(2)` does with `mode`. Returns the object's length in
+    /// bytes.
     ///
     /// # Errors
     /// As for [`Store::create`].
@@ -52,23 +51,23 @@ pub trait Store: Send + Sync + std::fmt::Debug {
         mode: u32,
     ) -> Result<u64, StoreError>;
 
-    /// Sets room aside for an unsealed object of that many bytes, where room is counted; what it turns out not to need is given
-    /// back with its seal.
+    /// Reserves that many bytes for an unsealed object, if this store counts space. The seal releases the bytes that the object does not
+    /// need.
     ///
     /// # Errors
     /// As for [`Store::create`].
     fn reserve(&self, object: ObjectId, size: u64) -> Result<(), StoreError>;
 
-    /// Takes room for what is no object, where room is counted.
+    /// Reserves space for data that is no object, if this store counts space.
     ///
     /// # Errors
     /// [`StoreError::Full`].
     fn take_room(&self, bytes: u64) -> Result<(), StoreError>;
 
-    /// Counts what is there of that, be there room or not.
+    /// Counts the space of existing data that is no object, even beyond the capacity.
     fn count_room(&self, bytes: u64);
 
-    /// Gives room back that was taken so.
+    /// Releases space that [`Store::take_room`] reserved.
     fn give_room(&self, bytes: u64);
 
     /// Makes the bytes of an object, sealed or not, and its name survive power loss.
@@ -77,20 +76,20 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// [`StoreError::NotFound`] or [`StoreError::Device`].
     fn sync(&self, object: ObjectId) -> Result<(), StoreError>;
 
-    /// Seals an object and gives its length in bytes. Sealing it again changes nothing.
+    /// Seals an object and returns its length in bytes. Sealing it again changes nothing.
     ///
-    /// With `durable`, its bytes and its name survive power loss when this returns.
+    /// With `durable`, its bytes and its name survive power loss when the function returns.
     ///
     /// # Errors
     /// [`StoreError::NotFound`] or [`StoreError::Device`].
     fn seal(&self, object: ObjectId, durable: bool) -> Result<u64, StoreError>;
 
-    /// Bytes that an object takes on this element's device, of its length: its holes take none, nor does an object that is only
-    /// in the store outside.
+    /// Returns the bytes of an object that take space on this element's device. Holes take none, and an object takes none that is only in
+    /// the store outside.
     fn allocated(&self, object: ObjectId) -> u64;
 
-    /// As [`Store::seal`], for an object whose writer is lost: if anybody may still have its file open for writing, the
-    /// object becomes another file with the same bytes. `shown` is the file that it is a version of.
+    /// Seals like [`Store::seal`] an object whose writer is lost. If a process may still have its file open for writing, the object becomes
+    /// another file with the same bytes. `shown` is the file whose version the object is.
     ///
     /// # Errors
     /// As for [`Store::seal`], and [`StoreError::Full`].
@@ -101,30 +100,30 @@ pub trait Store: Send + Sync + std::fmt::Debug {
         shown: Shown<'_>,
     ) -> Result<u64, StoreError>;
 
-    /// Takes a file on the same device, in a folder that only this process can change, as a sealed object, in place of
-    /// what was there. Gives its length in bytes.
+    /// Takes a file as a sealed object, in place of an existing one. The file must be on the same device, in a folder that only this
+    /// process can change. Returns its length in bytes.
     ///
     /// # Errors
     /// [`StoreError::Full`] or [`StoreError::Device`].
     fn adopt(&self, object: ObjectId, made: &Made) -> Result<u64, StoreError>;
 
-    /// As [`Store::adopt`], into memory that is for what tasks hand to each other; `None`: there is none, or no room, and nothing
-    /// has changed.
+    /// Takes a file like [`Store::adopt`], into the memory for outputs that tasks hand to each other. `None`: the store has no such memory
+    /// or it is full, and nothing has changed.
     ///
     /// # Errors
     /// [`StoreError::Device`].
     fn hand_on(&self, object: ObjectId, made: &Made) -> Result<Option<u64>, StoreError>;
 
-    /// Makes a sealed object of these bytes, of which nothing was kept here before. If it can't, there is none.
+    /// Creates a sealed object of these bytes. The store must not have the object yet. After an error it still has none.
     ///
     /// # Errors
     /// [`StoreError::Full`] or [`StoreError::Device`].
     fn put(&self, object: ObjectId, bytes: &[u8]) -> Result<(), StoreError>;
 
-    /// Brings sealed objects to where they are to stay, so that they and their names survive power loss.
+    /// Moves sealed objects to their final place, so that they and their names survive power loss.
     fn settle(&self, objects: &[(ObjectId, Named)]) -> Vec<Result<(), StoreError>>;
 
-    /// Makes an object of a file of the store outside, without fetching it; gives its length in bytes.
+    /// Makes an object of a file in the store outside, without fetching it. Returns its length in bytes.
     ///
     /// # Errors
     /// [`StoreError::Outside`]; [`StoreError::Unsupported`] if this element has no such store.
@@ -135,27 +134,27 @@ pub trait Store: Send + Sync + std::fmt::Debug {
         })
     }
 
-    /// Whether an object that is in a store outside is still what was put there, as that says; `None`: it is here.
+    /// Returns whether the store outside confirms that its file of an object is unchanged; `None` if the object is near.
     fn vouch(&self, object: ObjectId) -> Option<Result<(), StoreError>> {
         let _ = object;
         None
     }
 
-    /// Opens an object for reading. It stays readable through this even if it is removed.
+    /// Opens an object for reading. It stays readable through the result even if it is removed.
     ///
     /// # Errors
     /// [`StoreError::NotFound`] or [`StoreError::Device`].
     fn open(&self, object: ObjectId) -> Result<Opened, StoreError>;
 
-    /// As [`Store::open`], to read what the device has rather than what the system still has in memory, where that
-    /// can be, and to leave nothing more in memory.
+    /// Opens like [`Store::open`], to read the bytes from the device and not from the page cache, if possible, and to leave nothing more in
+    /// the cache.
     ///
     /// # Errors
     /// As for [`Store::open`].
     fn open_cold(&self, object: ObjectId) -> Result<Opened, StoreError>;
 
-    /// Takes a damaged object, or whatever is in its place, out of the way: nobody finds it any more as an object. It
-    /// is kept until the object is removed or [`Store::forget_damaged`].
+    /// Sets a damaged object aside, or any file in its place. It no longer exists as an object. The file is kept until the object is
+    /// removed or until [`Store::forget_damaged`].
     ///
     /// # Errors
     /// [`StoreError::Device`].
@@ -167,71 +166,71 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// As for [`Store::open`].
     fn open_damaged(&self, object: ObjectId) -> Result<Opened, StoreError>;
 
-    /// Removes what was set aside of an object.
+    /// Removes the file that was set aside for an object.
     ///
     /// # Errors
     /// [`StoreError::Device`].
     fn forget_damaged(&self, object: ObjectId) -> Result<(), StoreError>;
 
-    /// Length and state of an object.
+    /// Returns length and state of an object.
     ///
     /// # Errors
     /// [`StoreError::NotFound`] or [`StoreError::Device`].
     fn stat(&self, object: ObjectId) -> Result<Stat, StoreError>;
 
-    /// The objects whose ids have this lowest byte, in no order.
+    /// Returns the objects whose ids have this lowest byte, in no order.
     ///
     /// # Errors
     /// [`StoreError::Device`].
     fn list(&self, folder: u8) -> Result<Vec<Entry>, StoreError>;
 
-    /// Removes an object, and what was set aside of it; gives whether there was one.
+    /// Removes an object, and the file that was set aside for it. Returns whether the object existed.
     ///
     /// # Errors
     /// [`StoreError::Device`].
     fn remove(&self, object: ObjectId) -> Result<bool, StoreError>;
 
-    /// The file that holds an object's bytes, if the store keeps it in one on this host.
+    /// Returns the file that holds an object's bytes, if the store keeps it in one file on this host.
     fn local_path(&self, object: ObjectId) -> Option<PathBuf>;
 
-    /// How much it can hold.
+    /// Returns the capacity of the store.
     ///
     /// # Errors
     /// [`StoreError::Device`].
     fn space(&self) -> Result<Space, StoreError>;
 }
 
-/// What an object is of, for a store that others see.
+/// File of an object, for a store that other programs see.
 #[derive(Clone, Debug, Default)]
 pub struct Named {
-    /// Path of the file that it is a version of; empty: of none.
+    /// Path of the file whose version the object is; empty: the object belongs to no file.
     pub path: String,
-    /// Whether it is only a part of that.
+    /// Whether the object is only a part of the version.
     pub part: bool,
-    /// What its bytes hash to, where that is known.
+    /// Hash of its bytes, if known.
     pub hash: Option<[u8; 32]>,
 }
 
-/// Bytes that can be read at any offset from several threads.
+/// Bytes that several threads can read at any offset.
 pub trait ReadAt: Send + Sync + std::fmt::Debug {
-    /// Reads into `buffer` from `offset` and gives the count; fewer than asked for only at the end.
+    /// Reads into `buffer` from `offset` and returns the count. The count is smaller than the buffer only at the end.
     ///
     /// # Errors
-    /// What the system says.
+    /// The error of the system.
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> std::io::Result<usize>;
 
-    /// The open file that they are in, if they are in one.
+    /// Returns the open file that holds the bytes, if they are in one.
     fn file(&self) -> Option<&std::fs::File> {
         None
     }
 }
 
-/// An object opened for reading.
+/// Object that is open for reading.
 #[derive(Debug)]
 pub struct Opened {
-    /// Its length and state when it was opened.
+    /// Length and state of the object when it was opened.
     pub stat: Stat,
-    /// Its bytes.
+    /// Bytes of the object.
     pub bytes: Box<dyn ReadAt>,
 }
 
@@ -240,36 +239,36 @@ pub struct Opened {
 pub struct Stat {
     /// Length in bytes.
     pub size: u64,
-    /// Whether it is sealed.
+    /// Whether the object is sealed.
     pub sealed: bool,
 }
 
-/// An object as [`Store::list`] finds it.
+/// Entry of [`Store::list`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// The object.
+    /// Object.
     pub object: ObjectId,
     /// Length in bytes.
     pub size: u64,
-    /// Whether it is sealed.
+    /// Whether the object is sealed.
     pub sealed: bool,
-    /// When it was last changed.
+    /// Time of the last change.
     pub modified: SystemTime,
 }
 
-/// How much a store can hold, in bytes.
+/// Capacity of a store, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Space {
-    /// All.
+    /// Total bytes.
     pub capacity_bytes: u64,
-    /// Not yet taken.
+    /// Free bytes.
     pub free_bytes: u64,
-    /// The file system it is on, which may be others' too.
+    /// File system of the store, which other programs may use, too.
     pub disk: Disk,
 }
 
 impl Space {
-    /// That of a store that can't be used.
+    /// Space of a store that can't be used.
     pub(crate) const NONE: Self = Self {
         capacity_bytes: 0,
         free_bytes: 0,
@@ -281,61 +280,61 @@ impl Space {
     };
 }
 
-/// A file system of this host.
+/// File system of this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Disk {
     /// Its number, as in `st_dev`.
     pub device: u64,
-    /// Bytes in all.
+    /// Total bytes.
     pub capacity_bytes: u64,
-    /// Bytes not yet taken.
+    /// Free bytes.
     pub free_bytes: u64,
 }
 
-/// Why a store can't do what it was asked.
+/// Reason why a store can't execute a request.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// There is no such object.
+    /// The object does not exist.
     #[error("this element has no object {0:016x}", object.0)]
     NotFound {
-        /// Which.
+        /// Missing object.
         object: ObjectId,
     },
-    /// It can't be written any more.
+    /// The object is sealed and can't be written.
     #[error("object {0:016x} is sealed and never changes; write a new version of its file", object.0)]
     Sealed {
-        /// Which.
+        /// Sealed object.
         object: ObjectId,
     },
-    /// The device, or the quota of this element, is used up.
+    /// The device or the quota of this element is full.
     #[error("this element is full; remove files on it or name another element")]
     Full,
-    /// The device's file system can't do that.
+    /// The device's file system does not support the operation.
     #[error("the device of this element can't do that: {source}")]
     Unsupported {
-        /// What the system said.
+        /// Error of the system.
         source: std::io::Error,
     },
-    /// The store outside, where the object is or is to be.
+    /// The store outside failed, at the path of the object.
     #[error("{path} in the store outside of this element: {why}")]
     Outside {
-        /// Where in it.
+        /// Path in the store.
         path: String,
-        /// Why.
+        /// Reason of the failure.
         why: crate::outside::Failure,
     },
     /// The device failed.
     #[error("the device of this element failed at {path}: {source}")]
     Device {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the system.
         source: std::io::Error,
     },
 }
 
 impl StoreError {
-    /// Sorts an error of the system: a full device is told apart from a failed one.
+    /// Classifies an error of the system: a full device is distinguished from a failed one.
     #[must_use]
     pub fn from_io(object: ObjectId, path: &Path, source: std::io::Error) -> Self {
         use std::io::ErrorKind;

@@ -1,8 +1,9 @@
-//! What one label does: analyse, copy or remove. Those that verify are in `scrub`.
+//! Execution of one label: analyse, copy or remove. It works on the element's store and the label's private folder; `scrub` executes the
+//! labels that verify.
 //!
-//! Runs on a worker thread and blocks. It changes files only; rows are changed by [`Work::keep`] in the same
-//! transaction that records the outcome. A label that is run again after the element was killed puts its
-//! outputs in the place of those of its first run, which nobody can have seen.
+//! The functions run on a worker thread and block. They change files only; [`Work::keep`] changes the rows, in the transaction that records
+//! the outcome. When a label runs again after the element was killed, its outputs replace the outputs of the first run, which no client can
+//! have seen.
 
 use crate::executor::Parts;
 use crate::feeds::Making;
@@ -39,8 +40,8 @@ use tidemill_kernel::peers::Network;
 use tidemill_kernel::{FolderBounds, Made, OutputError, Prepared};
 use tidemill_wire::v1;
 
-/// What MPI's libraries are told of the network of a rank: it is standard input where who started it is, and TCP by the only device where the
-/// others are. What UCX and libfabric look for beside is not there.
+/// Environment of a rank for MPI libraries. Standard input connects the rank with the process that started it (PMI). TCP through the only
+/// network device connects it with the other ranks. The sandbox has no other devices that UCX and libfabric look for.
 const MPI: [(&str, &str); 6] = [
     ("PMI_FD", "0"),
     ("UCX_TLS", "tcp,self"),
@@ -50,30 +51,30 @@ const MPI: [(&str, &str); 6] = [
     ("FI_TCP_IFACE", "lo"),
 ];
 
-/// Now, in nanoseconds since the Unix epoch.
+/// Returns the current time in nanoseconds since the Unix epoch.
 #[must_use]
 pub fn now() -> Time {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     Time(since.map_or(0, |time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)))
 }
 
-/// What a label did, to be kept.
+/// Effects of a label, to be stored in the database.
 #[derive(Debug)]
 pub struct Work {
-    /// How it ended.
+    /// Outcome of the label.
     pub outcome: Outcome,
-    /// The label, unless it had no effect.
+    /// Label; `None` if it had no effect.
     pub label: Option<std::sync::Arc<Label>>,
-    /// The objects that it sealed.
+    /// Objects that the label sealed.
     pub made: Vec<ObjectRecord>,
-    /// How many bytes these have written to the device; those that are in memory are not among them.
+    /// Bytes that each new object has written to the device. Objects in memory are left out.
     pub wrote: Vec<(ObjectId, u64)>,
-    /// The objects that are gone.
+    /// Objects that the label removed.
     pub removed: Vec<ObjectId>,
 }
 
 impl Work {
-    /// Of a label that had no effect.
+    /// Returns the work of a label that had no effect.
     #[must_use]
     pub fn without_effect(outcome: Outcome) -> Self {
         Self {
@@ -85,13 +86,13 @@ impl Work {
         }
     }
 
-    /// Whether there is another copy of an object now.
+    /// Returns whether the label made another copy of an object.
     pub(crate) fn is_copy(&self) -> bool {
         let copies = |label: &Label| matches!(label.operation, Operation::Copy { .. });
         !self.made.is_empty() && self.label.as_deref().is_some_and(copies)
     }
 
-    /// Keeps the effects in the database.
+    /// Stores the effects in the database.
     ///
     /// # Errors
     /// If SQLite refuses.
@@ -115,9 +116,9 @@ impl Work {
         }
     }
 
-    /// Tells the model of the device what it wrote and removed. To be called once the effects are kept.
+    /// Reports the written and removed objects to the model of the device. Call it after the effects were stored.
     pub fn tell(&self, flash: &FlashModel) {
-        // A link writes nothing, and what was pulled instead is little.
+        // A link writes nothing, and the bytes that were pulled instead of a link are few.
         let written = self.outcome.reused.is_none();
         for &(object, bytes) in self.wrote.iter().filter(|_| written) {
             flash.on_written(object, bytes);
@@ -128,7 +129,7 @@ impl Work {
     }
 }
 
-/// Does what a label says. `phase` is told when it begins to fetch and to run.
+/// Executes a label. The function calls `phase` when the label starts to fetch and when it starts to run.
 #[must_use]
 pub fn run(parts: &Parts, live: &Live, phase: &dyn Fn(&'static str)) -> Work {
     let mut run = Running::new(parts, live);
@@ -142,7 +143,7 @@ pub fn run(parts: &Parts, live: &Live, phase: &dyn Fn(&'static str)) -> Work {
         run.discard();
     }
     run.outcome.result = result;
-    // The core is held until then: who waits for it, and who plans, must see that time.
+    // The core stays taken until the hashes are computed, so that waiting labels and the planner see this time.
     let hashed = now();
     run.hash_inputs();
     run.forget_decoded();
@@ -158,7 +159,7 @@ pub fn run(parts: &Parts, live: &Live, phase: &dyn Fn(&'static str)) -> Work {
     }
 }
 
-/// Empties a label's private folder for another label, or removes it.
+/// Empties a label's private folder for reuse by another label, or removes it.
 pub fn clean(parts: &Parts, label: LabelId) {
     clean_folder(parts, &private_folder(parts, label));
 }
@@ -179,24 +180,24 @@ fn private_folder(parts: &Parts, label: LabelId) -> PathBuf {
     parts.folder.join("run").join(label.to_string())
 }
 
-/// A label as it runs.
+/// Running label.
 struct Running<'a> {
     parts: &'a Parts,
     live: &'a Live,
     outcome: Outcome,
-    /// The inputs that its kernel had: names and files. `None`: its bytes are of the values that one before it is.
+    /// Names and files of the kernel's inputs. `None`: the bytes of this input belong to the values of an input before it.
     inputs: Vec<Option<(String, PathBuf)>>,
-    /// How many such follow the one that was fetched last.
+    /// Number of following inputs that belong to the values of the last fetched input.
     behind: usize,
-    /// Those of them that are pipes, by their place.
+    /// Inputs that are pipes, each with its index.
     growing: Vec<(usize, Growing)>,
-    /// Inputs of this element's own: held, so that no mount takes the file for another version.
+    /// Open files of inputs of this element. While they are open, no mount takes the file for another version.
     held: Vec<std::fs::File>,
-    /// Keeps pulled inputs from being removed.
+    /// Pulled inputs. They are not removed while this list holds them.
     pulled: Vec<Pulled>,
-    /// Files of values that were decoded for its kernel.
+    /// Files of values that were decoded for the kernel.
     decoded: Vec<PathBuf>,
-    /// What its kernel is told of inputs of which it has not all.
+    /// Descriptions, for the kernel, of the inputs that it has only in part.
     laid: Vec<serde_json::Value>,
     made: Vec<ObjectRecord>,
     wrote: Vec<(ObjectId, u64)>,
@@ -205,7 +206,7 @@ struct Running<'a> {
 
 type Done = Result<Vec<Sealed>, Failure>;
 
-/// What one of several ranks of a task is told.
+/// Parameters of one rank of a task.
 #[derive(Debug)]
 pub(crate) struct Joined {
     pub(crate) rank: usize,
@@ -214,17 +215,18 @@ pub(crate) struct Joined {
     pub(crate) starter: OwnedFd,
 }
 
-/// What became of a rank.
+/// Result of a rank.
 #[derive(Debug)]
 pub(crate) struct Ranked {
     pub(crate) outcome: Outcome,
-    /// Whether what it has read is not what was sealed in the end.
+    /// Whether the rank read other bytes of an input than were finally sealed.
     pub(crate) stale: bool,
-    /// What it made, if it ended well.
+    /// Output of the rank, if it succeeded.
     pub(crate) made: Option<Made>,
 }
 
-/// Runs a rank of a task whose label another element may have. Blocks. What it made lies in its folder until [`forget_rank`].
+/// Runs a rank of a task; another element may have the task's label. Blocks. The output of the rank stays in its folder until
+/// [`forget_rank`].
 pub(crate) fn run_rank(parts: &Parts, live: &Live, joined: Joined) -> Ranked {
     let mut run = Running::new(parts, live);
     run.outcome.start = now();
@@ -251,7 +253,7 @@ pub(crate) fn forget_rank(parts: &Parts, label: LabelId, rank: usize) {
     clean_folder(parts, &rank_folder(parts, label, rank));
 }
 
-/// Not among those that are swept, as the label is perhaps not this element's.
+/// Returns the folder of a rank. The sweep of unused folders does not cover it, as the label may belong to another element.
 fn rank_folder(parts: &Parts, label: LabelId, rank: usize) -> PathBuf {
     let name = format!("rank-{label}-{rank}");
     parts.folder.join("run").join(name)
@@ -328,7 +330,7 @@ impl Running<'_> {
         self.outcome.kernel_start = now();
         let mut result = self.run_kernel(analysis);
         let changed = self.grown(analysis)?;
-        // It may read what is sealed in ways in which a pipe can't be read, or within its time.
+        // The kernel may read sealed files in ways in which it can't read a pipe, or faster, within its time limit.
         let failed = result.as_ref().err().filter(|_| self.outcome.fed > 0);
         if changed || failed.is_some() {
             let why = self.fed_in_vain(analysis, failed);
@@ -351,7 +353,7 @@ impl Running<'_> {
         Ok(())
     }
 
-    /// Has all ranks of the task run, and keeps what they make as its output.
+    /// Runs all ranks of the task and stores their result as the output.
     fn lead(&mut self, analysis: &Analysis) -> Done {
         let [output] = analysis.outputs.as_slice() else {
             let what = "a task with mpi makes one output".to_owned();
@@ -385,7 +387,7 @@ impl Running<'_> {
         self.outcome.stdout = led.stdout;
         self.outcome.stderr = led.stderr;
         let size = kept.inspect_err(|_| {
-            // The error of the ranks is the one to tell.
+            // The caller reports the error of the ranks.
             let _ = std::fs::remove_file(&own);
         })?;
         self.outcome.written_bytes = self.written(output.object);
@@ -393,7 +395,7 @@ impl Running<'_> {
         Ok(vec![Sealed::file(output.object, size)])
     }
 
-    /// Runs one of the ranks; whether what it has read is not what was sealed, and what it made.
+    /// Runs one rank. Returns whether the rank read other bytes than were sealed, and its output.
     fn run_rank(
         &mut self,
         analysis: &Analysis,
@@ -428,7 +430,7 @@ impl Running<'_> {
         Ok((false, Some(made)))
     }
 
-    /// The file of an input, or the pipe of one that is still being written.
+    /// Returns the file of an input, or the pipe of an input that is still being written.
     fn input(&mut self, index: usize, input: &Input) -> Result<PathBuf, Failure> {
         let way = self.live.ways.get(index);
         let (growing, leaves) = way.map_or((false, 0), |way| (way.growing, way.leaves));
@@ -454,8 +456,8 @@ impl Running<'_> {
         Ok(path)
     }
 
-    /// Waits until inputs are sealed that were not; whether one is another than what the kernel was given, which then
-    /// finds all that was sealed.
+    /// Waits until all unsealed inputs are sealed. Returns whether one of them differs from the bytes that the kernel received. The kernel
+    /// then runs again with the sealed inputs.
     fn grown(&mut self, analysis: &Analysis) -> Result<bool, Failure> {
         let mut again = false;
         for (index, growing) in std::mem::take(&mut self.growing) {
@@ -476,7 +478,7 @@ impl Running<'_> {
         Ok(again)
     }
 
-    /// What is to be said of a run in which it was fed and that does not count.
+    /// Returns the message about a run that used unfinished inputs and was discarded.
     fn fed_in_vain(&mut self, analysis: &Analysis, failed: Option<&Failure>) -> String {
         if std::mem::take(&mut self.outcome.fed) == 0 {
             return String::new();
@@ -526,7 +528,7 @@ impl Running<'_> {
         let Some(reads) = reads else { return result };
         self.outcome.moved_bytes += reads.moved_bytes();
         self.outcome.read_bytes += reads.read_bytes();
-        // It may go better where the bytes can be had.
+        // The task may succeed on an element that can read the bytes.
         match (result, reads.lost()) {
             (Err(failed), Some(lost)) if matches!(failed.kind, FailureKind::Exit(_)) => Err(lost),
             (result, _) => result,
@@ -557,7 +559,7 @@ impl Running<'_> {
         }
     }
 
-    /// Whether the inputs have these contents. What its object does not tell is brought here and read.
+    /// Checks that the inputs have these contents. An input whose object has no known hash is fetched and read.
     fn compare(&mut self, analysis: &Analysis, expected: &[String]) -> Result<(), Failure> {
         let other = |what: String| failure(FailureKind::Input, what);
         if !expected.is_empty() && expected.len() != analysis.inputs.len() {
@@ -581,14 +583,14 @@ impl Running<'_> {
         Ok(())
     }
 
-    /// The content of an input is known.
+    /// Records the content hash of an input.
     fn note(&mut self, index: usize, hash: String) {
         let contents = &mut self.outcome.contents;
         contents.resize(contents.len().max(index + 1), String::new());
         contents[index] = hash;
     }
 
-    /// Hashes the data that a task has read if that pays. What can't be read stays unknown.
+    /// Hashes the inputs that a task has read, if the cost is justified. The hash of an unreadable input stays unknown.
     fn hash_inputs(&mut self) {
         let Operation::Analyse(analysis) = &self.live.label.operation else {
             return;
@@ -603,7 +605,7 @@ impl Running<'_> {
             if self.live.control.is_cancelled() {
                 return;
             }
-            // Contents are those of versions.
+            // Content hashes describe whole versions.
             let input = analysis.inputs.get(index);
             let is_whole = input.is_some_and(|input| input.selection.is_whole());
             if analysis.kernel.is_in(&name) || !is_whole {
@@ -618,8 +620,8 @@ impl Running<'_> {
         }
     }
 
-    /// Takes the outputs of an earlier task for those of this one: links to them, or pulled from where they are.
-    /// On a failure the task has to run.
+    /// Uses the outputs of an earlier task as the outputs of this task: links local objects and pulls others. If this fails, the task has
+    /// to run.
     fn recall(&mut self, analysis: &Analysis, memory: &v1::Remembered) -> Done {
         let other = |what: &str| failure(FailureKind::Input, what.to_owned());
         let inputs: Vec<_> = analysis
@@ -642,7 +644,7 @@ impl Running<'_> {
                 let adopted = self.parts.store.adopt(output.object, &made);
                 adopted.map_err(|error| store_failure(&error))
             });
-            // It is still there after a failure, and if the object was there already as the same file.
+            // The link still exists after a failure, and if the object already existed as the same file.
             let _ = std::fs::remove_file(&own);
             let size = size?;
             self.made.push(self.made_by(analysis, &output, size));
@@ -654,13 +656,13 @@ impl Running<'_> {
         Ok(sealed)
     }
 
-    /// Makes `own` the file of a sealed object, which nobody changes under either name.
+    /// Makes `own` a file of a sealed object. The file is never changed under either name.
     fn link(&mut self, from: &v1::Input, own: &Path) -> Result<(), Failure> {
         let input = Input::try_from(from);
         let input = input.map_err(|error| failure(FailureKind::Input, error.to_string()))?;
         if let Some((path, _)) = self.local(input.object) {
             let linked = std::fs::hard_link(&path, own).or_else(|error| match error.kind() {
-                // It is in memory.
+                // The object is in memory, on another file system.
                 std::io::ErrorKind::CrossesDevices => File::open(&path)
                     .and_then(|file| copy_file(file, own))
                     .map(drop),
@@ -682,7 +684,7 @@ impl Running<'_> {
         Ok(())
     }
 
-    /// Bytes that an object which was just sealed here has written to the device.
+    /// Returns the bytes that a newly sealed object has written to the device.
     fn written(&mut self, object: ObjectId) -> u64 {
         let bytes = self.parts.store.allocated(object);
         self.wrote.push((object, bytes));
@@ -710,7 +712,7 @@ impl Running<'_> {
         let needs = &analysis.needs;
         let memory = (needs.memory_bytes > 0).then_some(needs.memory_bytes);
         let memory = memory.map(|bytes| variable("MEMORY_BYTES", bytes.to_string()));
-        // One without a core has a part of one.
+        // A task without cores still uses a part of one.
         let cores = variable("CORES", needs.cores.max(1).to_string());
         let mut all = vec![
             variable("ELEMENT", self.parts.element.to_string()),
@@ -727,12 +729,12 @@ impl Running<'_> {
         all
     }
 
-    /// The file and length of a sealed object that is here.
+    /// Returns the file and length of an object that is sealed on this element.
     fn local(&self, object: ObjectId) -> Option<(PathBuf, u64)> {
         local(self.parts, object)
     }
 
-    /// Where an input's bytes are, or the values that they hold, after they have been pulled if need be.
+    /// Returns the file and length of an input, or of the values in it. Pulls the bytes if necessary.
     fn fetch(&mut self, index: usize, input: &Input) -> Result<(PathBuf, u64), Failure> {
         let Some(how) = input.selection.values() else {
             return self.fetch_bytes(index, input);
@@ -741,7 +743,7 @@ impl Running<'_> {
             return Err(lacks(input, "holds values, and nothing computes with them"));
         };
         let found: Option<Encoded> = serde_json::from_str(how).ok();
-        // Their bytes may be in the inputs behind it, too.
+        // The bytes of the values may continue in the following inputs.
         let more = found.as_ref().map_or(0, Encoded::more);
         let files = analysis.inputs.get(index..=index.saturating_add(more));
         let files = files.ok_or_else(|| {
@@ -765,7 +767,7 @@ impl Running<'_> {
         }
         self.behind = more;
         let mut args = vec![format!("how={how}")];
-        // Those of the bytes say nothing of the values, but of text in which line it is wrong.
+        // The positions of the bytes say nothing about the values. For text, the decoder needs them to name the line of an error.
         let lies = self.laid.drain(told..).next();
         if let (Some(Encoded::Text { .. }), Some(lies)) = (&found, lies) {
             args.push(format!("lies={lies}"));
@@ -775,12 +777,12 @@ impl Running<'_> {
         Ok((values, size))
     }
 
-    /// Has a file that a kernel reads kept from whoever runs it.
+    /// Protects a file that a kernel reads from the user whom the kernel runs as.
     fn keep(&self, path: &Path) -> Result<(), Failure> {
         keep_from(self.owner().uid, path).map_err(|error| device_failure(path, &error))
     }
 
-    /// Has values decoded, in a sandbox of their own as the task's kernel has one: the bytes are somebody's. Gives their file.
+    /// Decodes values in a sandbox of its own, like the kernel's, because users control the bytes. Returns the file of the values.
     fn decode(
         &mut self,
         (index, analysis): (usize, &Analysis),
@@ -863,7 +865,7 @@ impl Running<'_> {
         let lost = |error: &PullError| failed(FailureKind::Input, error);
         let selected = self.parts.pulls.selected(input, &lies, &here, &cancelled);
         let (selected, exact) = selected.map_err(|error| match error {
-            // Another try would not find more.
+            // Another attempt would not find more.
             PullError::Selection(_) => failed(FailureKind::Kernel, &error),
             error => pull_failure(&error, lost),
         })?;
@@ -879,7 +881,7 @@ impl Running<'_> {
         let part = input.selection.of_part();
         let part = part.filter(|_| exact && input.selection.byte_ranges().is_none());
         let part = part.and_then(|part| lies.part(&input.name, part as usize));
-        // One that lacks zeros at its end is made longer elsewhere.
+        // A part whose trailing zeros are not stored is extended by the code below.
         let part = part.filter(|(part, _)| part.size > 0 && part.size == selected.length());
         if let Some((part, capability)) = part {
             self.laid.push(told);
@@ -913,7 +915,7 @@ impl Running<'_> {
         Ok(self.take_pulled(got.map_err(|error| pull_failure(&error, lost))?))
     }
 
-    /// Where the bytes of an object are that is an input.
+    /// Returns the file and length of an object that is an input.
     fn fetch_object(
         &mut self,
         input: &Input,
@@ -926,7 +928,7 @@ impl Running<'_> {
             return Ok(found);
         }
         if input.element == self.parts.element && self.parts.outside.is_none() {
-            // The server is told before this label ends, and sends it elsewhere.
+            // The server learns about the damage before this label ends, and sends the label to another element.
             let what = scrub::look(self.parts, input.object);
             let damage = what.map_or_else(String::new, |what| format!(": there it {what}"));
             let message = format!("is not on element {}{damage}", input.element);
@@ -944,8 +946,8 @@ impl Running<'_> {
         Ok(self.take_pulled(got.map_err(|error| pull_failure(&error, lost))?))
     }
 
-    /// Takes the outputs one after the other, each as it is found: the kernel has ended, and its folder comes back with the
-    /// first of them.
+    /// Takes the outputs one after the other, in the order in which they are found. The kernel has ended; taking the first output
+    /// also takes its folder back from the user.
     fn take_outputs(&mut self, prepared: &Prepared, analysis: &Analysis) -> Done {
         let mut sealed = Vec::with_capacity(analysis.outputs.len());
         let mut left = Left {
@@ -955,7 +957,7 @@ impl Running<'_> {
         let (limit, mut total) = (analysis.limits.output_bytes, 0_u64);
         for output in &analysis.outputs {
             let files = files_of(prepared, output, &mut left)?;
-            // Before any is looked at: one file may have had many names, each of which becomes a file.
+            // Checks the total first: one file may have had many names, and each name becomes a file.
             let bytes = files
                 .iter()
                 .fold(0_u64, |sum, file| sum.saturating_add(file.size));
@@ -1013,7 +1015,7 @@ impl Running<'_> {
         self.outcome.kernel_start = self.outcome.start;
         let folder = private_folder(self.parts, self.id());
         let own = folder.with_extension("copy");
-        // A copy that is damaged here is made of another one.
+        // A damaged local copy is recreated from another copy.
         let anew = from.object == to.object && from.element != self.parts.element;
         let local = self.local(from.object).filter(|_| !anew);
         let local = local.map(|(path, _)| path);
@@ -1041,7 +1043,7 @@ impl Running<'_> {
         };
         self.outcome.moved_bytes = moved;
         let hash = self.confirmed(from, &own, pulled).inspect_err(|_| {
-            // The error of the comparison is the one to tell.
+            // The caller reports the error of the comparison.
             let _ = std::fs::remove_file(&own);
         })?;
         let size = own_file(&own).and_then(|made| {
@@ -1049,10 +1051,10 @@ impl Running<'_> {
             adopted.map_err(|error| store_failure(&error))
         });
         let size = size.inspect_err(|_| {
-            // The error of the store is the one to tell.
+            // The caller reports the error of the store.
             let _ = std::fs::remove_file(&own);
         })?;
-        // What it is made of may be removed as soon as this is told.
+        // The source may be removed as soon as the outcome is reported, so the copy must be settled before.
         let named = Named {
             path: to.path.clone(),
             part: part.is_some(),
@@ -1083,7 +1085,7 @@ impl Running<'_> {
         Ok(vec![Sealed::file(to.object, size)])
     }
 
-    /// What a file hashes to that was made of an object, if that is what was sealed there.
+    /// Returns the hash of a file that was copied from an object. Fails if the source was sealed with another hash.
     fn confirmed(&self, from: &Input, own: &Path, pulled: bool) -> Result<Hash, Failure> {
         let hash = scrub::hash_file(own).map_err(|error| device_failure(own, &error))?;
         let cancelled = || self.live.control.is_cancelled();
@@ -1107,7 +1109,7 @@ impl Running<'_> {
         Err(failure(FailureKind::Input, message))
     }
 
-    /// Removes what it can; the first that it can't is told, and what is gone all the same.
+    /// Removes all objects that can be removed. Returns the first failure; the removed objects are recorded in either case.
     fn remove(&mut self, objects: &[ObjectId]) -> Done {
         self.outcome.kernel_start = self.outcome.start;
         let mut failed = None;
@@ -1130,7 +1132,7 @@ impl Running<'_> {
         }
     }
 
-    /// Takes back what was adopted before a failure.
+    /// Removes the objects that were adopted before a failure.
     fn discard(&mut self) {
         for object in self.made.drain(..) {
             if let Err(error) = self.parts.store.remove(object.id) {
@@ -1142,7 +1144,7 @@ impl Running<'_> {
     fn count(&self) {
         let outcome = &self.outcome;
         let counters = &self.parts.counters;
-        // What a copy pulls is what it writes.
+        // A copy writes exactly the bytes that it pulls.
         let pulled = match self.live.label.operation {
             Operation::Analyse(_) => outcome.moved_bytes,
             Operation::Copy { .. } | Operation::Remove { .. } | Operation::Verify { .. } => 0,
@@ -1157,14 +1159,14 @@ impl Running<'_> {
     }
 }
 
-/// The file and length of a sealed object that is here.
+/// Returns the file and length of an object that is sealed on this element.
 pub(crate) fn local(parts: &Parts, object: ObjectId) -> Option<(PathBuf, u64)> {
     let stat = parts.store.stat(object).ok()?;
     let path = parts.store.local_path(object)?;
     stat.sealed.then_some((path, stat.size))
 }
 
-/// Where all bytes of an input are.
+/// Returns the locations of all bytes of an input.
 pub(crate) fn lies(
     (parts, live): (&Parts, &Live),
     index: usize,
@@ -1174,12 +1176,12 @@ pub(crate) fn lies(
     if let Some(layout) = way.and_then(|way| way.layout.as_ref()) {
         return Lies::parted(layout, input.size);
     }
-    // Of what an earlier label made here the label knows no length.
+    // The label does not know the length of an object that an earlier label made here.
     let size = local(parts, input.object).map_or(input.size, |(_, size)| size);
     Ok(Lies::whole(input, size, live.capability(index)))
 }
 
-/// What a kernel is told of an input that it may read all of.
+/// Returns the description, for a kernel, of an input that it may read completely.
 fn lies_told(input: &Input, layout: &Layout) -> serde_json::Value {
     let mut told = serde_json::json!({ "input": input.name, "size": layout.size() });
     if let Layout::Striped(striped) = layout {
@@ -1189,7 +1191,7 @@ fn lies_told(input: &Input, layout: &Layout) -> serde_json::Value {
     told
 }
 
-/// What a kernel is told of an input of which it has these bytes: all of a part, or ranges of the version or of a part.
+/// Returns the description, for a kernel, of an input that it has in part: a whole part, or byte ranges of the version or of a part.
 fn laid(
     input: &Input,
     layout: &Layout,
@@ -1215,7 +1217,7 @@ fn laid(
     told
 }
 
-/// Of an input whose values can't be decoded. Another try would decode no more.
+/// Returns the failure for an input whose values can't be decoded. Another attempt would fail, too.
 fn undecoded(input: &Input, failed: Failure, said: &str) -> Failure {
     let ranges = input.selection.byte_ranges().is_some();
     let part = input.selection.of_part().filter(|_| ranges);
@@ -1230,7 +1232,7 @@ fn undecoded(input: &Input, failed: Failure, said: &str) -> Failure {
     failure(kind, format!("input `{}`{part}: {why}", input.name))
 }
 
-/// Of an input that can't be had.
+/// Returns the failure for an input that is not available.
 fn lacks(input: &Input, what: &str) -> Failure {
     let message = format!(
         "input `{}` (object {:016x}) {what}",
@@ -1243,7 +1245,7 @@ pub(crate) fn failure(kind: FailureKind, message: String) -> Failure {
     Failure { kind, message }
 }
 
-/// A file of an output: itself, or the one of this name in the folder that it is.
+/// Returns the output for one file: the output itself, or the file of this name if the output is a folder.
 fn below(output: &Output, object: ObjectId, name: &str) -> Output {
     if name.is_empty() {
         return output.clone();
@@ -1257,13 +1259,13 @@ fn below(output: &Output, object: ObjectId, name: &str) -> Output {
     }
 }
 
-/// How much more may lie in the folders among a task's outputs.
+/// Remaining limits of the folders among a task's outputs.
 struct Left {
     files: usize,
     path_bytes: usize,
 }
 
-/// The files that an output will be: itself, or those in the folder that it is.
+/// Returns the files of an output: the output itself, or the files of the folder.
 fn files_of(prepared: &Prepared, output: &Output, left: &mut Left) -> Result<Vec<Sealed>, Failure> {
     if !folder::is_folder(&output.name) {
         return Ok(vec![Sealed::file(output.object, 0)]);
@@ -1296,8 +1298,8 @@ fn files_of(prepared: &Prepared, output: &Output, left: &mut Left) -> Result<Vec
     Ok(files)
 }
 
-/// The files that the outputs of a task will be if they are those of an earlier one, and the name of each in its folder;
-/// `None` if they can't be.
+/// Returns the files of the outputs if they are taken from an earlier task, each with its name in the output folder. `None` if the earlier
+/// outputs do not fit.
 fn remembered(analysis: &Analysis, memory: &v1::Remembered) -> Option<Vec<(Output, String)>> {
     let outputs = &analysis.outputs;
     let names = memory.outputs.iter().map(|file| file.name.as_str());
@@ -1347,7 +1349,7 @@ fn pull_failure(error: &PullError, input: impl Fn(&PullError) -> Failure) -> Fai
     }
 }
 
-/// A file of this element's own, to be kept.
+/// Opens a file of this element that is about to be adopted.
 fn own_file(path: &Path) -> Result<Made, Failure> {
     Made::open(path).map_err(|error| device_failure(path, &error))
 }

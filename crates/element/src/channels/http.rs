@@ -1,4 +1,4 @@
-//! Routes of channels; `tidemill_wire::route` lists them.
+//! HTTP routes of channels; `tidemill_wire::route` lists them. They use the element's channels.
 
 use super::kept::{Kept, RECORD_BYTES, Sent, Trouble};
 use super::{Channel, ChannelError, Channels};
@@ -23,7 +23,7 @@ use tidemill_wire::route::{
 };
 use tokio::time::Instant;
 
-/// How long one request waits; whoever wants to wait longer asks again.
+/// Maximum waiting time of one request. A client that wants to wait longer repeats the request.
 const WAIT_MAX: Duration = Duration::from_secs(60);
 
 pub(crate) fn routes() -> Router<Context> {
@@ -37,7 +37,7 @@ pub(crate) fn routes() -> Router<Context> {
         )
 }
 
-/// A channel of the request, and what does something with it on a thread that may block.
+/// Channel of a request. Its methods run work on the channel on threads that may block.
 struct Use {
     channels: Arc<Channels>,
     channel: Arc<Channel>,
@@ -66,7 +66,7 @@ impl Use {
         Ok(tokio::task::spawn_blocking(work).await??)
     }
 
-    /// Does it again with each change of the channel until it gives something, or the time is over.
+    /// Calls `work` after each change of the channel until it returns a value, or until the time is over.
     async fn until<T: Send + 'static>(
         &self,
         wait_ms: u64,
@@ -86,7 +86,7 @@ impl Use {
     }
 }
 
-/// Makes it, as the server has said.
+/// Creates a channel that the server has announced.
 async fn make(
     State(context): State<Context>,
     Path(id): Path<String>,
@@ -152,7 +152,7 @@ async fn send(
     Ok(Json(reply).into_response())
 }
 
-/// How many messages a body has.
+/// Returns the number of messages in a body.
 fn count(frames: &Bytes) -> Result<u32, Refused> {
     let mut rest = &frames[..];
     let mut count = 0;
@@ -178,7 +178,7 @@ fn count(frames: &Bytes) -> Result<u32, Refused> {
 const GARBAGE: &str =
     "the body is no messages, each after its length in four bytes, the lowest first";
 
-/// Waits until so many bytes fit.
+/// Waits until that many bytes fit into the channel.
 async fn room(
     State(context): State<Context>,
     Path(id): Path<String>,
@@ -208,7 +208,7 @@ async fn receive(
         bytes,
         wait_ms,
     } = reading;
-    // A reader holds up those who send.
+    // A reader can block senders.
     let wanted = match reader {
         Some(_) => rights::RECEIVE | rights::SEND,
         None => rights::RECEIVE,

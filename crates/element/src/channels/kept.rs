@@ -1,6 +1,7 @@
-//! A channel as a file: a header with where its first record lies, its readers and its producers, and the ring
-//! (`docs/formats-element.md`). All of it is allocated when it is made, so that nothing that is sent or read later needs room on
-//! the device. Nothing is synced: what was acknowledged survives every process, not its host.
+//! File of a channel: a header with the place of its first record, its readers and its producers, and the ring (`docs/formats-element.md`).
+//!
+//! The whole file is allocated when it is created, so that later messages and reads need no space on the device. Nothing is synced:
+//! acknowledged messages survive the end of any process, but not of the host.
 
 use rustix::fs::{FallocateFlags, fallocate};
 use std::fs::File;
@@ -12,28 +13,28 @@ use tidemill_core::channel::{
     Producer, READERS_MAX, Reader, Record, Refusal, is_name,
 };
 
-/// What a file begins with: the kind and the version of the format.
+/// First bytes of a file: the kind and the version of the format.
 const MAGIC: [u8; 8] = *b"TMCHAN\x00\x01";
 const HEAD_AT: u64 = 64;
 const READERS_AT: u64 = 4096;
 const READER_BYTES: u64 = 128;
 const PRODUCERS_AT: u64 = READERS_AT + READER_BYTES * READERS_MAX as u64;
 const PRODUCER_BYTES: u64 = 64;
-/// Where the ring begins.
+/// Offset of the ring.
 pub(super) const RING_AT: u64 =
     PRODUCERS_AT + PRODUCER_BYTES * tidemill_core::channel::PRODUCERS_MAX as u64;
-/// What lies before the messages of a record.
+/// Bytes of a record before its messages.
 pub(super) const RECORD_BYTES: u64 = 40;
 const CHECK_BYTES: usize = 8;
 
-/// A channel that is open.
+/// Open channel.
 #[derive(Debug)]
 pub(super) struct Kept {
     file: File,
     pub(super) log: Log,
 }
 
-/// Why a channel can't be used.
+/// Reason why a channel can't be used.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Trouble {
     #[error(transparent)]
@@ -44,16 +45,16 @@ pub(super) enum Trouble {
     Damaged,
 }
 
-/// What became of what was sent.
+/// Result of sending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sent {
-    /// The number of the first message, and whether it is new.
+    /// Number of the first message, and whether the messages are new.
     As(u64, bool),
     Full,
 }
 
 impl Kept {
-    /// Makes the file of a channel under a name that it does not keep.
+    /// Creates the file of a channel, under a temporary name.
     pub(super) fn make(path: &Path, capacity: u64) -> io::Result<()> {
         let mut options = File::options();
         options.read(true).write(true).create(true).truncate(true);
@@ -70,7 +71,8 @@ impl Kept {
         kept.keep_head()
     }
 
-    /// Opens the file of a channel. What was being sent when whoever kept it was killed is there as a whole or not at all.
+    /// Opens the file of a channel. Messages that were being sent when the former process was killed are contained completely or not at
+    /// all.
     pub(super) fn open(path: &Path) -> Result<Self, Trouble> {
         let file = File::options().read(true).write(true).open(path)?;
         let mut begin = [0; 16];
@@ -100,7 +102,7 @@ impl Kept {
                 kept.keep_producer(*producer)?;
             }
         }
-        // What is freed may be written over from now on.
+        // Freed records may be overwritten from now on.
         kept.keep_head()?;
         Ok(kept)
     }
@@ -157,7 +159,7 @@ impl Kept {
         Ok(Sent::As(record.first, true))
     }
 
-    /// Somebody reads from now on; see [`Log::begin`].
+    /// Starts a reader; see [`Log::begin`].
     pub(super) fn begin(&mut self, name: &str, from: Option<u64>) -> Result<u64, Trouble> {
         let before = self.log.readers().get(name).copied();
         let reader = self.log.begin(name, from)?;
@@ -168,7 +170,7 @@ impl Kept {
         Ok(reader.next)
     }
 
-    /// A reader has read what is before a message; gives whether something became free.
+    /// Records that a reader has read all messages before `next`. Returns whether space was freed.
     pub(super) fn acknowledge(&mut self, name: &str, next: u64) -> Result<bool, Trouble> {
         let before = self.log.readers().get(name).copied();
         let reader = self.log.acknowledge(name, next)?;
@@ -178,7 +180,7 @@ impl Kept {
         self.trim()
     }
 
-    /// Somebody reads no more; gives whether something became free.
+    /// Removes a reader. Returns whether space was freed.
     pub(super) fn forget(&mut self, name: &str) -> Result<bool, Trouble> {
         let slot = self.log.forget(name)?;
         let at = READERS_AT + READER_BYTES * slot as u64;
@@ -194,7 +196,7 @@ impl Kept {
         Ok(freed)
     }
 
-    /// Messages from a number on: that of the first, and each with its length before it; nothing if there are none.
+    /// Returns messages from a number on: the number of the first, then each message with its length before it. Empty if no message exists.
     pub(super) fn read(&self, from: u64, bytes_max: u64) -> Result<Vec<u8>, Trouble> {
         let mut out = Vec::new();
         let bytes_max = bytes_max.min(BATCH_BYTES_MAX + RECORD_BYTES);
@@ -214,7 +216,7 @@ impl Kept {
     }
 }
 
-/// Where so many messages end.
+/// Returns the end of the first `count` messages.
 fn after_frames(frames: &[u8], count: u64) -> Option<usize> {
     let mut at = 0_usize;
     for _ in 0..count {
@@ -242,14 +244,14 @@ fn check(parts: &[&[u8]]) -> [u8; CHECK_BYTES] {
     std::array::from_fn(|at| hash.as_bytes()[at])
 }
 
-/// Writes what is never half there for whoever reads it after a process was killed: it lies in one page.
+/// Writes a row with its check. The row is within one page, so a killed process never leaves a half-written row.
 fn write_checked(file: &File, at: u64, mut row: Vec<u8>) -> io::Result<()> {
     let check = check(&[&row]);
     row.extend(check);
     file.write_all_at(&row, at)
 }
 
-/// A row of so many bytes with what proves it, if it is whole.
+/// Reads a row of that many bytes and its check; `None` if the check fails.
 fn checked(file: &File, at: u64, bytes: usize) -> io::Result<Option<Vec<u8>>> {
     let mut row = vec![0; bytes];
     file.read_exact_at(&mut row, at)?;
@@ -283,7 +285,7 @@ fn read_producer(file: &File, slot: usize) -> io::Result<Option<Producer>> {
     }))
 }
 
-/// The record at a place of the ring, if there is a whole one.
+/// Returns the record at an offset of the ring, if it is complete.
 fn read_record(file: &File, (at, capacity): (u64, u64), buffer: &mut Vec<u8>) -> Option<Record> {
     let end = at.checked_add(RECORD_BYTES)?;
     if end > capacity {
@@ -311,7 +313,7 @@ fn read_record(file: &File, (at, capacity): (u64, u64), buffer: &mut Vec<u8>) ->
     })
 }
 
-// Rows lie in one page each, and none is longer than its place.
+// Each row is within one page and not longer than its slot.
 const _: () = assert!((8 + 1 + NAME_BYTES_MAX + CHECK_BYTES) as u64 <= READER_BYTES);
 const _: () =
     assert!(4096_u64.is_multiple_of(READER_BYTES) && 4096_u64.is_multiple_of(PRODUCER_BYTES));
@@ -338,8 +340,7 @@ mod tests {
         }
     }
 
-    /// Truncates the file after each byte of a record. Complete records are kept, the torn record is dropped, and
-    /// sending continues.
+    /// Truncates the file after each byte of a record. Complete records are kept, the torn record is dropped, and sending continues.
     #[test]
     fn torn_record_is_dropped_and_acknowledged_ones_are_kept() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! Channels of rooms that this element keeps: each a file of the folder `channels`, whose messages programs send and receive over
-//! HTTP ([`http`]). What channels there are is the server's word, which comes with each change: a file of another is removed.
+//! Channels of rooms on this element. Each is a file of the folder `channels`; programs send and receive its messages over HTTP ([`http`]).
+//! The server sends the list of channels with each change. Files of other channels are removed.
 
 pub(crate) mod http;
 mod kept;
@@ -20,34 +20,34 @@ use tidemill_core::id::ObjectId;
 use tidemill_wire::v1;
 use tokio::sync::Notify;
 
-/// How long it is waited for the server's word about a channel that is to be made.
+/// Maximum time to wait for the server's announcement of a channel that is to be created.
 const WORD_MAX: Duration = Duration::from_secs(5);
-/// The end of the name of a file that is being made.
+/// File name extension of a file that is being created.
 const NEW: &str = "new";
 
-/// See the module.
+/// Channels of an element; see the module.
 #[derive(Debug)]
 pub(crate) struct Channels {
     folder: PathBuf,
     store: Arc<dyn Store>,
-    /// The channels that there are to be, and the bytes of each; `None` before the server has said so.
+    /// Channels that the server has announced, with the bytes of each; `None` before the first list.
     told: Mutex<Option<BTreeMap<ObjectId, u64>>>,
     news: Notify,
     making: Mutex<()>,
     open: Mutex<HashMap<ObjectId, Arc<Channel>>>,
 }
 
-/// A channel that is used.
+/// Channel in use.
 #[derive(Debug, Default)]
 pub(crate) struct Channel {
     /// `None` before it is opened, and after it could not be written.
     kept: Mutex<Option<Kept>>,
-    /// Something was sent, read, or it has ended.
+    /// Signalled after a send, after a read, and at the end of the channel.
     changed: Notify,
     ended: AtomicBool,
 }
 
-/// Why a channel does not do something.
+/// Reason why a channel refuses a request.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ChannelError {
     #[error(
@@ -65,7 +65,7 @@ pub(crate) enum ChannelError {
 }
 
 impl Channels {
-    /// Takes up what is there.
+    /// Opens the folder, counts the existing channels, and removes incomplete files.
     pub(crate) fn open(folder: &Path, store: Arc<dyn Store>) -> Result<Self, StoreError> {
         let folder = folder.join("channels");
         let channels = Self {
@@ -92,7 +92,7 @@ impl Channels {
                     let bytes = path.metadata().map_err(failed)?.len();
                     channels.store.count_room(bytes);
                 }
-                // Half made.
+                // The file is incomplete.
                 None => std::fs::remove_file(&path).map_err(failed)?,
             }
         }
@@ -114,12 +114,12 @@ impl Channels {
         entries.map(file).collect()
     }
 
-    /// Whether there is any: then the element may not sleep.
+    /// Returns whether any channel exists: then the element may not sleep.
     pub(crate) fn any(&self) -> bool {
         self.files().is_ok_and(|files| !files.is_empty())
     }
 
-    /// The server's word which channels there are to be.
+    /// Stores the server's list of channels.
     pub(crate) fn on_told(&self, channels: &v1::Channels) {
         let told = channels.channels.iter();
         let told = told.map(|one| (ObjectId(one.object), one.capacity_bytes));
@@ -127,7 +127,7 @@ impl Channels {
         self.news.notify_waiters();
     }
 
-    /// Removes those that are to be no more.
+    /// Removes the channels that are no longer in the list.
     pub(crate) fn sweep(&self) {
         let files = match self.files() {
             Ok(files) => files,
@@ -138,7 +138,7 @@ impl Channels {
         };
         for (object, path) in files {
             let Some(object) = object else { continue };
-            // Held, so that none is made again meanwhile.
+            // The lock is held so that no removed channel is created again at this time.
             let told = self.told.lock();
             if told.as_ref().is_none_or(|told| told.contains_key(&object)) {
                 continue;
@@ -156,7 +156,7 @@ impl Channels {
         }
     }
 
-    /// Waits until the server has said of a channel that it is to be; gives the bytes of its ring.
+    /// Waits until the server has announced a channel. Returns the bytes of its ring.
     async fn awaited(&self, object: ObjectId) -> Option<u64> {
         let told = async {
             loop {
@@ -176,29 +176,29 @@ impl Channels {
         tokio::time::timeout(WORD_MAX, told).await.ok()
     }
 
-    /// Makes the file of a channel that is to be; it is no error if it is there.
+    /// Creates the file of an announced channel. An existing file is no error.
     fn make(&self, object: ObjectId, capacity: u64) -> Result<(), ChannelError> {
         let (path, new) = (self.path(object), self.path(object).with_extension(NEW));
-        // It takes long in memory, where every page is cleared: who is told of channels meanwhile must not wait.
+        // In memory this takes long, as every page is cleared. A new list of channels must not wait for it, so this is a lock of its own.
         let making = self.making.lock();
         if !path.exists() {
             let bytes = RING_AT + capacity;
             self.store.take_room(bytes)?;
             let made = Kept::make(&new, capacity).and_then(|()| std::fs::rename(&new, &path));
             made.map_err(|source| {
-                // It takes nothing from those that are there.
+                // The failed file is temporary: existing channels are not affected.
                 let _ = std::fs::remove_file(&new);
                 self.store.give_room(bytes);
                 ChannelError::Store(StoreError::from_io(object, &new, source))
             })?;
         }
         drop(making);
-        // It may not be wanted any more.
+        // The channel may have been removed from the list.
         self.sweep();
         Ok(())
     }
 
-    /// A channel that is there.
+    /// Returns an existing channel.
     fn find(&self, object: ObjectId) -> Result<Arc<Channel>, ChannelError> {
         let mut open = self.open.lock();
         if let Some(channel) = open.get(&object) {
@@ -210,7 +210,7 @@ impl Channels {
         Ok(Arc::clone(open.entry(object).or_default()))
     }
 
-    /// Does something with a channel. After an error of the system it is opened anew, and is what the device has.
+    /// Runs `work` on a channel. After an error of the system, the channel is opened again from the device.
     fn with<T>(
         &self,
         object: ObjectId,

@@ -1,8 +1,8 @@
-//! What was begun to be written outside: a row is there before anything is sent, and goes with the one that says that the file is there.
+//! Write attempts in the external store. A row exists before any byte is sent. The transaction that records the finished file deletes it.
 //!
-//! So whoever finds a file of an object's bytes under its name knows whether it was put there, by a process that was killed, or by
-//! others. Of a file that goes there in pieces the store keeps those that were sent: they are given up when it is there, or is no object
-//! any more.
+//! With the row, a process that finds the bytes of an object under the object's name knows whether an earlier, killed process put them
+//! there or another program. For an upload in pieces, the store keeps the pieces of interrupted uploads. This module aborts them when the
+//! file exists or when the object no longer exists.
 
 use super::packs::now_s;
 use super::rows::{self, Attempt};
@@ -12,14 +12,14 @@ use crate::store::StoreError;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tidemill_core::id::ObjectId;
 
-/// The store's clock and that of this host may differ by so many seconds: S3 takes nothing else.
+/// Maximum difference between the store's clock and the host's clock in seconds. S3 accepts no larger difference.
 const CLOCKS_S: i64 = 16 * 60;
-/// What is no object may become one again when its label is run once more: it is waited for so long, in seconds.
+/// Time in seconds before the attempts of a missing object are cleaned up. The object may be created again when its label is run again.
 const UNUSED_S: i64 = 3600;
-/// How often it is looked whether a name is free again.
+/// Interval of checks whether a name is free again.
 const PERIOD: Duration = Duration::from_millis(10);
 
-/// A name that is worked on, and by nobody else.
+/// Exclusive claim of a name.
 struct Claim<'a>(&'a Outside, &'a str);
 
 impl Drop for Claim<'_> {
@@ -34,12 +34,12 @@ impl Outside {
         is_free.then_some(Claim(self, path))
     }
 
-    /// Objects are about to be written under these names.
+    /// Records that objects are about to be written under these names.
     pub(super) fn attempt(&self, all: Vec<(String, ObjectId)>) -> Result<(), StoreError> {
         self.attempt_since(all, now_s() - CLOCKS_S)
     }
 
-    /// An object that is there is about to get another name. If it is no object any more it does not become one again.
+    /// Records that an existing object is about to get another name. If the object has been removed, it is not created again.
     pub(super) fn attempt_aside(&self, path: &str, object: ObjectId) -> Result<(), StoreError> {
         self.attempt_since(vec![(path.to_owned(), object)], 0)
     }
@@ -53,31 +53,31 @@ impl Outside {
         noted.map_err(|error| self.failed(&error))
     }
 
-    /// Whether an object was begun to be written under that name before.
+    /// Returns whether writing an object under that name was started before this attempt.
     pub(super) fn is_again(&self, path: &str, object: ObjectId) -> Result<bool, StoreError> {
         let again = self.db.read(|db| rows::again(db, path, object));
         again.map_err(|error| self.failed(&error))
     }
 
-    /// Whether an object was begun to be written under that name.
+    /// Returns whether writing an object under that name was started.
     pub(super) fn has_attempt(&self, path: &str, object: ObjectId) -> Result<bool, StoreError> {
         let known = self.db.read(|db| rows::has_attempt(db, path, object));
         known.map_err(|error| self.failed(&error))
     }
 
-    /// Works on a name that nobody else works on meanwhile, and of which something may be left.
+    /// Calls `write` while it holds the claim of a name under which data of an interrupted write may exist.
     pub(super) fn writing<T>(&self, path: &str, write: impl FnOnce() -> T) -> T {
         let _claim = loop {
             match self.claim(path) {
                 Some(claim) => break claim,
-                // What is left of it is being given up.
+                // Another thread cleans up an attempt under this name.
                 None => std::thread::sleep(PERIOD),
             }
         };
         write()
     }
 
-    /// Gives up what is left of what was begun; whether all could be.
+    /// Removes the data of ended attempts. Returns whether all could be removed.
     pub(super) fn tidy_attempts(&self) -> bool {
         let before_s = now_s() - CLOCKS_S - UNUSED_S;
         let attempts = self.db.read(|db| rows::attempts(db, before_s));
@@ -112,7 +112,7 @@ impl Outside {
             let held = self.db.read(|db| rows::at(db, &attempt.path));
             let held = held.map_err(|error| Failure::Other(error.to_string()))?;
             if held.is_empty() {
-                // It was put there, and is not what the object has.
+                // The element wrote this file, and the object does not use it.
                 self.reach.wait(far.remove(&attempt.path))?;
             }
         }
@@ -122,7 +122,7 @@ impl Outside {
         forgotten.map_err(|error| Failure::Other(error.to_string()))
     }
 
-    /// Removes what was to give way to what did not come.
+    /// Removes the file that an object should have replaced, if the object was not written.
     fn remove_left(&self, left: &Placed) -> Result<(), Failure> {
         let far = &self.reach.far;
         match self.reach.wait(far.stat(&left.path)) {

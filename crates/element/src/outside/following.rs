@@ -1,5 +1,5 @@
-//! Folders of the array that have what is in the store outside, and it what is written there. Who looks at the store and makes files of
-//! what is there asks here what is known of it, and says what is a version now.
+//! Bound folders of the array, which mirror a part of the external store in both directions. The follower that scans the store and creates
+//! files asks this module which objects are known, and records new versions here.
 
 use super::rows::{self, How};
 use super::settling::beside_what;
@@ -13,22 +13,22 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use tidemill_core::id::ObjectId;
 
-/// The key of the table `identity`.
+/// Key of the bound folders in the table `identity`.
 const BOUND: &str = "outside bound";
-/// What is remembered of objects that are no more and compared with the store at once.
+/// Maximum number of remembered, removed objects that one call compares with the store.
 const REMEMBERED_MAX: u32 = 100;
 
-/// A folder that is bound.
+/// Bound folder.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bound {
-    /// Its full path in the array.
+    /// Full path of the folder in the array.
     pub folder: String,
-    /// Where it is in the store; empty: all of that.
+    /// Path of the folder in the store; empty: the whole store.
     pub prefix: String,
 }
 
 impl Bound {
-    /// What a path of the store is called in the folder, if it is below it.
+    /// Returns the name in the folder of a path of the store; `None` if the path is not below the prefix.
     #[must_use]
     pub fn name<'a>(&self, path: &'a str) -> Option<&'a str> {
         match self.prefix.as_str() {
@@ -37,13 +37,13 @@ impl Bound {
         }
     }
 
-    /// Where a file of the folder is in the store.
+    /// Returns the path in the store of a file of the folder.
     fn inside(&self, path: &str) -> Option<String> {
         let name = path.strip_prefix(&self.folder)?.strip_prefix('/')?;
         Some(self.at(name))
     }
 
-    /// Where what has that name in the folder is in the store.
+    /// Returns the path in the store of a name in the folder.
     #[must_use]
     pub fn at(&self, name: &str) -> String {
         match self.prefix.as_str() {
@@ -53,24 +53,24 @@ impl Bound {
     }
 }
 
-/// The folders that were bound when the element ended.
+/// Returns the folders that were bound when the element stopped.
 pub(super) fn kept(db: &Connection) -> rusqlite::Result<Vec<Bound>> {
     let kept = records::identity(db, BOUND)?.unwrap_or_default();
     Ok(serde_json::from_slice(&kept).unwrap_or_default())
 }
 
-/// What an element knows of what is in its store.
+/// Knowledge of the element about a file of its store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Known {
-    /// The element has put it there itself: it is this version.
+    /// Version that the element itself wrote to this file.
     pub ours: Option<ObjectId>,
-    /// It is these versions by now.
+    /// Versions whose content is this file.
     pub versions: Vec<ObjectId>,
-    /// These were there before.
+    /// Versions whose content was at this path before.
     pub before: Vec<ObjectId>,
 }
 
-/// An element's store, for who looks at it.
+/// Interface to an element's store for the follower that scans it.
 #[derive(Clone, Debug)]
 pub struct Follower(Arc<Outside>);
 
@@ -79,10 +79,10 @@ impl Follower {
         Self(outside)
     }
 
-    /// From now on these folders are bound: what is written there goes to where it is in the store.
+    /// Binds exactly these folders. New files of the folders are written to their paths in the store.
     ///
     /// # Errors
-    /// If that can't be kept.
+    /// If the database can't store the list.
     pub async fn bind(&self, bound: Vec<Bound>) -> Result<(), DbError> {
         if *self.0.bound.read() == bound {
             return Ok(());
@@ -94,7 +94,8 @@ impl Follower {
         Ok(())
     }
 
-    /// What is known of a file of the store. Waits for who puts something there; not for threads of a runtime.
+    /// Returns the knowledge about a file of the store. Blocks until a concurrent write to this path ends. Do not call it on a thread of a
+    /// runtime.
     ///
     /// # Errors
     /// If the database can't be read.
@@ -103,7 +104,7 @@ impl Follower {
         let held = self.0.db.read(|db| rows::at(db, &placed.path))?;
         let mut known = Known::default();
         if let Some((path, object)) = beside_what(&placed.path) {
-            // It is there, or is being moved there: a folder's file has another tag by that.
+            // The object is at this path or is being moved there. In a file system, the move gives the file another tag.
             let moving = self.0.db.read(|db| rows::at(db, path))?;
             let moved = |held: &rows::Held| held.object == object;
             known.ours = moving.iter().chain(&held).any(moved).then_some(object);
@@ -125,27 +126,28 @@ impl Follower {
         Ok(known)
     }
 
-    /// Whether a name may be one that the element itself gives, and takes away, so that what was listed may be gone.
+    /// Returns whether the element itself may have given a file this name. The element may also remove such a file, so that a listed name
+    /// may no longer exist.
     #[must_use]
     pub fn may_be_own(path: &str) -> bool {
         beside_what(path).is_some()
     }
 
-    /// Makes a file of the store this version. Not for threads of a runtime.
+    /// Makes a file of the store the content of this version. Do not call it on a thread of a runtime.
     ///
     /// # Errors
-    /// If that can't be kept.
+    /// If the near folder or the database fails.
     pub fn follow(&self, object: ObjectId, placed: Placed) -> Result<(), StoreError> {
         self.0.writable(object)?;
         self.0.keep(object, placed, How::Followed)?;
         self.0.near.remove(object).map(drop)
     }
 
-    /// Whether the store is the one that the element has put files into, before what is not there is believed to be gone. Where it has
-    /// put none, nobody can say.
+    /// Checks that the store is the one that holds the element's files. Call it before you treat missing files as deleted. If the element
+    /// has put no file into the store, the check can't tell and succeeds.
     ///
     /// # Errors
-    /// If it is not, or can't be asked.
+    /// If the store is another one or does not answer.
     pub async fn is_there(&self) -> Result<(), Failure> {
         let any = self.0.db.read(rows::any_put);
         match any.map_err(|error| Failure::Other(error.to_string()))? {
@@ -154,7 +156,7 @@ impl Follower {
         }
     }
 
-    /// Whether a version is on its way to the store.
+    /// Returns whether a version is on its way to the store.
     #[must_use]
     pub fn is_waiting(&self, object: ObjectId) -> bool {
         let waits = {
@@ -164,13 +166,13 @@ impl Follower {
         waits || (self.0.near.stat(object).is_ok() && !self.0.is_far(object))
     }
 
-    /// Paths of the store where something else was found than a version, since this was asked last.
+    /// Returns the paths of the store where a read found another file than the version, since the last call.
     #[must_use]
     pub fn changed(&self) -> BTreeSet<String> {
         self.0.reach.take_changed()
     }
 
-    /// Why it is not known what a bridge leads to; empty if it is.
+    /// Sets the reason why the content of a bridge is unknown; empty if it is known.
     pub fn say(&self, bridge: &str, trouble: &str) {
         let unseen = &mut self.0.known.lock().unseen;
         match trouble {
@@ -179,14 +181,14 @@ impl Follower {
         }
     }
 
-    /// Of bridges that are bound no more nothing is told.
+    /// Removes the reasons of bridges that are no longer bound.
     pub fn say_only_of(&self, is_bound: impl Fn(&str) -> bool) {
         let mut known = self.0.known.lock();
         known.unseen.retain(|bridge, _| is_bound(bridge));
     }
 
-    /// Forgets some of what is remembered of versions that are no more, if it is not in the store any more either; gives where to go
-    /// on the next time. Not for threads of a runtime.
+    /// Forgets some remembered rows of removed versions whose files no longer exist in the store. Returns the start of the next call. Do
+    /// not call it on a thread of a runtime.
     ///
     /// # Errors
     /// If the database fails.
@@ -219,13 +221,13 @@ impl Follower {
 }
 
 impl Outside {
-    /// Where a file of the array is in the store, if its folder is bound.
+    /// Returns the path in the store of a file of the array, if its folder is bound.
     pub(super) fn inside(&self, path: &str) -> Option<String> {
         let bound = self.bound.read();
         bound.iter().find_map(|bound| bound.inside(path))
     }
 
-    /// Whether what is at a path of the store is a file of a folder that is bound.
+    /// Returns whether a path of the store belongs to a bound folder.
     pub(super) fn is_bound(&self, path: &str) -> bool {
         let bound = self.bound.read();
         bound.iter().any(|bound| bound.name(path).is_some())

@@ -1,25 +1,26 @@
-//! The store of an element whose files stay outside of the array: in a file system of others, or in an object store.
+//! Store of an element whose files stay outside of the array: in an external file system or in an object store. The module uses the
+//! element's folder, its database and the external store.
 //!
-//! What is written comes **near** first, as files of the element's folder, and is **settled** when the store outside has it, under
-//! the name of its file. What has settled is kept near as long as there is room, and read from outside when it is not.
+//! New data first becomes a file of the element's folder: it is **near**. An object is **settled** when the store outside holds it, under
+//! the name of its file. Settled objects stay near as long as the limit of near bytes allows. Other reads use the store outside.
 //!
 //! ```text
-//!   written, pulled ──► near (folder) ──settle──► far
-//!   readers ◄──────────── near, else blocks ◄────── far
+//!    written, pulled ──► near (folder) ──settle──► far
+//!    readers ◄──────────── near, else blocks ◄────── far
 //! ```
 //!
-//! The table `outside` has a row for each object that is there, from when it is whole. A store outside is others' as well: nothing
-//! is written over, and nothing is removed, that is not what was put there.
+//! The table `outside` has a row for each object in the external store, from the moment the object is complete. Other programs use the
+//! external store, too: this module overwrites and removes only files that it wrote itself.
 //!
-//! | module | |
+//! | module | contents |
 //! |---|---|
 //! | `packs` | files as chunks in packs |
-//! | `attempts` | what was begun to be written there |
-//! | `following` | folders of the array that have what is there |
-//! | `presence` | whether the store is there |
-//! | `reading` | bytes of what is not near |
+//! | `attempts` | writes that were started in the external store |
+//! | `following` | folders of the array that mirror the external store |
+//! | `presence` | whether the external store is reachable and mounted |
+//! | `reading` | bytes of objects that are not near |
 //! | `rows` | the table |
-//! | `settling` | how an object gets there, and what goes there without anybody waiting |
+//! | `settling` | writing objects to the store, in the foreground and in the background |
 
 mod attempts;
 mod following;
@@ -54,84 +55,84 @@ use tidemill_kernel::Made;
 use tidemill_kernel::locks::Shown;
 use tidemill_wire::{condition, v1};
 
-/// What an element can hold whose store outside has no bound that anybody said: 1 PiB.
+/// Capacity of an element whose external store has no configured limit: 1 PiB.
 const CAPACITY_BYTES_DEFAULT: u64 = 1 << 50;
 
-/// Bytes that have settled and are kept near.
+/// Default limit of settled bytes that are kept near.
 pub const NEAR_BYTES_MAX_DEFAULT: u64 = 4 << 30;
 
-/// What Linux calls the time since the host was started.
+/// Linux's identifier of the current boot of the host.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
-/// The key of the table `identity`.
+/// Key of the last seen boot identifier in the table `identity`.
 const BOOT: &str = "outside boot";
 
-/// What the store has refused is told for so long: it is tried again sooner.
+/// Time for which a refusal of the store is reported. The store is retried sooner.
 const REFUSED: Duration = Duration::from_secs(60);
 
-/// Objects with the same name are settled one after the other; so many names at once.
+/// Number of locks for names. Objects with the same name are settled one after the other.
 const TURNS: usize = 64;
 
-/// An answer that is waited for.
+/// Pending answer of a store.
 pub type Asked<'a, T> = Pin<Box<dyn Future<Output = Result<T, Failure>> + Send + 'a>>;
 
-/// The next bytes of what is written; none at the end.
+/// Source of the next bytes to write. It returns `None` at the end.
 pub type Pieces<'a> = Box<dyn FnMut() -> std::io::Result<Option<Bytes>> + Send + 'a>;
 
-/// A file of a store outside, as it was when it was looked at.
+/// File of an external store, as the last `stat` saw it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placed {
-    /// Where, below the store.
+    /// Path below the root of the store.
     pub path: String,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Another one when the file is.
+    /// Tag that changes when the file changes.
     pub tag: String,
-    /// The store itself refuses to read another one than this.
+    /// Whether the store itself refuses to read a file with another tag.
     pub checked: bool,
 }
 
-/// What a file that is written may take the place of.
+/// Files that a write may replace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Over {
-    /// Of whatever is there: the name is of nobody else.
+    /// Any file: no other program uses the name.
     Anything,
-    /// Of nothing.
+    /// No file: the write fails if the name is taken.
     Nothing,
-    /// Of this file only.
+    /// Only this file.
     This(Placed),
 }
 
-/// Why a store outside did not do what it was asked.
+/// Reason why an external store did not execute a request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
-    /// It has no such file.
+    /// The store has no such file.
     #[error("it does not exist")]
     Missing,
-    /// It has another file of that name.
+    /// The store has another file of that name.
     #[error("it has been replaced by another file")]
     Changed,
-    /// It says nothing.
+    /// The store does not answer.
     #[error("the store did not answer within one minute")]
     Silent,
-    /// All else, for people.
+    /// Any other failure, as text for people.
     #[error("{0}")]
     Other(String),
 }
 
 impl Failure {
-    /// Whether it is sure that what was there is not there any more.
+    /// Returns whether the expected file certainly no longer exists.
     fn is_loss(&self) -> bool {
         matches!(self, Self::Missing | Self::Changed)
     }
 }
 
-/// A store outside. What it is asked ends, with a failure if need be.
+/// External store. Each request ends, with a failure if necessary.
 pub trait Far: Debug + Send + Sync {
-    /// What is there.
+    /// Returns the file at `path`.
     fn stat<'a>(&'a self, path: &'a str) -> Asked<'a, Placed>;
-    /// A range of this file and no other one, from a byte on, of so many.
+    /// Reads `count` bytes from offset `from` of exactly this file.
     fn read<'a>(&'a self, of: &'a Placed, from: u64, count: u64) -> Asked<'a, Bytes>;
-    /// Writes a file of that length, if nothing else than that is there; nothing of it is seen before it is whole.
+    /// Writes a file of `size` bytes if `over` permits it. Readers never see an incomplete file.
     fn write<'a>(
         &'a self,
         path: &'a str,
@@ -139,36 +140,36 @@ pub trait Far: Debug + Send + Sync {
         pieces: Pieces<'a>,
         over: Over,
     ) -> Asked<'a, Placed>;
-    /// Makes another file of the same bytes, in place of what is there.
+    /// Makes `other` another file with the bytes of `path`, in place of a file that exists at `other`.
     fn also<'a>(&'a self, path: &'a str, other: &'a str) -> Asked<'a, Placed>;
-    /// Removes a file; it is no error if there is none.
+    /// Removes a file. A missing file is no error.
     fn remove<'a>(&'a self, path: &'a str) -> Asked<'a, ()>;
-    /// Whether a file of that length may leave something there, if its writing does not end, that only [`Self::give_up`] finds.
+    /// Returns whether an interrupted write of that size may leave data in the store that only [`Self::give_up`] finds.
     fn leaves(&self, _size: u64) -> bool {
         false
     }
-    /// Gives up what is left of writing a file that was begun since then, by the store's clock, and did not end.
+    /// Removes the data of interrupted writes to `_path` that started at or after `_since`, by the store's clock.
     fn give_up<'a>(&'a self, _path: &'a str, _since: SystemTime) -> Asked<'a, ()> {
         Box::pin(std::future::ready(Ok(())))
     }
-    /// What was not there may be by now, as a file system that is mounted: it is opened anew.
+    /// Opens the store again. A file system may have been mounted since the store was opened.
     fn renew(&self) {}
 }
 
-/// Where an element's files stay, if that is outside.
+/// External location of an element's files.
 #[derive(Clone, Debug)]
 pub struct Where {
-    /// The store.
+    /// External store.
     pub far: Arc<dyn Far>,
-    /// Its address, for people.
+    /// Address of the store, for people.
     pub uri: String,
-    /// How what comes is put there.
+    /// Storage format of new objects.
     pub packing: Packing,
-    /// Bytes that have settled and are kept near.
+    /// Limit of settled bytes that are kept near.
     pub near_bytes_max: u64,
 }
 
-/// See the module.
+/// Store that combines the element's folder with an external store; see the module.
 #[derive(Debug)]
 pub(crate) struct Outside {
     near: FolderStore,
@@ -181,45 +182,45 @@ pub(crate) struct Outside {
     db: Db,
     known: Mutex<Here>,
     turns: Vec<Mutex<()>>,
-    /// Names of which something may be left, and that are worked on.
+    /// Names that a thread works on and that may have data of interrupted writes.
     claimed: Mutex<HashSet<String>>,
     bound: RwLock<Vec<Bound>>,
 }
 
-/// What is known without asking the database.
+/// State in memory, for questions that need no query of the database.
 #[derive(Debug, Default)]
 struct Here {
-    /// What has settled.
+    /// Settled objects.
     far: HashSet<ObjectId>,
-    /// Its bytes, as files have them; those of it that are in packs; and what the packs take.
+    /// Bytes of all settled files, bytes of those files that are in packs, and bytes of the packs.
     far_bytes: u64,
     packed_bytes: u64,
     pack_bytes: u64,
-    /// What has settled and is near, longest first, and its bytes.
+    /// Settled objects that are near, oldest first, and their total bytes.
     near: VecDeque<(ObjectId, u64)>,
     near_bytes: u64,
-    /// What has to be settled and nobody waits for.
+    /// Objects that wait to be settled in the background.
     waiting: BTreeSet<ObjectId>,
     /// Objects that settle when a note of the server has named their file.
     unnamed: BTreeSet<ObjectId>,
-    /// What is on its way there, how often at once, and whether it was removed meanwhile.
+    /// Objects that are being settled, each with the number of concurrent attempts and whether it was removed during them.
     going: HashMap<ObjectId, (usize, bool)>,
-    /// Why nothing settles.
+    /// Reason why the background cannot settle objects; empty if it can.
     trouble: String,
-    /// Why something did not that somebody waited for, and when.
+    /// Reason and time of the last refusal of a settlement that a caller waited for.
     refused: Option<(String, Instant)>,
-    /// Why it is not known what is there, of each bridge.
+    /// Reason why the content of the store is unknown, for each bridge.
     unseen: BTreeMap<String, String>,
 }
 
 impl Here {
-    /// Bytes that the store has.
+    /// Returns the bytes that the store holds.
     fn sent_bytes(&self) -> u64 {
         self.far_bytes.saturating_sub(self.packed_bytes) + self.pack_bytes
     }
 }
 
-/// Whether the host has been up since this was last asked.
+/// Returns whether the host has not been restarted since the last call.
 fn is_same_boot(db: &Db) -> Result<bool, crate::Error> {
     let now = std::fs::read(BOOT_ID).unwrap_or_default();
     let before = db.read(|db| records::identity(db, BOOT))?;
@@ -231,7 +232,7 @@ fn is_same_boot(db: &Db) -> Result<bool, crate::Error> {
 }
 
 impl Outside {
-    /// Takes up what an earlier process left.
+    /// Opens the store and resumes the work of an earlier process.
     ///
     /// # Errors
     /// If the folder or the database can't be read.
@@ -249,7 +250,7 @@ impl Outside {
         }
         known.waiting = db.read(rows::unsettled)?.into_iter().collect();
         let bound = db.read(following::kept)?;
-        // What has settled was never synced here: a host that went down may have anything in its place.
+        // Near files of settled objects were never synced. After a crash of the host they may have any content.
         let same_boot = is_same_boot(&db)?;
         for folder in 0..=u8::MAX {
             for entry in near.list(folder)? {
@@ -282,7 +283,7 @@ impl Outside {
         Ok(outside)
     }
 
-    /// How far it is.
+    /// Returns the progress of settling, for the element's status.
     pub(crate) fn told(&self) -> v1::Outside {
         let known = self.known.lock();
         v1::Outside {
@@ -295,7 +296,7 @@ impl Outside {
         }
     }
 
-    /// Why nothing settles, or it is not known what is there; `None` if all is well.
+    /// Returns the reason why nothing settles or why the content of the store is unknown; `None` if there is no problem.
     fn trouble(&self) -> Option<(condition::Kind, String)> {
         let known = self.known.lock();
         if let Some(away) = self.reach.far.trouble() {
@@ -312,7 +313,7 @@ impl Outside {
         failing.or_else(|| unseen.map(|why| (condition::STORE_UNSEEN, why)))
     }
 
-    /// The state of the store.
+    /// Returns the condition of the store, for the server.
     pub(crate) fn condition(&self, element: u32) -> Option<v1::Condition> {
         let (kind, why) = self.trouble()?;
         Some(kind.of(Some(element), why))
@@ -322,7 +323,7 @@ impl Outside {
         self.known.lock().far.contains(&object)
     }
 
-    /// Where an object is outside.
+    /// Returns the location of an object in the external store.
     fn placed(&self, object: ObjectId) -> Result<Option<There>, StoreError> {
         if !self.is_far(object) {
             return Ok(None);
@@ -338,7 +339,7 @@ impl Outside {
         }
     }
 
-    /// What is far can't be written any more, though there may be no file of it.
+    /// Fails if an object is settled. A settled object can't be written, even if it has no near file.
     fn writable(&self, object: ObjectId) -> Result<(), StoreError> {
         match self.is_far(object) {
             true => Err(StoreError::Sealed { object }),
@@ -346,19 +347,19 @@ impl Outside {
         }
     }
 
-    /// It was made anew, or for the first time: nobody waits for it to settle.
+    /// Records that an object was created or recreated. The background settles it.
     fn made(&self, object: ObjectId) {
         let mut known = self.known.lock();
         if known.far.contains(&object) {
             drop(known);
-            // What is there is written over when this settles.
+            // The next settlement replaces the file in the external store.
             self.forget(object);
             known = self.known.lock();
         }
         known.waiting.insert(object);
     }
 
-    /// Nothing of an object is known to be outside any more; what is there goes, unless another one takes its name.
+    /// Forgets the external location of an object. Its external file is removed later, unless another object takes the name.
     fn forget(&self, object: ObjectId) {
         let left = self
             .db
@@ -382,7 +383,7 @@ impl Outside {
         }
     }
 
-    /// What has settled goes from here, longest first, when there is too much of it.
+    /// Removes near files of settled objects, oldest first, while they exceed the limit.
     fn make_room(&self) {
         loop {
             let mut known = self.known.lock();
@@ -400,7 +401,7 @@ impl Outside {
         }
     }
 
-    /// What the store has refused is told, until it takes something.
+    /// Records the store's refusal. It is reported until the store accepts an object.
     fn note_refused(&self, settled: &[Result<(), StoreError>]) {
         let refused = settled.iter().find_map(|settled| match settled {
             Err(error @ StoreError::Outside { .. }) => Some(error.to_string()),
@@ -411,7 +412,7 @@ impl Outside {
         }
     }
 
-    /// Objects are on their way there. Who wants one that was removed has it again.
+    /// Records that settling these objects starts. A caller that settles a removed object makes it exist again.
     fn go(&self, objects: &[(ObjectId, Named)]) {
         let mut known = self.known.lock();
         for (object, _) in objects {
@@ -420,7 +421,8 @@ impl Outside {
         }
     }
 
-    /// They are there, or not; what was removed meanwhile goes from there, too.
+    /// Records that settling these objects ended, with any result. Objects that were removed during this time are also removed from the
+    /// store.
     fn gone(&self, objects: &[(ObjectId, Named)]) {
         for (object, _) in objects {
             let mut known = self.known.lock();
@@ -445,7 +447,7 @@ impl Outside {
         let Packing::Chunks { compress } = self.packing else {
             return self.settle_at_once(objects);
         };
-        // In a folder that has what is there, a file is there under its name.
+        // In a bound folder, each file is stored outside under its own name.
         let bound: Vec<bool> = objects
             .iter()
             .map(|(_, named)| self.inside(&named.path).is_some())
@@ -467,7 +469,7 @@ impl Outside {
         ended.collect()
     }
 
-    /// What is here of an object, else what is outside.
+    /// Returns the near result for an object. If the object is not near, the result for its external location.
     fn near_or<T>(
         &self,
         object: ObjectId,
@@ -620,7 +622,7 @@ impl Store for Outside {
     }
 
     fn set_aside(&self, object: ObjectId) -> Result<(), StoreError> {
-        // One that is damaged here is read from outside.
+        // A near file that is damaged is read from the external store.
         if self.near.stat(object).is_err() {
             self.forget(object);
         }
@@ -654,7 +656,7 @@ impl Store for Outside {
                     object,
                     size,
                     sealed: true,
-                    // What is sealed was before anybody asks.
+                    // Sealed objects have no time of modification that matters.
                     modified: SystemTime::UNIX_EPOCH,
                 });
             }
@@ -675,7 +677,7 @@ impl Store for Outside {
         Ok(near || far)
     }
 
-    /// None: what has settled may go from here at any time, so all who want it as a file have it brought.
+    /// Always `None`: the near file of a settled object may be removed at any time. Callers that need a file fetch it.
     fn local_path(&self, _object: ObjectId) -> Option<PathBuf> {
         None
     }

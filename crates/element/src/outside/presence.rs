@@ -1,8 +1,8 @@
-//! Whether the store outside is the one that files were put into: a file system that is not mounted is an empty folder, and what is not
-//! found there is not lost.
+//! Check that the external store is the one that holds the element's files. A file system that is not mounted is an empty folder; files
+//! that are missing there are not lost.
 //!
-//! With the first file that is put there goes a mark. Where neither the mark is nor anything else that is known to be there, the store is
-//! away: nothing is believed to be gone, and nothing is written there.
+//! The element writes a mark together with its first file. If neither the mark nor any other known file exists, the store is treated as
+//! offline: no file is believed to be lost, and nothing is written.
 
 use super::rows;
 use super::{Asked, Failure, Far, Over, Pieces, Placed};
@@ -12,20 +12,20 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-/// The mark.
+/// Name of the mark.
 pub(super) const MARK: &str = ".tidemill-store";
 const TEXT: &str = "Elements of a Tidemill array have files here. A store without this file may be taken for one that is away.\n";
-/// A store that was found to be there is believed for so long by who writes.
+/// Time for which writers trust a successful check.
 const BELIEVED: Duration = Duration::from_secs(2);
-/// Longest that a question may be without an answer.
+/// Maximum time without an answer of the store.
 const SILENCE: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 60 });
-/// Files that are looked for where there is no mark: the first and the last of those that are known.
+/// Number of known files, of the first and of the last, that are looked up if the mark is missing.
 const LOOKED_FOR: u32 = 4;
 
 const AWAY: &str = "nothing is there that was before: is it mounted? Files stay as they are; if that is right, put an empty file \
     .tidemill-store there";
 
-/// A store, and whether it is there.
+/// Store that is checked before it is used.
 #[derive(Debug)]
 pub(super) struct Guarded {
     far: Arc<dyn Far>,
@@ -44,21 +44,21 @@ impl Guarded {
         }
     }
 
-    /// Why nothing is known of what is there, if it was not when it was last asked.
+    /// Returns why the content of the store is unknown, if the last check did not find the store.
     pub(super) fn trouble(&self) -> Option<&'static str> {
         self.is_away.lock().then_some(AWAY)
     }
 
-    /// Asks whether it is there.
+    /// Checks whether the store is present.
     pub(super) async fn look(&self) -> Result<(), Failure> {
         self.is_marked().await.map(drop)
     }
 
-    /// Whether the mark is there; a failure if the store is not.
+    /// Returns whether the mark exists. Fails if the store is offline.
     async fn is_marked(&self) -> Result<bool, Failure> {
         let mut marked = self.found().await?;
         if marked.is_none() {
-            // It may be there again.
+            // The store may be mounted again.
             self.far.renew();
             marked = self.found().await?;
         }
@@ -71,7 +71,7 @@ impl Guarded {
         marked.ok_or_else(|| Failure::Other(AWAY.to_owned()))
     }
 
-    /// What is there, which is not where the store is only: that is asked for now.
+    /// Returns the file at `path`. If the file is missing, checks the store first and then asks again.
     pub(super) async fn stat_surely(&self, path: &str) -> Result<Placed, Failure> {
         match timely(self.far.stat(path)).await {
             Err(Failure::Missing) => {
@@ -82,7 +82,7 @@ impl Guarded {
         }
     }
 
-    /// Whether the mark is there; nothing if nothing else is, either, and something should be.
+    /// Returns whether the mark exists. `None`: neither the mark nor any of the known files exists.
     async fn found(&self) -> Result<Option<bool>, Failure> {
         if self.has(MARK).await? {
             return Ok(Some(true));
@@ -105,7 +105,7 @@ impl Guarded {
         }
     }
 
-    /// Before something is written there, or removed.
+    /// Checks the store before something is written or removed there, and writes a missing mark.
     async fn ready(&self) -> Result<(), Failure> {
         if self.is_believed() {
             return Ok(());
@@ -116,7 +116,7 @@ impl Guarded {
             let size = TEXT.len() as u64;
             let put = self.far.write(MARK, size, pieces, Over::Anything).await;
             if let Err(failure) = put {
-                // Who writes something else finds out why.
+                // The write that follows reports the reason.
                 tracing::debug!(%failure, "the store outside has no mark");
                 return Ok(());
             }
@@ -130,7 +130,7 @@ impl Guarded {
         !*self.is_away.lock() && believed.is_some_and(|since| since.elapsed() < BELIEVED)
     }
 
-    /// Something is not there: whether it is to be asked for again, as the store may not have been there, either, until now.
+    /// Returns whether a request must be repeated after a file was missing, because the store may have been offline until now.
     async fn again<T>(&self, answer: &Result<T, Failure>) -> Result<bool, Failure> {
         if !matches!(answer, Err(Failure::Missing)) || self.is_believed() {
             return Ok(false);
@@ -139,7 +139,7 @@ impl Guarded {
     }
 }
 
-/// An answer, or none in a minute: stores try again and again by themselves.
+/// Waits for an answer, one minute at most: stores retry without end.
 async fn timely<T>(asked: Asked<'_, T>) -> Result<T, Failure> {
     let answer = tokio::time::timeout(SILENCE, asked).await;
     answer.unwrap_or(Err(Failure::Silent))

@@ -1,4 +1,5 @@
-//! Bytes of objects that are not near: by blocks, some of them ahead of whoever reads one after the other.
+//! Reads of objects that are not near, by blocks, with read-ahead for sequential readers. The module reads the external store through a
+//! cache in memory.
 
 use super::presence::Guarded;
 use super::{Failure, Far as _, Outside, Placed, rows};
@@ -13,39 +14,39 @@ use tidemill_core::id::ObjectId;
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
-/// Blocks that are asked for ahead.
+/// Number of blocks to read ahead.
 const BLOCKS_AHEAD: u64 = 3;
-/// Blocks that are on their way at once.
+/// Maximum number of concurrent requests.
 const ON_THEIR_WAY: usize = 32;
-/// Paths that are remembered since something else was found there.
+/// Maximum number of remembered paths with changed files.
 const CHANGED_MAX: usize = 1000;
 
-/// Where an object is outside.
+/// External location of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct There {
-    /// Its file; of one that is in packs only its name and length.
+    /// File of the object. For an object in packs, only its name and length.
     pub(super) placed: Placed,
-    /// It is chunks in packs.
+    /// Whether the object is stored as chunks in packs.
     pub(super) packed: bool,
 }
 
-/// The way to a store outside.
+/// Access to the external store.
 #[derive(Debug)]
 pub(super) struct Reach {
     pub(super) far: Guarded,
     pub(super) db: Db,
     pub(super) runtime: Handle,
     blocks: Blocks<Failure>,
-    /// Frames of packs, by where they begin.
+    /// Cache of frames of packs, by their offset.
     pub(super) frames: Blocks<Failure>,
     turns: Semaphore,
-    /// What was found to be another file, or none: the next who wants it asks first.
+    /// Objects whose file was found changed or missing. The next reader of such an object asks the store first.
     suspects: Mutex<HashSet<ObjectId>>,
-    /// Where that was; some of it.
+    /// Paths of such files; at most a limited number.
     changed: Mutex<BTreeSet<String>>,
 }
 
-/// The bytes of one object.
+/// Bytes of one object.
 #[derive(Debug)]
 pub(super) struct Away {
     reach: Arc<Reach>,
@@ -67,7 +68,7 @@ impl Reach {
         }
     }
 
-    /// Waits for an answer. Not for threads of the runtime.
+    /// Waits for an answer. Do not call it on a thread of the runtime.
     pub(super) fn wait<T>(&self, asked: impl Future<Output = T>) -> T {
         self.runtime.block_on(asked)
     }
@@ -76,7 +77,7 @@ impl Reach {
         self.suspects.lock().contains(&object)
     }
 
-    /// Where others have changed something since this was asked last.
+    /// Returns the paths where other programs have changed a file since the last call.
     pub(super) fn take_changed(&self) -> BTreeSet<String> {
         std::mem::take(&mut self.changed.lock())
     }
@@ -92,7 +93,7 @@ impl Reach {
         self.suspects.lock().remove(&object);
     }
 
-    /// A range of a file that is there.
+    /// Reads a range of an external file.
     pub(super) async fn range(
         &self,
         placed: &Placed,
@@ -138,7 +139,7 @@ impl Away {
     fn key(&self, index: u64) -> BlockKey {
         let placed = &self.there.placed;
         BlockKey {
-            // Those in packs have no tag, but never another content.
+            // Objects in packs have no tag, but their content never changes.
             store: if self.there.packed { self.object.0 } else { 0 },
             path: placed.path.as_str().into(),
             tag: placed.tag.as_str().into(),
@@ -146,7 +147,7 @@ impl Away {
         }
     }
 
-    /// Who has had the block before reads one after the other, most likely.
+    /// If the block before is cached, the reader is most likely sequential.
     fn read_ahead(&self, index: u64) {
         let before = index.checked_sub(1);
         if before.is_none_or(|before| self.reach.blocks.now(&self.key(before)).is_none()) {
@@ -158,7 +159,7 @@ impl Away {
             let object = self.object;
             if reach.blocks.now(&key).is_none() {
                 self.reach.runtime.spawn(async move {
-                    // Who reads it is told.
+                    // The reader of the block receives the error.
                     let _ = reach.block(object, &there, &key).await;
                 });
             }
@@ -210,7 +211,7 @@ impl ReadAt for Away {
 }
 
 impl Outside {
-    /// Whether what is outside is still what was put there.
+    /// Checks that an external object is unchanged.
     pub(super) fn still(&self, object: ObjectId, there: &There) -> Result<(), StoreError> {
         let placed = &there.placed;
         let found = match there.packed {
@@ -225,7 +226,7 @@ impl Outside {
             self.reach.clear(object);
         }
         found.map_err(|why| {
-            // What is in packs has only its name there.
+            // An object in packs has no file of its own.
             let why = match why.is_loss() && !there.packed {
                 true => self.lost(placed, why),
                 false => why,
@@ -235,8 +236,8 @@ impl Outside {
         })
     }
 
-    /// What others changed in a store that is a folder of the array, too, is no damage: it is the next version of its file. Where that
-    /// is known already, what asks for the earlier one is a file that has been renamed since.
+    /// Converts the loss of a file. In a bound folder, a change by another program is no damage: it is the next version of the file. If
+    /// that version is already known, the request for the former version belongs to a file that was renamed since, and the loss is real.
     fn lost(&self, placed: &Placed, why: Failure) -> Failure {
         self.reach.note_changed(&placed.path);
         let other = |held: &rows::Held| !held.gone && held.placed != *placed;
@@ -248,7 +249,7 @@ impl Outside {
         }
     }
 
-    /// Makes an unsealed object of the first bytes of one that is outside.
+    /// Creates an unsealed object from the first bytes of an external object.
     pub(super) fn fetch(
         &self,
         object: ObjectId,
@@ -275,7 +276,7 @@ impl Outside {
             self.near.truncate(object, bytes.min(placed.size))
         };
         fetch().inspect_err(|_| {
-            // The first error is the one to tell.
+            // The caller reports the first error.
             let _ = self.near.remove(object);
         })
     }

@@ -1,4 +1,4 @@
-//! What is outside, in the element's database.
+//! Rows of external objects in the element's database. The functions of this module only use the connection that they are given.
 
 use super::Placed;
 use super::reading::There;
@@ -23,21 +23,22 @@ pub(super) fn placed(row: &Row<'_>, from: usize) -> Result<Placed> {
     })
 }
 
-/// All that is there, its lengths in bytes, and whether it is in packs.
+/// Returns all objects in the external store, each with its length in bytes and whether it is in packs.
 pub(super) fn all(db: &Connection) -> Result<Vec<(ObjectId, u64, bool)>> {
     db.prepare("SELECT object, size, packed FROM outside WHERE gone = 0")?
         .query_map([], |row| Ok((object(row, 0)?, size(row, 1)?, row.get(2)?)))?
         .collect()
 }
 
-/// What of it has ids of this lowest byte.
+/// Returns the external objects whose id has this lowest byte.
 pub(super) fn of_folder(db: &Connection, folder: u8) -> Result<Vec<(ObjectId, u64)>> {
     db.prepare_cached("SELECT object, size FROM outside WHERE gone = 0 AND object & 255 = ?1")?
         .query_map([folder], |row| Ok((object(row, 0)?, size(row, 1)?)))?
         .collect()
 }
 
-/// What is kept here and is not there, but for what tasks only hand to each other.
+/// Returns the objects that are stored here and not in the external store. Objects that tasks only hand to each other in memory are left
+/// out.
 pub(super) fn unsettled(db: &Connection) -> Result<Vec<ObjectId>> {
     let sql = "SELECT id FROM object WHERE kind = 0 AND damage IS NULL
                    AND id NOT IN (SELECT object FROM outside WHERE gone = 0)
@@ -47,7 +48,7 @@ pub(super) fn unsettled(db: &Connection) -> Result<Vec<ObjectId>> {
         .collect()
 }
 
-/// Where an object is.
+/// Returns the external location of an object.
 pub(super) fn find(db: &Connection, object: ObjectId) -> Result<Option<There>> {
     let sql = "SELECT path, size, tag, checked, packed FROM outside WHERE object = ?1 AND gone = 0";
     let there = |row: &Row<'_>| {
@@ -61,7 +62,8 @@ pub(super) fn find(db: &Connection, object: ObjectId) -> Result<Option<There>> {
         .optional()
 }
 
-/// Where some of what is there is, or is to be removed from there: of the first and of the last objects, and of packs.
+/// Returns paths of some files that should exist in the store: of the first and the last objects, and of packs. This includes files that
+/// wait for their removal.
 pub(super) fn some_paths(db: &Connection, each: u32) -> Result<Vec<String>> {
     let sql = "SELECT path FROM (SELECT path FROM outside WHERE (gone = 0 OR linked = 0) AND packed = 0 ORDER BY object LIMIT ?1)
                UNION SELECT path FROM (SELECT path FROM outside WHERE (gone = 0 OR linked = 0) AND packed = 0 ORDER BY object DESC LIMIT ?1)
@@ -71,20 +73,20 @@ pub(super) fn some_paths(db: &Connection, each: u32) -> Result<Vec<String>> {
         .collect()
 }
 
-/// Whether anything is there that was put there.
+/// Returns whether the store holds a file that this element put there.
 pub(super) fn any_put(db: &Connection) -> Result<bool> {
     let mut statement = db.prepare_cached("SELECT 1 FROM outside WHERE linked = 0 AND gone = 0")?;
     statement.exists([])
 }
 
-/// How an object got where it is.
+/// Origin of an object's external file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum How {
-    /// It was put there, and goes from there with the object.
+    /// The element wrote the file. The file is removed together with the object.
     Put = 0,
-    /// Somebody else has put it there, and somebody said that it is a file.
+    /// Another program wrote the file, and a client linked it.
     Linked = 1,
-    /// The same, in a folder that has what is there: what it was is remembered when the object is no more.
+    /// Another program wrote the file, in a bound folder. The row stays when the object is removed.
     Followed = 2,
 }
 
@@ -98,12 +100,12 @@ impl How {
     }
 }
 
-/// What is or was at a path.
+/// Object that is or was at a path.
 #[derive(Clone, Debug)]
 pub(super) struct Held {
     pub(super) object: ObjectId,
     pub(super) placed: Placed,
-    /// The object is no more.
+    /// Whether the object was removed.
     pub(super) gone: bool,
     pub(super) how: How,
 }
@@ -117,15 +119,15 @@ fn held(row: &Row<'_>) -> Result<Held> {
     })
 }
 
-/// All that is or was at a path, what is first.
+/// Returns all objects that are or were at a path, existing objects first.
 pub(super) fn at(db: &Connection, path: &str) -> Result<Vec<Held>> {
     let sql = "SELECT path, size, tag, checked, object, gone, linked FROM outside
                    WHERE path = ?1 AND packed = 0 ORDER BY gone, linked";
     db.prepare_cached(sql)?.query_map([path], held)?.collect()
 }
 
-/// An object is at a path now. What was put there and is to go is written over by what is put there; what was remembered of it is not
-/// so any more.
+/// Records that an object is at a path now. A file of the element that waited for its removal at this path is replaced. The remembered
+/// former objects of the path are forgotten.
 pub(super) fn put(db: &Connection, object: ObjectId, at: &Placed, how: How) -> Result<()> {
     let forget = match how {
         How::Put => "DELETE FROM outside WHERE path = ?1 AND gone = 1 AND packed = 0",
@@ -150,7 +152,7 @@ pub(super) fn put(db: &Connection, object: ObjectId, at: &Placed, how: How) -> R
     Ok(())
 }
 
-/// What was moved aside is told by this tag from now on.
+/// Records the new tag of an object that was moved aside.
 pub(super) fn retag(db: &Connection, object: ObjectId, at: &Placed) -> Result<()> {
     let sql = "UPDATE outside SET tag = ?3 WHERE object = ?1 AND path = ?2";
     db.prepare_cached(sql)?
@@ -160,7 +162,8 @@ pub(super) fn retag(db: &Connection, object: ObjectId, at: &Placed) -> Result<()
     Ok(())
 }
 
-/// An object is no more: what was only linked is forgotten, what was put there is to be removed. Gives where it was.
+/// Records that an object was removed. The row of a linked file is deleted; a file of the element is marked for removal. Returns the former
+/// location.
 pub(super) fn leave(db: &Connection, object: ObjectId) -> Result<Option<There>> {
     let id = object.0.cast_signed();
     let found = find(db, object)?;
@@ -171,7 +174,7 @@ pub(super) fn leave(db: &Connection, object: ObjectId) -> Result<Option<There>> 
     Ok(found)
 }
 
-/// Some of what is remembered of objects that are no more, from an object on.
+/// Returns some of the remembered rows of removed objects, with ids greater than `after`.
 pub(super) fn remembered(db: &Connection, after: ObjectId, max: u32) -> Result<Vec<Held>> {
     let sql = "SELECT path, size, tag, checked, object, gone, linked FROM outside
                    WHERE gone = 1 AND linked = 2 AND object > ?1 ORDER BY object LIMIT ?2";
@@ -180,7 +183,7 @@ pub(super) fn remembered(db: &Connection, after: ObjectId, max: u32) -> Result<V
         .collect()
 }
 
-/// Some of what is to be removed and has a file of its own.
+/// Returns some of the objects whose own external files wait for removal.
 pub(super) fn gone(db: &Connection, max: u32) -> Result<Vec<(ObjectId, Placed)>> {
     let sql = "SELECT path, size, tag, checked, object FROM outside 
                    WHERE gone = 1 AND linked = 0 AND packed = 0 LIMIT ?1";
@@ -189,14 +192,14 @@ pub(super) fn gone(db: &Connection, max: u32) -> Result<Vec<(ObjectId, Placed)>>
         .collect()
 }
 
-/// What was to be removed is.
+/// Records that the external file of a removed object was removed.
 pub(super) fn removed(db: &Connection, object: ObjectId) -> Result<()> {
     db.prepare_cached("DELETE FROM outside WHERE object = ?1 AND gone > 0")?
         .execute([object.0.cast_signed()])?;
     Ok(())
 }
 
-/// An object that had a path has another one now, if it is still known.
+/// Records the new path of an object. Returns whether the object is still known.
 pub(super) fn aside(db: &Connection, object: ObjectId, at: &Placed) -> Result<bool> {
     let sql = "UPDATE outside SET path = ?2, size = ?3, tag = ?4, checked = ?5, linked = 0 WHERE object = ?1";
     let row = params![
@@ -209,7 +212,7 @@ pub(super) fn aside(db: &Connection, object: ObjectId, at: &Placed) -> Result<bo
     Ok(db.prepare_cached(sql)?.execute(row)? > 0)
 }
 
-/// Writing an object there is begun, since then in seconds.
+/// Records that writing an object at this path starts. `since_s` is a time in seconds.
 pub(super) fn attempt(db: &Connection, path: &str, object: ObjectId, since_s: i64) -> Result<()> {
     let sql = "INSERT INTO outside_attempt (path, object, since) VALUES (?1, ?2, ?3)
                    ON CONFLICT (path, object) DO UPDATE SET again = 1";
@@ -218,7 +221,7 @@ pub(super) fn attempt(db: &Connection, path: &str, object: ObjectId, since_s: i6
     Ok(())
 }
 
-/// Whether it was begun before, too, and nobody knows how that ended.
+/// Returns whether writing the object at this path started more than once, so that the result of the earlier write is unknown.
 pub(super) fn again(db: &Connection, path: &str, object: ObjectId) -> Result<bool> {
     let sql = "SELECT again FROM outside_attempt WHERE path = ?1 AND object = ?2";
     let again = db
@@ -227,13 +230,13 @@ pub(super) fn again(db: &Connection, path: &str, object: ObjectId) -> Result<boo
     Ok(again.optional()?.unwrap_or(false))
 }
 
-/// Whether it was begun.
+/// Returns whether writing the object at this path started.
 pub(super) fn has_attempt(db: &Connection, path: &str, object: ObjectId) -> Result<bool> {
     db.prepare_cached("SELECT 1 FROM outside_attempt WHERE path = ?1 AND object = ?2")?
         .exists(params![path, object.0.cast_signed()])
 }
 
-/// What is at that path is that of one object, which has another name, too, and has to give way to another.
+/// Records that the file at this path belongs to the object `aside`, which also has another name, and that `object` may replace the file.
 pub(super) fn give_way(
     db: &Connection,
     (aside, object): (ObjectId, ObjectId),
@@ -251,14 +254,14 @@ pub(super) fn give_way(
     Ok(())
 }
 
-/// Whether what is at a path has to give way to whoever wants it.
+/// Returns whether the file at a path may be replaced by any object that needs the name.
 pub(super) fn gives_way(db: &Connection, at: &Placed) -> Result<bool> {
     let sql = "SELECT 1 FROM outside_attempt WHERE path = ?1 AND size = ?2 AND tag = ?3";
     db.prepare_cached(sql)?
         .exists(params![at.path, at.size.cast_signed(), at.tag])
 }
 
-/// Objects that were at a path before, and are elsewhere now.
+/// Returns objects that were at a path before and were moved to another path.
 pub(super) fn moved_aside(db: &Connection, path: &str) -> Result<Vec<ObjectId>> {
     let sql = "SELECT DISTINCT aside FROM outside_attempt WHERE path = ?1 AND aside IS NOT NULL";
     db.prepare_cached(sql)?
@@ -266,7 +269,7 @@ pub(super) fn moved_aside(db: &Connection, path: &str) -> Result<Vec<ObjectId>> 
         .collect()
 }
 
-/// An object is there: of writing it nothing is left, if it was begun once.
+/// Records that an object is in the store. Deletes its attempt if the write was started only once.
 fn ended(db: &Connection, path: &str, object: ObjectId) -> Result<()> {
     let sql = "DELETE FROM outside_attempt WHERE path = ?1 AND object = ?2 AND again = 0";
     db.prepare_cached(sql)?
@@ -274,21 +277,22 @@ fn ended(db: &Connection, path: &str, object: ObjectId) -> Result<()> {
     Ok(())
 }
 
-/// Writing an object that has ended, or that nobody wants any more.
+/// Write attempt that ended or whose object is no longer needed.
 #[derive(Clone, Debug)]
 pub(super) struct Attempt {
     pub(super) path: String,
     pub(super) object: ObjectId,
     pub(super) since_s: i64,
-    /// It was begun before, and nobody knows how that ended.
+    /// Whether the write was started before, with an unknown result.
     pub(super) again: bool,
-    /// How long it is, if it is there.
+    /// Length of the object in bytes; `None` if the store does not hold it.
     pub(super) size: Option<u64>,
-    /// What was there and had to give way.
+    /// Former file at the path that was to be replaced.
     pub(super) left: Option<Placed>,
 }
 
-/// Those of which something may be left: of what is there now, and of what is no object since then.
+/// Returns the attempts that may have left data: attempts of objects that the store holds, and attempts before `before_s` of objects that
+/// no longer exist.
 pub(super) fn attempts(db: &Connection, before_s: i64) -> Result<Vec<Attempt>> {
     let sql = "SELECT path, size, tag, checked, object, since, again,
                    (SELECT size FROM outside WHERE outside.object = outside_attempt.object AND gone = 0)
@@ -310,7 +314,7 @@ pub(super) fn attempts(db: &Connection, before_s: i64) -> Result<Vec<Attempt>> {
         .collect()
 }
 
-/// Nothing is left of it.
+/// Deletes an attempt that has left no data.
 pub(super) fn forget_attempt(db: &Connection, path: &str, object: ObjectId) -> Result<()> {
     db.prepare_cached("DELETE FROM outside_attempt WHERE path = ?1 AND object = ?2")?
         .execute(params![path, object.0.cast_signed()])?;

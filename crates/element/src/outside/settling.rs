@@ -1,4 +1,5 @@
-//! How an object gets outside: under the name of its file, in place of nothing that anybody else has put there.
+//! Settlement of objects: writes them to the external store under the names of their files. A settlement never replaces a file of another
+//! program.
 
 use super::reading::There;
 use super::rows::How;
@@ -18,33 +19,33 @@ use std::time::Duration;
 use tidemill_core::attribute::object;
 use tidemill_core::id::ObjectId;
 
-/// Bytes read at once.
+/// Bytes per read.
 const PIECE_BYTES: usize = 8 << 20;
-/// Objects that are on their way at once.
+/// Maximum number of objects that are settled concurrently.
 pub(super) const AT_ONCE: usize = 8;
-/// Files that are removed before it is looked again what there is to do.
+/// Maximum number of files that one pass removes.
 const GONE_MAX: u32 = 256;
-/// Objects that are looked at before it is looked again what there is to do.
+/// Maximum number of objects that one pass examines.
 const BATCH_MAX: usize = 1024;
-/// How often it is looked whether there is something to do …
+/// Interval between two passes …
 const PERIOD: Duration = Duration::from_millis(500);
-/// … and after something could not be done.
+/// … and after a failed pass.
 const PAUSE: Duration = Duration::from_secs(5);
-/// Longest path of a file outside, and longest of its names, in bytes: what object stores and file systems have in common.
+/// Maximum length of an external path and of each name in it, in bytes. Object stores and file systems all accept these lengths.
 const PATH_BYTES_MAX: usize = 900;
 const NAME_BYTES_MAX: usize = 220;
-/// What names begin with that are not those of files: of what has none, or one that can't be outside.
+/// Prefix of names that are not names of files. Objects without a file, and objects whose file name is not valid outside, get such a name.
 pub(super) const OWN: &str = ".tidemill-";
 
-/// Where an object may be put.
+/// Result of the search for a place for an object.
 enum Place {
-    /// There, in place of that.
+    /// The path is free: the object may be written there, in place of this file.
     Free(String, Over),
-    /// It is there.
+    /// The store already holds the object, as this file.
     Taken(Placed),
 }
 
-/// Where an object with a path is to be, if nobody else is there.
+/// Returns the path that an object should have outside, if no other file has it.
 pub(super) fn key(object: ObjectId, path: &str, part: bool) -> String {
     let path = path.trim_start_matches('/');
     let good = |name: &str| {
@@ -61,12 +62,12 @@ pub(super) fn key(object: ObjectId, path: &str, part: bool) -> String {
     }
 }
 
-/// Another name, of the object alone.
+/// Returns another name, which only this object gets.
 fn beside(path: &str, object: ObjectId) -> String {
     format!("{path}.{:016x}", object.0)
 }
 
-/// Why something could not be done with what is there.
+/// Returns a function that adds the path to a failure of the store.
 fn failed_at(path: &str) -> impl Fn(Failure) -> StoreError {
     move |why| StoreError::Outside {
         path: path.to_owned(),
@@ -74,20 +75,20 @@ fn failed_at(path: &str) -> impl Fn(Failure) -> StoreError {
     }
 }
 
-/// Names of an object that can't have the one that it is to have: the first that is free is taken.
+/// Returns alternative names for an object whose wanted name is taken, in order of preference.
 fn names_of(object: ObjectId, wanted: &str) -> [String; 3] {
     let own = key(object, "", false);
     let fresh = format!("{own}-{:016x}", crate::task::now().0);
     [beside(wanted, object), own, fresh]
 }
 
-/// Whether that is a name that only this object gets.
+/// Returns whether only this object can get that name.
 pub(super) fn is_own(path: &str, object: ObjectId) -> bool {
     let beside = beside_what(path).is_some_and(|(_, other)| other == object);
     beside || path.starts_with(&key(object, "", false))
 }
 
-/// The path and the object of such a name.
+/// Returns the path and the object of a name from [`beside`].
 pub(super) fn beside_what(path: &str) -> Option<(&str, ObjectId)> {
     let (path, number) = path.rsplit_once('.')?;
     let plain = number.len() == 16 && number.bytes().all(|digit| digit.is_ascii_hexdigit());
@@ -96,7 +97,7 @@ pub(super) fn beside_what(path: &str) -> Option<(&str, ObjectId)> {
 }
 
 impl Outside {
-    /// A sealed object is here now, or was outside before.
+    /// Records that an object was sealed here, or that it was settled before.
     pub(super) fn sealed(
         &self,
         object: ObjectId,
@@ -109,14 +110,14 @@ impl Outside {
         self.near_or(object, size, |there| Ok(there.placed.size))
     }
 
-    /// Makes an object of what is outside already.
+    /// Makes a file that the external store already holds the content of an object.
     pub(super) fn link_to(&self, object: ObjectId, path: &str) -> Result<u64, StoreError> {
         self.writable(object)?;
         let placed = self.reach.wait(self.reach.far.stat(path));
         let placed = placed.map_err(failed_at(path))?;
         let size = placed.size;
         self.keep(object, placed, How::Linked)?;
-        // Whoever opened it for writing may have begun it.
+        // A writer that opened the object earlier may have created a near file.
         self.near.remove(object)?;
         Ok(size)
     }
@@ -128,7 +129,7 @@ impl Outside {
         how: How,
     ) -> Result<(), StoreError> {
         let size = placed.size;
-        // It may have been in packs, or half of it.
+        // The object may be stored in packs, completely or partly.
         self.release(object)?;
         let put = move |db: &rusqlite::Connection| rows::put(db, object, &placed, how);
         let kept = self.db.write_blocking(true, put);
@@ -140,7 +141,7 @@ impl Outside {
         Ok(())
     }
 
-    /// An object is outside, and nothing waits for that any more.
+    /// Records that an object is outside and no longer waits.
     fn is_far_now(&self, object: ObjectId, size: u64, packed: bool) {
         let mut known = self.known.lock();
         if known.far.insert(object) {
@@ -151,7 +152,7 @@ impl Outside {
         known.unnamed.remove(&object);
     }
 
-    /// An object that is near is outside, too.
+    /// Records that a near object is also outside.
     pub(super) fn is_kept(&self, object: ObjectId, size: u64, packed: bool) {
         self.is_far_now(object, size, packed);
         let mut known = self.known.lock();
@@ -159,7 +160,7 @@ impl Outside {
         known.near_bytes += size;
     }
 
-    /// Settles objects, several at once.
+    /// Settles objects, several concurrently.
     pub(super) fn settle_at_once(
         &self,
         objects: &[(ObjectId, Named)],
@@ -187,14 +188,14 @@ impl Outside {
         })
     }
 
-    /// The name that an object is to have there, and whether it is in a folder that has what is there.
+    /// Returns the wanted external name of an object, and whether it is in a bound folder.
     fn wanted(&self, object: ObjectId, named: &Named) -> (String, bool) {
         let inside = self.inside(&named.path);
         let path = inside.as_deref().unwrap_or(&named.path);
         (key(object, path, named.part), inside.is_some())
     }
 
-    /// Who has this works on a file of that name, and nobody else.
+    /// Locks a name. Only the holder of the lock works on a file of that name.
     pub(super) fn turn(&self, path: &str) -> MutexGuard<'_, ()> {
         let mut hasher = DefaultHasher::new();
         path.hash(&mut hasher);
@@ -220,8 +221,8 @@ impl Outside {
         Ok(())
     }
 
-    /// Where an object can be: under its name, from which what had it before moves aside. What others have put there stays, unless
-    /// its folder has it as an earlier version of the same file.
+    /// Returns a place for an object: its wanted name, if possible. An own file with this name moves aside. A file of another program
+    /// stays, unless its bound folder knows the file as an earlier version of the same file.
     fn place(
         &self,
         (object, bound): (ObjectId, bool),
@@ -234,11 +235,11 @@ impl Outside {
         let now = match self.reach.wait(far.stat(&wanted)) {
             Ok(now) => now,
             Err(Failure::Missing) => return Ok(Place::Free(wanted, Over::Nothing)),
-            // A folder, or below a file: nothing can be written there.
+            // The path is a folder or is below a file: no file can be written there.
             Err(Failure::Changed) => return self.elsewhere(object, &wanted, opened),
             Err(why) => return Err(failed_at(&wanted)(why)),
         };
-        // Its name is one of a bound folder, in which it is not: it takes that from no other file.
+        // The name belongs to a bound folder, and the object's file is not in that folder. It must not replace another file there.
         let strange = !bound && self.is_bound(&wanted);
         let gives_way = self.db.read(|db| rows::gives_way(db, &now));
         if !strange && gives_way.map_err(|error| self.failed(&error))? {
@@ -260,7 +261,7 @@ impl Outside {
                 let left = self.move_aside(held.object, &now, object)?;
                 Ok(Place::Free(wanted, Over::This(left)))
             }
-            // It was written before this process was killed.
+            // This file was written before the former process was killed.
             _ if self.is_again(&wanted, object)? && self.is_same(&now, opened)? => {
                 Ok(Place::Taken(now))
             }
@@ -274,7 +275,7 @@ impl Outside {
         }
     }
 
-    /// Whether two objects are versions of one file.
+    /// Returns whether two objects are versions of one file.
     fn is_same_file(&self, one: ObjectId, other: ObjectId) -> bool {
         let inode =
             |db: &rusqlite::Connection, id| records::attribute(db, id, object::PAGE, object::INODE);
@@ -282,7 +283,8 @@ impl Outside {
         both.is_ok_and(|(one, other)| one.is_some() && one == other)
     }
 
-    /// Gives what an object has at its name another name, so that the object in its place may have that. What still lies there.
+    /// Gives an object's external file another name, so that the object `instead` can use its present name. Returns the file that is still
+    /// at the old name.
     fn move_aside(
         &self,
         object: ObjectId,
@@ -317,7 +319,7 @@ impl Outside {
         self.attempt_aside(aside, object)?;
         let moved = self.reach.wait(far.also(&now.path, aside));
         let moved = moved.map_err(&failed)?;
-        // In a folder another name changes what a file is told by.
+        // In a file system, the new name (a hard link) changes the tag of the file.
         let left = self.reach.wait(far.stat(&now.path)).map_err(&failed)?;
         if moved.size != now.size || left.size != now.size {
             return Err(failed(Failure::Changed));
@@ -329,14 +331,14 @@ impl Outside {
         };
         let known = self.db.write_blocking(true, note);
         if !known.map_err(|error| self.failed(&error))? {
-            // It is no object any more.
+            // The object was removed in the meantime.
             let removed = self.reach.wait(far.remove(aside));
             removed.map_err(failed)?;
         }
         Ok(left)
     }
 
-    /// Where an object can be whose name is taken, or can't be there.
+    /// Returns a place for an object whose wanted name is taken or not valid outside.
     fn elsewhere(
         &self,
         object: ObjectId,
@@ -359,7 +361,7 @@ impl Outside {
         Err(failed_at(wanted)(Failure::Changed))
     }
 
-    /// In a folder, what was moved aside is told by another tag when it has lost its first name.
+    /// Updates the tags of objects that were moved aside from `path`. In a file system, the tag changes when the file loses its first name.
     pub(super) fn look_aside(&self, path: &str) -> Result<(), StoreError> {
         let moved = self.db.read(|db| rows::moved_aside(db, path));
         for object in moved.map_err(|error| self.failed(&error))? {
@@ -377,7 +379,7 @@ impl Outside {
         Ok(())
     }
 
-    /// Whether a file outside has the bytes of an object.
+    /// Returns whether an external file has the bytes of an object.
     fn is_same(&self, there: &Placed, opened: &Opened) -> Result<bool, StoreError> {
         if there.size != opened.stat.size {
             return Ok(false);
@@ -403,7 +405,8 @@ impl Outside {
         Ok(true)
     }
 
-    /// Writes an object outside, if it is what was sealed, and nobody was quicker: then it is looked anew where it can be.
+    /// Writes an object outside if its bytes have the sealed hash. If another writer was faster, the object stays unsettled and a later
+    /// pass searches for a place again.
     fn write(
         &self,
         (path, over): (&str, Over),
@@ -440,7 +443,7 @@ impl Outside {
         }
     }
 
-    /// Path, part and hash of an object's file; `None`: the object is not kept, or no note of the server has named the file yet.
+    /// Returns path, part and hash of an object's file. `None`: the object is not stored, or no note of the server has named the file yet.
     fn named(&self, object: ObjectId) -> Result<Option<Named>, DbError> {
         let read = |db: &rusqlite::Connection| {
             let Some(sum) = records::sum(db, object)?.filter(|sum| sum.damage.is_none()) else {
@@ -456,20 +459,20 @@ impl Outside {
         self.db.read(read)
     }
 
-    /// Settles some of what nobody waits for; whether all went well.
+    /// Settles some of the waiting objects. Returns whether no settlement failed.
     pub(super) fn settle_some(&self) -> bool {
         let mut later = Vec::new();
         let mut next = Vec::new();
         while next.len() < BATCH_MAX {
-            // The lock is not held while the database is asked.
+            // The lock is not held during queries of the database.
             let object = self.known.lock().waiting.pop_first();
             let Some(object) = object else { break };
             match self.named(object) {
                 Ok(Some(named)) => next.push((object, named)),
-                // The server names it soon, unless it was removed.
+                // The server will name the file soon, unless the object was removed.
                 Ok(None) if self.near.stat(object).is_ok() => {
                     self.known.lock().unnamed.insert(object);
-                    // The note may have come meanwhile, or the object may have gone.
+                    // Between the two checks, the note may have arrived or the object may have been removed.
                     let named = self.named(object).ok().flatten();
                     if named.is_none() && self.near.stat(object).is_ok() {
                         continue;
@@ -507,7 +510,7 @@ impl Outside {
         well
     }
 
-    /// Notes of the server have come: objects that waited for the names of their files can settle.
+    /// Receives notes of the server: objects that waited for the names of their files can settle.
     pub(crate) fn on_noted(&self, objects: impl Iterator<Item = ObjectId>) {
         let mut known = self.known.lock();
         for object in objects {
@@ -517,7 +520,7 @@ impl Outside {
         }
     }
 
-    /// Removes some of what is no more; whether there may be more.
+    /// Removes some external files of removed objects. Returns whether more of them may exist.
     pub(super) fn remove_some(&self) -> bool {
         let gone = self
             .db
@@ -540,11 +543,11 @@ impl Outside {
         more
     }
 
-    /// Removes a file outside, if it is what was put there; whether nothing is left to do.
+    /// Removes an external file if it is the element's own. Returns whether nothing remains to be done.
     fn remove_one(&self, placed: &Placed) -> bool {
         let _turn = self.turn(&placed.path);
         let held = self.db.read(|db| rows::at(db, &placed.path));
-        // Another object has taken its name meanwhile, or is what others have put there since.
+        // Another object may have taken the name, or the path may now hold a file of another program.
         let still = |held: Vec<rows::Held>| {
             let put = held.iter().any(|held| held.how == How::Put);
             put && held.iter().all(|held| held.gone || held.how == How::Linked)
@@ -563,7 +566,7 @@ impl Outside {
     }
 }
 
-/// Does the same with all of these, several at once; gives what came of each, in their order.
+/// Calls `work` for all items, several concurrently. Returns the results in the order of the items.
 fn at_once<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let next = AtomicUsize::new(0);
     let some = || {
@@ -592,7 +595,7 @@ fn at_once<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<
     done.into_iter().map(|(_, result)| result).collect()
 }
 
-/// Settles what nobody waits for, and removes what is no more, until the element stops.
+/// Settles objects and removes files in the background, until the element stops.
 pub(crate) fn keep_settling(parts: &Parts, labels: &Labels) {
     let Some(outside) = &parts.outside else {
         return;
@@ -600,7 +603,7 @@ pub(crate) fn keep_settling(parts: &Parts, labels: &Labels) {
     let (mut pause, mut unsure) = (PERIOD, true);
     while !labels.pause(pause) {
         if unsure {
-            // What is wrong else is told by who wants something.
+            // A caller that uses the store reports other problems.
             let _ = outside.reach.wait(outside.reach.far.look());
         }
         unsure = outside.reach.far.trouble().is_some();

@@ -1,6 +1,7 @@
-//! The element that leads: has ranks started, passes on what they tell each other when they wait, and puts together what they make.
+//! Leader of a task with ranks. It starts ranks on other elements over connections, distributes the values of each barrier, and writes the
+//! output of all ranks to one file.
 //!
-//! All ranks end with the first that fails, and with the connections of this element: if it is killed, they are.
+//! All ranks end with the first rank that fails, and with the connections of this element: if it is killed, its ranks are killed, too.
 
 use super::{ALIVE_EVERY, Place, Round, Word, hear_soon, say};
 use crate::executor::Parts;
@@ -22,23 +23,23 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
-/// How long an element may take to answer that it starts a rank.
+/// Time limit for an element's answer that it starts a rank.
 const OPEN_MAX: Duration = Duration::from_secs(30);
 
-/// How long others may still say how they ended when one has failed: it may have been for them that it did.
+/// Time in which other ranks may still report their outcome after a failure: one of them may have caused it.
 const CAUSES: Duration = Duration::from_secs(2);
 
-/// How often it is looked whether the label was given up.
+/// Interval of checks whether the label was cancelled.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
-/// Of what a rank that failed has written to standard error, what its failure tells: lines, and characters.
+/// Lines, and characters, of a failed rank's standard error that its failure contains.
 const LINES: usize = 3;
 const SAID_MAX: usize = 500;
 
-/// Bytes of what was made that are taken at once.
+/// Bytes of the output per read.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// What ranks used and said.
+/// Resource use and output of all ranks.
 #[derive(Debug, Default)]
 pub(crate) struct Led {
     pub(crate) cpu: Span,
@@ -71,10 +72,10 @@ impl Led {
     }
 }
 
-/// Runs a task on all its elements and writes what its ranks make to a file, in their order. Blocks.
+/// Runs a task on all its elements and writes the output of its ranks to a file, in their order. Blocks.
 ///
 /// # Errors
-/// That of the rank that failed first.
+/// The failure of the rank that failed first.
 pub(crate) fn lead(
     (parts, live): (&Parts, &Live),
     analysis: &Analysis,
@@ -102,7 +103,7 @@ pub(crate) fn lead(
     })
 }
 
-/// Where ranks are to be: on each element that has a part of what they read, in the order of the parts.
+/// Returns the places of the ranks: each element that has a part of their input, in the order of the parts.
 fn places(of: (&Parts, &Live), analysis: &Analysis) -> Result<Vec<(Place, Remote)>, Failure> {
     let unknown = |error: PullError| failure(FailureKind::Input, error.to_string());
     let mut places: Vec<(Place, Remote)> = Vec::new();
@@ -157,7 +158,7 @@ impl Place {
 
 type Heard = (usize, io::Result<Word>);
 
-/// A rank as who leads sees it.
+/// State of a rank in the leader.
 struct Rank {
     element: u32,
     to: WriteHalf<Connection>,
@@ -174,7 +175,7 @@ impl Drop for Rank {
     }
 }
 
-/// Ranks that run.
+/// State of all running ranks.
 struct Run {
     ranks: Vec<Rank>,
     heard: mpsc::Receiver<Heard>,
@@ -223,7 +224,7 @@ impl Run {
     }
 }
 
-/// Passes on what a rank says until it has ended; gives the connection, on which there is what it made.
+/// Forwards the messages of a rank until it has ended. Returns the connection, from which its output can then be read.
 async fn listen<R: AsyncRead + Unpin>(
     rank: usize,
     mut from: R,
@@ -240,7 +241,7 @@ async fn listen<R: AsyncRead + Unpin>(
     }
 }
 
-/// Of a rank that can't be had; it may be had later, or elsewhere.
+/// Returns the failure for a rank that can't be reached. A later attempt, or one on another element, may succeed.
 fn lost(rank: usize, element: u32, why: &str) -> Failure {
     failure(
         FailureKind::Input,
@@ -254,7 +255,7 @@ impl Run {
         ranks.filter_map(|(rank, one)| Some((rank, one.ended.as_ref()?)))
     }
 
-    /// Whether what they have read is not what was sealed.
+    /// Waits until all ranks have ended. Returns whether they have read other bytes than were finally sealed.
     async fn until_ended(&mut self, live: &Live) -> Result<bool, Failure> {
         let mut look = tokio::time::interval(LOOK_EVERY);
         let mut alive = tokio::time::interval(ALIVE_EVERY);
@@ -277,7 +278,7 @@ impl Run {
                 }
             }
         }
-        // Of several that failed the others may have failed for want of the one.
+        // If several ranks have failed, one of them may have caused the other failures.
         let own = |(_, failed): &&(usize, Failure)| match failed.kind {
             FailureKind::Exit(_) => 1,
             _ => 0,
@@ -336,14 +337,14 @@ impl Run {
         self.tell_all(&Word::Go { ports, values }).await;
     }
 
-    /// Who does not listen is found out by what is heard.
+    /// Sends a message to all ranks. A lost connection is detected by its reader.
     async fn tell_all(&mut self, word: &Word) {
         for rank in &mut self.ranks {
             let _ = say(&mut rank.to, word).await;
         }
     }
 
-    /// Writes what ranks have made, in their order.
+    /// Writes the output of the ranks, in their order.
     async fn gather(&mut self, out: &mut File, limit: u64) -> Result<(), Failure> {
         let mut left = limit;
         for rank in 0..self.ranks.len() {
@@ -396,7 +397,7 @@ impl Run {
     }
 }
 
-/// A message with the last lines that the kernel has written to standard error.
+/// Returns a message with the last lines of the kernel's standard error.
 fn with_words(mut message: String, outcome: Option<&Outcome>) -> String {
     let said = outcome.map_or("", |outcome| outcome.stderr.trim());
     let mut lines: Vec<&str> = said.lines().rev().take(LINES).collect();

@@ -1,9 +1,9 @@
-//! Tasks that are a process (rank) on each element that has a part of their input, which talk to each other by MPI
-//! (`docs/decisions/0066-mpi-hooks.md`).
+//! Tasks with ranks: one process on each element that has a part of their input. The processes communicate by MPI
+//! (`docs/decisions/0066-mpi-hooks.md`). The module defines the messages between the elements.
 //!
-//! The element that has the label [leads](lead): it asks the others, and itself, to start a rank each, by a connection that lasts as
-//! long as that, is told what ranks say when they all wait for each other, and puts what they make together. An element that
-//! [serves](serve) a rank speaks PMI with it, and carries its connections to the other ranks ([`relay`]).
+//! The element that has the label [leads](lead). It asks the other elements, and itself, to start one rank each, over a connection that
+//! lasts as long as the rank. It distributes the values of the ranks when all of them wait for each other, and joins their outputs. An
+//! element that [serves](serve) a rank speaks PMI with the rank and relays its connections to the other ranks ([`relay`]).
 
 pub(crate) mod lead;
 mod pmi;
@@ -17,14 +17,14 @@ use std::io;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-/// Longest of what both sides say, in bytes: a label with its layout.
+/// Maximum length of a message in bytes: a label with its layout.
 const WORD_BYTES_MAX: usize = 64 << 20;
 
-/// How often each side says that it is there, and how long it may be silent.
+/// Interval of each side's signs of life, and maximum time without a message.
 const ALIVE_EVERY: Duration = Duration::from_secs(5);
 const SILENT_MAX: Duration = Duration::from_secs(60);
 
-/// Where a rank is.
+/// Place of a rank.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Place {
     element: u32,
@@ -32,37 +32,38 @@ struct Place {
     capability: Vec<u8>,
 }
 
-/// What a rank has to tell when it waits for the others.
+/// Values of a rank that waits at a barrier.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Round {
-    /// Where its kernel listens.
+    /// Ports on which its kernel listens.
     ports: Vec<u16>,
-    /// What it has put since the last time.
+    /// Values that the rank has put since the last barrier.
     values: Vec<(String, String)>,
 }
 
-/// What is said between who leads and who serves.
+/// Message between the leader and the element that serves a rank.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 enum Word {
-    /// To who serves: the label, in protobuf, which rank is to be started, and where all of them are.
+    /// To the serving element: the label in protobuf, the number of the rank to start, and the places of all ranks.
     Begin {
         label: Vec<u8>,
         rank: usize,
         places: Vec<Place>,
     },
-    /// To who leads: the kernel waits.
+    /// To the leader: the kernel waits at a barrier.
     Waits(Round),
-    /// To who serves: all wait, and this is what they tell.
+    /// To the serving element: all ranks wait, and these are their values.
     Go {
         ports: Vec<Vec<u16>>,
         values: Vec<(String, String)>,
     },
-    /// To both.
+    /// Sign of life, in both directions.
     Alive,
-    /// To who leads: how the rank ended, in protobuf, and whether what it has read is not what was sealed in the end. Nothing is said
-    /// behind it before `Give`.
+    /// To the leader: the outcome of the rank in protobuf, and whether the rank has read other bytes than were finally sealed. No message
+    /// follows before `Give`.
     Ended { outcome: Vec<u8>, stale: bool },
-    /// To who serves: what it made is wanted. The answer is its length, eight bytes, the lowest first, and then that.
+    /// To the serving element: request for the rank's output. The answer is its length as eight bytes, the lowest first, and then the
+    /// output.
     Give,
 }
 
@@ -75,7 +76,7 @@ async fn say(to: &mut (impl AsyncWrite + Unpin), word: &Word) -> io::Result<()> 
     to.flush().await
 }
 
-/// Is not to be given up in the middle.
+/// Receives a message. Not safe to cancel: the future must run to its end.
 async fn hear(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Word> {
     let mut length = [0; 4];
     from.read_exact(&mut length).await?;
@@ -88,7 +89,7 @@ async fn hear(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Word> {
     postcard::from_bytes(&word).map_err(io::Error::other)
 }
 
-/// As [`hear`], of one who says at least that it is there.
+/// Receives like [`hear`] from a peer that sends signs of life. Fails after a silence.
 async fn hear_soon(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Word> {
     let heard = tokio::time::timeout(SILENT_MAX, hear(from)).await;
     heard.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))

@@ -1,6 +1,7 @@
-//! PMI, version 1, as MPICH's processes speak it with whoever started them: lines of `name=value`, an answer to each.
+//! PMI version 1, as MPICH's processes speak it with their starter: lines of `name=value`, each with an answer. The module reads and writes
+//! the connection of one process.
 //!
-//! What they put is known to all after the next barrier, and that is all that is needed: they ask for nothing before.
+//! Values that ranks put are known to all ranks after the next barrier. This is sufficient: ranks ask for no value before.
 
 use super::Round;
 use std::collections::BTreeMap;
@@ -9,30 +10,30 @@ use tidemill_kernel::peers::RANKS_MAX;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
-/// Longest line.
+/// Maximum length of a line in bytes.
 const LINE_BYTES_MAX: usize = 8 << 10;
 
-/// Bytes of all that ranks may put.
+/// Maximum number of bytes that all ranks together may put.
 const VALUES_BYTES_MAX: usize = 16 << 20;
 
-/// Bounds of names and values, as processes are told.
+/// Maximum lengths of names and values, as announced to processes.
 const NAME_MAX: usize = 256;
 const VALUE_MAX: usize = 1024;
 
-/// What those that use shared memory ask for: which ranks are on one host. Here each is on its own, whatever is true.
+/// Key with which ranks that use shared memory ask which ranks are on one host. The answer always puts each rank on a host of its own.
 const MAPPING: &str = "PMI_process_mapping";
 
-/// What the process wants.
+/// Request of the process.
 pub(super) enum Wish {
-    /// It waits for the others.
+    /// The rank waits for the others.
     Wait(Round),
-    /// It has failed, and so have all.
+    /// The rank has failed, and with it all ranks.
     Abort(String),
-    /// It is gone, or says what can't be understood.
+    /// The connection has ended, or the process sent an invalid message.
     Gone,
 }
 
-/// The connection to one process.
+/// Connection to one process.
 #[derive(Debug)]
 pub(super) struct Pmi {
     stream: UnixStream,
@@ -41,7 +42,7 @@ pub(super) struct Pmi {
     known: BTreeMap<String, String>,
     known_bytes: usize,
     put: Vec<(String, String)>,
-    /// Whether the kernel's function has come back.
+    /// Whether the kernel's function has returned.
     pub(super) came_back: bool,
 }
 
@@ -59,7 +60,7 @@ impl Pmi {
         }
     }
 
-    /// Answers what the process asks until it wants something. May be given up at any time.
+    /// Answers the process until it sends a request for all ranks. Safe to cancel at any time.
     pub(super) async fn wish(&mut self) -> Wish {
         loop {
             while let Some(line) = self.line() {
@@ -80,7 +81,7 @@ impl Pmi {
         }
     }
 
-    /// What all ranks have put: this one waits no more.
+    /// Ends the barrier, with the values that all ranks have put.
     pub(super) async fn go(&mut self, values: Vec<(String, String)>) -> io::Result<()> {
         for (name, value) in values {
             self.known_bytes += name.len() + value.len();
@@ -95,7 +96,7 @@ impl Pmi {
         Some(String::from_utf8_lossy(&line[..end]).into_owned())
     }
 
-    /// So few bytes fit into the socket, or the process takes no answers.
+    /// Sends an answer. The few bytes fit into the buffer of the socket, unless the process reads no answers.
     async fn answer(&mut self, line: &str) -> io::Result<()> {
         self.stream.write_all(format!("{line}\n").as_bytes()).await
     }

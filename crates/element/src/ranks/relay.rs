@@ -1,4 +1,5 @@
-//! Connections between ranks: from the network of one through its element and another one to that of the other.
+//! Relays of connections between ranks: from the network of one rank through its element and another element to the network of the other
+//! rank. The module listens and connects inside the ranks' networks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -14,36 +15,37 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::AbortHandle;
 
-/// Bytes that are carried at once.
+/// Bytes per read.
 const PIECE_BYTES: usize = 256 << 10;
 
-/// How long a rank is not told that another one has closed a connection: the end of that process is to be told first, as it is why.
+/// Time for which a closed connection is not reported to a rank. The end of the other process should be reported first, as it is the
+/// reason.
 const HELD: Duration = Duration::from_secs(10);
 
-/// Connections that a rank may have to others at a time, and others to it.
+/// Maximum number of concurrent connections from a rank to others, and from others to it.
 pub(super) const CONNECTIONS_MAX: usize = 256;
 
-/// How long a rank may take to accept a connection.
+/// Time in which a rank must accept a connection.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
 
-/// The places at which a rank reaches the others.
+/// Listeners through which a rank reaches the others.
 #[derive(Debug)]
 pub(super) struct Relays {
     pub(super) label: LabelId,
     pub(super) rank: usize,
     pub(super) network: Arc<Network>,
     pub(super) objects: Objects,
-    /// Where the ranks are, in their order.
+    /// Places of the ranks, in their order.
     pub(super) peers: Arc<[Remote]>,
-    /// Ranks and ports that it can reach by now, and what listens there.
+    /// Listeners for the ranks and ports that are reachable now.
     pub(super) open: BTreeMap<(usize, u16), Listening>,
-    /// For connections to the others.
+    /// Permits for connections to the others.
     pub(super) room: Arc<Semaphore>,
-    /// Becomes true when the rank has ended and that was told.
+    /// Becomes true when the rank has ended and its outcome was sent.
     pub(super) ended: watch::Receiver<bool>,
 }
 
-/// A listener in the place of another rank, until it is dropped.
+/// Listener in the place of another rank, until it is dropped.
 #[derive(Debug)]
 pub(super) struct Listening(AbortHandle);
 
@@ -54,7 +56,7 @@ impl Drop for Listening {
 }
 
 impl Relays {
-    /// The others listen there now, and nowhere else.
+    /// Sets the ports on which the others listen now, and closes all other listeners.
     pub(super) async fn reach(&mut self, ports: &[Vec<u16>]) -> io::Result<()> {
         let all = ports.iter().enumerate();
         let all = all.flat_map(|(peer, ports)| ports.iter().map(move |port| (peer, *port)));
@@ -84,7 +86,7 @@ impl Relays {
     }
 }
 
-/// A port of another rank.
+/// Port of another rank.
 #[derive(Clone)]
 struct To {
     objects: Objects,
@@ -97,7 +99,7 @@ struct To {
 impl To {
     async fn serve(self, listener: TcpListener) {
         let mut ended = self.ended.clone();
-        // One that comes while there is no room waits, and those behind it are not accepted.
+        // Without a permit, an accepted connection waits and later ones are not accepted.
         let accept = async || {
             let (tcp, _) = listener.accept().await.ok()?;
             let place = Arc::clone(&self.room).acquire_owned().await.ok()?;
@@ -121,13 +123,13 @@ impl To {
     async fn lead(self, tcp: TcpStream) {
         match self.objects.connection(&self.remote, &self.path).await {
             Ok(connection) => carry(tcp, connection, self.ended).await,
-            // The rank sees its connection closed, as it would by a network.
+            // The rank sees its connection closed, as on a network.
             Err(error) => tracing::info!(%error, "a rank can't be reached by another one"),
         }
     }
 }
 
-/// Waits until a stream that is connecting is connected: the rank may never accept it.
+/// Waits until a connecting stream is connected. Fails after a time limit: the rank may never accept it.
 pub(super) async fn connected(tcp: std::net::TcpStream) -> io::Result<TcpStream> {
     let tcp = TcpStream::from_std(tcp)?;
     let ready = tokio::time::timeout(CONNECT_MAX, tcp.writable()).await;
@@ -138,20 +140,21 @@ pub(super) async fn connected(tcp: std::net::TcpStream) -> io::Result<TcpStream>
     }
 }
 
-/// Carries bytes both ways until the rank at the first end has ended, or one way has: the other one goes on for a while then.
+/// Carries bytes in both directions until the rank at the first end has ended or one direction has. The other direction then continues for
+/// a limited time.
 pub(super) async fn carry(
     rank: TcpStream,
     other: impl AsyncRead + AsyncWrite,
     ended: watch::Receiver<bool>,
 ) {
-    // They wait for answers.
+    // The ranks wait for answers, so small writes must not be delayed.
     let _ = rank.set_nodelay(true);
     let (from_rank, to_rank) = rank.into_split();
     let (from_other, to_other) = tokio::io::split(other);
     let ways = async {
         let mut there = pin!(one_way(from_rank, to_other, ended.clone()));
         let mut back = pin!(one_way(from_other, to_rank, ended.clone()));
-        // An end that has closed one way may read the last bytes of the other end.
+        // An end that has closed one direction may read the last bytes of the other end.
         let _ = tokio::select! {
             () = &mut there => tokio::time::timeout(HELD, back).await,
             () = &mut back => tokio::time::timeout(HELD, there).await,
@@ -179,7 +182,7 @@ async fn one_way(
             break;
         }
     }
-    // Whichever comes first, it is closed.
+    // The connection is closed at the end of the rank or after this time.
     let _ = tokio::time::timeout(HELD, ended.wait_for(|ended| *ended)).await;
     let _ = to.shutdown().await;
 }
@@ -195,12 +198,12 @@ mod tests {
         (client.unwrap(), served.unwrap().0)
     }
 
-    /// Carries between two connections; gives the outer ends, and how that ends.
+    /// Carries between two connections. Returns the outer ends and the task that carries.
     async fn carried() -> (TcpStream, TcpStream, tokio::task::JoinHandle<()>) {
         let (rank, inner) = pair().await;
         let (other, there) = pair().await;
         let carrying = tokio::spawn(async move {
-            // It runs until all is over.
+            // The rank does not end before the connection.
             let (_running, ended) = watch::channel(false);
             carry(inner, there, ended).await;
         });
@@ -218,7 +221,7 @@ mod tests {
             assert_eq!(&bytes, b"there");
             rank.read_exact(&mut bytes[..4]).await.unwrap();
             assert_eq!(&bytes[..4], b"back");
-            // The other end stays open and says nothing.
+            // The other end stays open and sends nothing.
             let (gone, _left) = if first { (rank, other) } else { (other, rank) };
             drop(gone);
             let ends = tokio::time::timeout(HELD * 12, carrying).await;
@@ -240,7 +243,7 @@ mod tests {
         stream.set_nonblocking(true).unwrap();
         assert!(connected(stream).await.is_ok());
         drop(listener);
-        // Nobody listens any more. The system may say so at once.
+        // No listener exists any more. The system may report this at once.
         if let Ok(socket) = begun() {
             assert!(connected(socket.into()).await.is_err());
         }

@@ -1,4 +1,5 @@
-//! An element that serves ranks: starts one as it is asked to, speaks PMI with it, and says how it ended.
+//! Server of ranks: starts a rank on request of a leader, speaks PMI with it, and sends its outcome and output to the leader (next:
+//! `element/src/ranks/lead.rs`).
 
 use super::pmi::{Pmi, Wish};
 use super::relay::{CONNECTIONS_MAX, Relays, carry, connected};
@@ -35,16 +36,16 @@ use tokio::net::UnixStream;
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::timeout;
 
-/// Ranks that an element serves at once.
+/// Maximum number of ranks that an element serves concurrently.
 const SERVED_MAX: usize = RANKS_MAX;
 
-/// How long it may take until it is said which rank is to be started.
+/// Time limit for the first message, which names the rank to start.
 const BEGIN_MAX: Duration = Duration::from_secs(30);
 
-/// Bytes of what a rank made that are sent at once.
+/// Bytes of a rank's output per write.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// The ranks that an element serves.
+/// Ranks that an element serves.
 #[derive(Debug)]
 pub(crate) struct Ranks {
     served: Mutex<BTreeMap<(LabelId, usize), Reached>>,
@@ -60,17 +61,17 @@ impl Default for Ranks {
     }
 }
 
-/// How others reach a rank.
+/// Access to a rank, for other elements.
 #[derive(Clone, Debug)]
 struct Reached {
     uid: u32,
     network: Arc<Network>,
-    /// For connections of others.
+    /// Permits for connections of others.
     room: Arc<Semaphore>,
     ended: watch::Receiver<bool>,
 }
 
-/// Takes a rank out again.
+/// Entry of a rank in the list; dropping it removes the rank.
 struct Listed<'a>(&'a Ranks, (LabelId, usize));
 
 impl Drop for Listed<'_> {
@@ -93,7 +94,7 @@ async fn rank(
 ) -> Answer {
     let object = context.authorize(&shown, &id, rights::READ | rights::RANK)?;
     let node = context.shared_node();
-    // It is awake for as long.
+    // The element stays awake while the rank runs.
     let answering = node.traffic.begin();
     let upgrade = hyper::upgrade::on(&mut request);
     tokio::spawn(async move {
@@ -157,7 +158,7 @@ fn switched() -> Answer {
         .map_err(|_| Refused::Bad("no answer can be made"))
 }
 
-/// What is to be run.
+/// Request to run a rank.
 struct Asked {
     live: Live,
     rank: usize,
@@ -179,7 +180,7 @@ impl Asked {
         let Operation::Analyse(analysis) = &live.label.operation else {
             return None;
         };
-        // The capability says who, and that the server has sent a label to run this there.
+        // The capability names the user, and proves that the server has sent a label to run this task on that element.
         let here = places.get(rank)?;
         let allowed = live.label.owner.uid == shown.uid
             && here.object == object.0
@@ -194,7 +195,7 @@ async fn serve(node: &Arc<Node>, shown: (&Capability, ObjectId), connection: Con
     let (mut from, mut to) = tokio::io::split(connection);
     let begin = timeout(BEGIN_MAX, hear(&mut from)).await;
     let begin = begin.ok().and_then(Result::ok);
-    // Who says something else is told nothing.
+    // An invalid request gets no answer.
     let Some(asked) = begin.and_then(|word| Asked::new(word, shown)) else {
         return;
     };
@@ -209,14 +210,14 @@ fn ended(outcome: &Outcome, stale: bool) -> Word {
     Word::Ended { outcome, stale }
 }
 
-/// A rank that runs.
+/// State of a running rank.
 struct Served<'a> {
     to: &'a mut WriteHalf<Connection>,
     words: mpsc::Receiver<Word>,
     pmi: Pmi,
     relays: Relays,
     live: Live,
-    /// What the kernel said when it gave up.
+    /// Code with which the kernel aborted.
     abort: Option<String>,
 }
 
@@ -292,7 +293,7 @@ impl Served<'_> {
         Ok(())
     }
 
-    /// Serves the rank until its kernel has ended; `None` if that can't be told.
+    /// Serves the rank until its kernel has ended; `None` if the outcome is unknown.
     async fn until_ended(&mut self, mut kernel: Kernel) -> Option<Ranked> {
         let mut alive = tokio::time::interval(ALIVE_EVERY);
         let mut speaks = true;
@@ -302,7 +303,7 @@ impl Served<'_> {
                 ranked = &mut kernel => return ranked.ok(),
                 wish = self.pmi.wish(), if speaks => match wish {
                     Wish::Wait(round) => leads &= self.waits(round).await.is_ok(),
-                    // It waits to be ended.
+                    // The process waits to be killed.
                     Wish::Abort(code) => {
                         self.abort = Some(code);
                         self.live.control.cancel();
@@ -331,12 +332,12 @@ impl Served<'_> {
 
     async fn go(&mut self, ports: Vec<Vec<u16>>, values: Vec<(String, String)>) -> io::Result<()> {
         self.relays.reach(&ports).await?;
-        // A kernel that is gone needs no answer.
+        // A kernel that has ended needs no answer.
         let _ = self.pmi.go(values).await;
         Ok(())
     }
 
-    /// Says how the rank ended, and gives what it made if that is wanted.
+    /// Sends the outcome of the rank, and its output if the leader asks for it.
     async fn tell(&mut self, ranked: &Ranked, over: &watch::Sender<bool>) {
         let mut outcome = ranked.outcome.clone();
         if let (Some(code), Err(failed)) = (&self.abort, &mut outcome.result) {
@@ -385,7 +386,7 @@ async fn give(made: &tidemill_kernel::Made, to: &mut (impl AsyncWrite + Unpin)) 
     to.flush().await
 }
 
-/// What a kernel finds as its standard input, and the other end of that.
+/// Creates the standard input of a kernel, and its other end.
 fn starter(size: usize) -> io::Result<(OwnedFd, Pmi)> {
     let (starter, own) = StdUnixStream::pair()?;
     own.set_nonblocking(true)?;
@@ -404,7 +405,7 @@ async fn network(parts: &Arc<Parts>, rank: usize) -> Result<Arc<Network>, Failur
         })
 }
 
-/// Passes on what who leads says until it is gone.
+/// Forwards the messages of the leader until its connection ends.
 async fn listen(mut from: impl AsyncRead + Unpin, tell: mpsc::Sender<Word>) {
     while let Ok(word) = hear_soon(&mut from).await {
         if tell.send(word).await.is_err() {

@@ -1,66 +1,66 @@
-//! What is in a pack, byte by byte (`docs/formats-element.md`). Pure. Nothing that it says is believed before it was compared with
-//! what is there: it may be anybody's.
+//! Format of a pack, byte by byte (`docs/formats-element.md`). The functions have no effects. Any program may have written the bytes, so
+//! every value is checked against the actual data before it is used.
 //!
 //! ```text
-//!   magic, nonce | frame | frame | … | directory (zstd) | where that is, its hash, magic
+//!    magic, nonce | frame | frame | … | directory (zstd) | where that is, its hash, magic
 //! ```
 //!
-//! A frame holds chunks, one after the other; the directory says which, and which files they are parts of.
+//! A frame holds chunks, one after the other. The directory lists the chunks and the files that they are parts of.
 
 use std::collections::BTreeMap;
 
-/// What packs begin and end with; the last byte is the version.
+/// First and last bytes of a pack; the last byte is the version.
 const MAGIC: [u8; 8] = *b"TMPACK\0\x01";
-/// Bytes of what tells a pack from all others.
+/// Bytes of the random number that distinguishes packs.
 pub(super) const NONCE_BYTES: usize = 16;
 /// Bytes before the first frame.
 const HEAD_BYTES: usize = MAGIC.len() + NONCE_BYTES;
-/// Bytes behind the directory: its two lengths, its hash, and what packs end with.
+/// Bytes after the directory: its two lengths, its hash, and the last bytes of the pack.
 pub(super) const TAIL_BYTES: usize = 4 + 4 + 32 + MAGIC.len();
-/// Longest chunk in bytes.
+/// Maximum length of a chunk in bytes.
 pub(super) const CHUNK_BYTES_MAX: usize = 1 << 20;
-/// Small chunks that follow each other are compressed together, until they are so many bytes.
+/// Maximum bytes of consecutive small chunks that are compressed together.
 const FRAME_BYTES: usize = 256 << 10;
-/// A pack is full with so many bytes of frames …
+/// Bytes of frames at which a pack is full …
 const PACK_BYTES: usize = 16 << 20;
-/// … or so many of its directory.
+/// … and bytes of its directory.
 const DIRECTORY_BYTES: usize = 8 << 20;
-/// Longest directory that is read, in bytes.
+/// Maximum length of a directory that is read, in bytes.
 const DIRECTORY_BYTES_MAX: usize = 32 << 20;
-/// Chunks that are told of in one part of a recipe.
+/// Maximum number of chunks in one part of a recipe.
 pub(super) const PART_CHUNKS_MAX: usize = 1024;
-/// Longest name of a file.
+/// Maximum length of a file name in bytes.
 const NAME_BYTES_MAX: usize = 4096;
-/// How hard is tried to make it small.
+/// Compression level of zstd.
 const LEVEL: i32 = 3;
 
 /// BLAKE3.
 pub(super) type Hash = [u8; 32];
 
-/// Why something is no pack.
+/// Reason why bytes are not a valid pack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("it is no pack, or a damaged one: {0}")]
 pub struct Malformed(pub(super) &'static str);
 
-/// Where a chunk is in its pack.
+/// Location of a chunk in its pack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Spot {
-    /// Its frame.
+    /// Frame of the chunk.
     pub(super) frame: Frame,
-    /// Where in that, once it is plain.
+    /// Offset in the decompressed frame.
     pub(super) at: u32,
-    /// Bytes.
+    /// Length in bytes.
     pub(super) size: u32,
 }
 
-/// A frame of a pack.
+/// Frame of a pack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Frame {
-    /// Where in the pack.
+    /// Offset in the pack.
     pub(super) at: u64,
-    /// Its bytes there …
+    /// Stored bytes …
     pub(super) stored: u32,
-    /// … and plain: as many, if it is not compressed.
+    /// … and plain bytes. Both are equal if the frame is not compressed.
     pub(super) plain: u32,
 }
 
@@ -70,27 +70,27 @@ impl Frame {
     }
 }
 
-/// A part of what says which chunks a version of a file is made of.
+/// Part of a recipe: the chunks of a version of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Part {
-    /// The version.
+    /// Version.
     pub(super) object: u64,
-    /// When it was put there, in nanoseconds since 1970.
+    /// Time of the write in nanoseconds since 1970.
     pub(super) time: u64,
     /// Length of the file in bytes.
     pub(super) size: u64,
-    /// What all of it hashes to.
+    /// Hash of the whole file.
     pub(super) hash: Hash,
-    /// Where in the file the first chunk begins.
+    /// Offset of the first chunk in the file.
     pub(super) at: u64,
-    /// Name of the file, below the store.
+    /// Name of the file, relative to the store.
     pub(super) name: String,
-    /// The chunks and their lengths.
+    /// Chunks and their lengths.
     pub(super) chunks: Vec<(Hash, u32)>,
 }
 
 impl Part {
-    /// Where in the file its last chunk ends.
+    /// Returns the end of the last chunk in the file.
     pub(super) fn end(&self) -> u64 {
         let sizes = self.chunks.iter().map(|(_, size)| u64::from(*size));
         sizes.fold(self.at, u64::saturating_add)
@@ -112,8 +112,10 @@ impl Part {
         out
     }
 
+    /// Decodes a part.
+    ///
     /// # Errors
-    /// If it is none.
+    /// If the bytes are not a part.
     pub(super) fn decoded(bytes: &[u8]) -> Result<Self, Malformed> {
         let mut left = Left(bytes);
         let part = Self::read(&mut left)?;
@@ -156,11 +158,11 @@ impl Part {
 }
 
 fn put_count(out: &mut Vec<u8>, count: usize) {
-    // All that is counted is bounded far below.
+    // All counts are limited to far smaller values.
     out.extend(u32::try_from(count).unwrap_or(u32::MAX).to_le_bytes());
 }
 
-/// What has not been read yet.
+/// Remaining bytes of a decoder.
 struct Left<'a>(&'a [u8]);
 
 impl<'a> Left<'a> {
@@ -184,7 +186,7 @@ impl<'a> Left<'a> {
         Ok(u64::from_le_bytes(self.array()?))
     }
 
-    /// How many there are of what takes at least so many bytes each.
+    /// Reads a count of items that take at least `bytes_each` bytes each.
     fn count(&mut self, max: usize, bytes_each: usize) -> Result<usize, Malformed> {
         let count = self.u32()? as usize;
         match count <= max && count.saturating_mul(bytes_each) <= self.0.len() {
@@ -194,7 +196,7 @@ impl<'a> Left<'a> {
     }
 }
 
-/// What is in a pack.
+/// Content of a pack.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Directory {
     pub(super) chunks: Vec<(Hash, Spot)>,
@@ -222,7 +224,7 @@ impl Directory {
         out
     }
 
-    /// What a directory says of a pack whose frames end there.
+    /// Decodes the directory of a pack whose frames end at `frames_end`.
     fn decoded(bytes: &[u8], frames_end: u64) -> Result<Self, Malformed> {
         let mut left = Left(bytes);
         let mut directory = Self::default();
@@ -268,7 +270,7 @@ impl Directory {
     }
 }
 
-/// Where in a pack its directory is.
+/// Location of the directory in a pack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Tail {
     pub(super) at: u64,
@@ -278,10 +280,10 @@ pub(super) struct Tail {
 }
 
 impl Tail {
-    /// Reads the last bytes of a pack of that length.
+    /// Decodes the last bytes of a pack of that length.
     ///
     /// # Errors
-    /// If it is none.
+    /// If they are not the end of a pack.
     pub(super) fn read(bytes: &[u8], size: u64) -> Result<Self, Malformed> {
         let mut left = Left(bytes);
         let (stored, plain) = (left.u32()?, left.u32()?);
@@ -305,10 +307,10 @@ impl Tail {
         })
     }
 
-    /// What is in the pack, by the bytes of its directory.
+    /// Returns the content of the pack from the bytes of its directory.
     ///
     /// # Errors
-    /// If it is none.
+    /// If the bytes are not the directory.
     pub(super) fn directory(&self, bytes: &[u8]) -> Result<Directory, Malformed> {
         if blake3::hash(bytes) != self.hash {
             return Err(Malformed("its directory has another content"));
@@ -317,7 +319,7 @@ impl Tail {
     }
 }
 
-/// What was compressed, of which there are so many bytes.
+/// Decompresses bytes to exactly `size` bytes.
 fn plain(bytes: &[u8], size: usize) -> Result<Vec<u8>, Malformed> {
     let plain = zstd::bulk::decompress(bytes, size);
     let plain = plain.map_err(|_| Malformed("what is compressed can't be read"))?;
@@ -328,7 +330,7 @@ fn plain(bytes: &[u8], size: usize) -> Result<Vec<u8>, Malformed> {
 }
 
 impl Frame {
-    /// Its chunks, one after the other.
+    /// Returns the chunks of the frame, one after the other.
     ///
     /// # Errors
     /// If these bytes are not the frame's.
@@ -344,7 +346,7 @@ impl Frame {
 }
 
 impl Spot {
-    /// The chunk in its frame, if it is that.
+    /// Returns the chunk from its frame, if the hash is right.
     pub(super) fn of(&self, frame: &bytes::Bytes, hash: &Hash) -> Option<bytes::Bytes> {
         let from = self.at as usize;
         let to = from.checked_add(self.size as usize)?;
@@ -353,19 +355,19 @@ impl Spot {
     }
 }
 
-/// A frame that is written.
+/// Frame that was written.
 #[derive(Debug)]
 struct Packed {
     frame: Frame,
     chunks: Vec<(Hash, u32)>,
 }
 
-/// A pack that is being made.
+/// Pack under construction.
 #[derive(Debug)]
 pub(super) struct Pack {
     bytes: Vec<u8>,
     frames: BTreeMap<u64, Packed>,
-    /// The frame that is open.
+    /// Frame that is still open.
     open: Vec<u8>,
     within: Vec<(Hash, u32)>,
     parts: Vec<Vec<u8>>,
@@ -373,12 +375,12 @@ pub(super) struct Pack {
     compress: bool,
 }
 
-/// A pack that is made.
+/// Finished pack.
 #[derive(Debug)]
 pub(super) struct Made {
-    /// All of it.
+    /// All bytes of the pack.
     pub(super) bytes: bytes::Bytes,
-    /// Its chunks.
+    /// Chunks of the pack.
     pub(super) chunks: Vec<(Hash, Spot)>,
 }
 
@@ -405,10 +407,10 @@ impl Pack {
         self.bytes.len() >= PACK_BYTES || self.directory_bytes >= DIRECTORY_BYTES
     }
 
-    /// Takes a chunk that it does not have.
+    /// Adds a chunk that the pack does not contain yet.
     ///
     /// # Errors
-    /// If it can't be compressed.
+    /// If the chunk can't be compressed.
     pub(super) fn add(&mut self, hash: Hash, chunk: &[u8]) -> std::io::Result<()> {
         if !self.open.is_empty() && self.open.len() + chunk.len() > FRAME_BYTES {
             self.close_frame()?;
@@ -448,7 +450,7 @@ impl Pack {
         Ok(())
     }
 
-    /// All of it.
+    /// Returns the finished pack.
     ///
     /// # Errors
     /// If it can't be compressed.
@@ -503,7 +505,7 @@ mod tests {
         tail.directory(&bytes[from..from + tail.stored as usize])
     }
 
-    /// A pack of a compressible chunk, two small ones and one that can't be made smaller.
+    /// Returns a pack of a compressible chunk, two small ones and one that can't be compressed.
     fn pack(compress: bool) -> (Vec<Vec<u8>>, Made) {
         let mut noise = vec![0; 300 << 10];
         blake3::Hasher::new().finalize_xof().fill(&mut noise);

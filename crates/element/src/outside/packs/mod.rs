@@ -1,24 +1,25 @@
-//! Files outside as chunks in packs: what is there already is not sent again, and what is sent is compressed.
+//! Files outside as chunks in packs. Chunks that the store already holds are not sent again; sent data is compressed. The module uses the
+//! external store and the element's database.
 //!
-//! A file is cut where its content says so; its **recipe** says which chunks it is made of, in **parts** of at most 1024. Chunks that
-//! are not there yet, and all parts, go into **packs** of some 16 MiB. A pack says what is in it (`format`), so that the store alone is
-//! enough to find all files again (`recovery`). The tables `pack`, `chunk` and `recipe` say the same, and how often a chunk is needed.
+//! The content of a file determines where it is cut. Its **recipe** lists its chunks, in **parts** of at most 1024. New chunks and all
+//! parts are written into **packs** of some 16 MiB. A pack lists its content (`format`), so that the store alone is enough to find all
+//! files again (`recovery`). The tables `pack`, `chunk` and `recipe` hold the same information, and the use counts of the chunks.
 //!
 //! ```text
-//!   settle ──► queue ──► one at a time: cut, look up, fill packs ──► far ──► note: chunks, parts, objects that are whole
-//!   read   ──► recipe ──► chunks ──► ranges of packs ──► each chunk is hashed
+//!    settle ──► queue ──► one at a time: cut, look up, fill packs ──► far ──► note: chunks, parts, objects that are whole
+//!    read   ──► recipe ──► chunks ──► ranges of packs ──► each chunk is hashed
 //! ```
 //!
-//! Who has the **turn** packs or tidies, and nobody else: so no chunk goes that was just found to be there.
+//! Only the holder of the **turn** packs or tidies. So no chunk is deleted that the packer has just found.
 //!
-//! | module | |
+//! | module | contents |
 //! |---|---|
 //! | `format` | a pack, byte by byte |
-//! | `packing` | how objects get there |
-//! | `reading` | bytes of what is in packs |
+//! | `packing` | writing objects into packs |
+//! | `reading` | bytes of objects in packs |
 //! | `recovery` | files of a store whose element is lost |
 //! | `rows` | the tables |
-//! | `tidying` | what is needed no more |
+//! | `tidying` | clean-up of unused content |
 
 mod format;
 mod packing;
@@ -38,24 +39,24 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Where packs are, below the store.
+/// Folder of packs, relative to the store.
 pub const FOLDER: &str = ".tidemill-packs";
 
-/// How files are put outside.
+/// Format of files in the external store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
 #[serde(try_from = "String")]
 pub enum Packing {
-    /// Each as it is, under its name.
+    /// Each file unchanged, under its name.
     #[default]
     Files,
-    /// As chunks in packs.
+    /// Files as chunks in packs.
     Chunks {
-        /// Whether what is sent is compressed.
+        /// Whether packs are compressed.
         compress: bool,
     },
 }
 
-/// It says nothing that can be done on the way.
+/// Error: the text names no storage format.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no way to put files outside: give files, dedup or \"dedup | zstd\"")]
 pub struct NoPacking(String);
@@ -92,17 +93,17 @@ impl std::fmt::Display for Packing {
     }
 }
 
-/// What is known of packs without asking the database.
+/// State of packs in memory, for questions that need no query of the database.
 #[derive(Debug, Default)]
 pub(super) struct Packs {
-    /// Who has it packs or tidies.
+    /// Lock of the thread that packs or tidies.
     turn: Mutex<()>,
     queue: Mutex<Vec<Arc<packing::Ticket>>>,
-    /// Whether packs were there when the store was asked, and when that was.
+    /// Last answer of the store for each pack: its time, and whether the pack exists.
     asked: Mutex<HashMap<PackId, (Instant, bool)>>,
-    /// What could not be written anew: it is damaged, and not tried again by this process.
+    /// Damaged packs that could not be rewritten. This process does not retry them.
     stuck: Mutex<HashSet<PackId>>,
-    /// That packs can't be tidied was told.
+    /// Whether the present failure of the clean-up was logged.
     told: Mutex<bool>,
 }
 

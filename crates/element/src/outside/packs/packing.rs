@@ -1,4 +1,5 @@
-//! How objects get into packs: all that wait are packed together by one of those that wait for them.
+//! Packing of objects: one of the waiting threads packs the objects of all waiting threads together. The module reads near objects, writes
+//! packs to the external store and records them in the database.
 
 use super::super::settling::key;
 use super::super::{Failure, Far as _, Outside, Over, Placed};
@@ -15,28 +16,28 @@ use std::sync::Arc;
 use tidemill_core::id::ObjectId;
 use tokio::task::JoinHandle;
 
-/// Chunks have so many bytes on average, and no fewer unless a file ends.
+/// Average size of chunks in bytes, and minimum size except at the end of a file.
 const CHUNK_BYTES: usize = 256 << 10;
 const CHUNK_BYTES_MIN: usize = 64 << 10;
-/// Chunks that a part of a recipe tells of: fewer in tests, so that files have several parts.
+/// Maximum number of chunks in a part of a recipe. Fewer in tests, so that files have several parts.
 const PART_CHUNKS: usize = if cfg!(test) { 40 } else { PART_CHUNKS_MAX };
-/// Bytes of a file that are read at once.
+/// Bytes of a file per read.
 const PIECE_BYTES: usize = 4 << 20;
-/// Packs that are on their way at once.
+/// Maximum number of packs that are sent concurrently.
 const FLIGHTS_MAX: usize = 4;
 
-/// Objects that somebody waits for.
+/// Objects that a thread waits for.
 #[derive(Debug)]
 pub(in super::super) struct Ticket {
     objects: Vec<(ObjectId, Named)>,
-    /// What came of them.
+    /// Results, when the objects were packed.
     ended: Mutex<Option<Vec<Result<(), StoreError>>>>,
 }
 
-/// Why an object is not there. Many may have the same reason.
+/// Reason why an object was not packed. Many objects may share it.
 #[derive(Clone, Debug)]
 pub(super) enum Trouble {
-    /// There is no such object here.
+    /// The element has no such object.
     NotFound,
     Failed {
         path: String,
@@ -64,7 +65,7 @@ impl Trouble {
     }
 }
 
-/// A pack that is on its way.
+/// Pack that is being sent.
 struct Flight {
     id: PackId,
     path: String,
@@ -73,7 +74,7 @@ struct Flight {
     parts: Vec<NewPart>,
 }
 
-/// What is packed together.
+/// Objects that are packed together.
 pub(super) struct Batch<'a> {
     outside: &'a Outside,
     compress: bool,
@@ -83,12 +84,12 @@ pub(super) struct Batch<'a> {
     /// Chunks that are in a pack of this batch.
     fresh: HashSet<Hash>,
     flights: VecDeque<Flight>,
-    /// Why nothing more goes there.
+    /// First failure; nothing more is sent after it.
     trouble: Option<Trouble>,
     ended: BTreeMap<ObjectId, Result<(), Trouble>>,
 }
 
-/// What is told of a file while it is cut.
+/// State of a file that is being cut.
 struct Recipe {
     part: Part,
     hasher: blake3::Hasher,
@@ -150,7 +151,7 @@ impl Outside {
             if batch.ended.contains_key(object) {
                 continue;
             }
-            // Until it is told otherwise; its parts may go with a pack that is sent now.
+            // The result stays this one until the object is complete. A pack that is sent now may already contain parts of the object.
             let waits = Err(Trouble::NotFound);
             batch.ended.insert(*object, waits);
             if self.is_far(*object) {
@@ -225,7 +226,7 @@ impl<'a> Batch<'a> {
             self.add_chunk(hash, chunk)?;
         }
         let part = &mut recipe.part;
-        // No chunk is as long as that.
+        // A chunk is always shorter than this.
         let size = u32::try_from(chunk.len()).unwrap_or(u32::MAX);
         part.chunks.push((hash, size));
         if part.chunks.len() == PART_CHUNKS && part.end() < part.size {
@@ -240,7 +241,7 @@ impl<'a> Batch<'a> {
         Ok(())
     }
 
-    /// Whether a chunk need not be sent.
+    /// Returns whether a chunk need not be sent, because the store has it.
     fn is_there(&self, hash: &Hash) -> Result<bool, Trouble> {
         if self.fresh.contains(hash) {
             return Ok(true);
@@ -261,7 +262,7 @@ impl<'a> Batch<'a> {
         })
     }
 
-    /// Sends a chunk, wherever it may be.
+    /// Sends a chunk, even if another pack has it.
     pub(super) fn add_chunk(&mut self, hash: Hash, chunk: &[u8]) -> Result<(), Trouble> {
         self.pack.add(hash, chunk).map_err(made)?;
         self.fresh.insert(hash);
@@ -282,7 +283,7 @@ impl<'a> Batch<'a> {
         });
     }
 
-    /// A part of an object that is whole goes into another pack.
+    /// Moves a part of a complete object into another pack.
     pub(super) fn move_part(&mut self, part: Part, encoded: Vec<u8>) -> Result<(), Trouble> {
         self.pack.add_part(encoded.clone());
         self.parts.push(NewPart {
@@ -297,13 +298,15 @@ impl<'a> Batch<'a> {
         }
     }
 
+    /// Checks that the batch can continue.
+    ///
     /// # Errors
-    /// Why nothing more goes there.
+    /// The first failure of the batch.
     pub(super) fn goes_on(&self) -> Result<(), Trouble> {
         self.trouble.clone().map_or(Ok(()), Err)
     }
 
-    /// What is in the pack goes there, and the next one is begun.
+    /// Sends the current pack and starts the next one.
     fn send(&mut self) -> Result<(), Trouble> {
         while self.flights.len() >= FLIGHTS_MAX {
             self.land();
@@ -317,7 +320,7 @@ impl<'a> Batch<'a> {
             .map_err(made)?;
         let begun = path.clone();
         let begin = move |db: &rusqlite::Connection| rows::begin(db, &begun, now_s());
-        // Before it is there, so that no pack is there that nobody knows.
+        // The row is written before the pack, so that the store never holds an unknown pack.
         let id = self.outside.db.write_blocking(true, begin);
         let id = id.map_err(|error| self.failed(&error))?;
         let (reach, bytes, to) = (Arc::clone(&self.outside.reach), made.bytes, path.clone());
@@ -337,7 +340,7 @@ impl<'a> Batch<'a> {
         Ok(())
     }
 
-    /// Waits for the pack that is on its way longest.
+    /// Waits for the oldest pack that is being sent.
     fn land(&mut self) {
         let Some(flight) = self.flights.pop_front() else {
             return;
@@ -355,7 +358,7 @@ impl<'a> Batch<'a> {
         };
         let mut parts = flight.parts;
         if self.trouble.is_some() {
-            // What was to be before it is not there: its chunks are, for the next time.
+            // An earlier pack is missing, so the objects are not complete. The chunks of this pack are usable by the next attempt.
             parts.clear();
         }
         let last = parts.iter().filter(|new| new.last);
@@ -382,8 +385,8 @@ impl<'a> Batch<'a> {
         self.trouble.get_or_insert(trouble);
     }
 
-    /// Waits for all that was sent. What is not whole then has failed. Also to be called after a failure: what is on its way can't be
-    /// left alone.
+    /// Waits for all sent packs. Objects that are not complete then have failed. Call it after a failure, too: packs that are being sent
+    /// must not be left alone.
     pub(super) fn finish(mut self) -> (BTreeMap<ObjectId, Result<(), Trouble>>, Option<Trouble>) {
         if self.trouble.is_none()
             && !self.pack.is_empty()
@@ -409,7 +412,7 @@ fn made(error: std::io::Error) -> Trouble {
     }
 }
 
-/// What tells a pack from all others, of whichever element.
+/// Returns the random number that distinguishes a pack from all others, of any element.
 fn nonce() -> Result<[u8; format::NONCE_BYTES], Trouble> {
     let mut nonce = [0; format::NONCE_BYTES];
     rustix::rand::getrandom(&mut nonce, rustix::rand::GetRandomFlags::empty())
@@ -417,7 +420,7 @@ fn nonce() -> Result<[u8; format::NONCE_BYTES], Trouble> {
     Ok(nonce)
 }
 
-/// Where a pack is.
+/// Returns the path of a pack.
 fn path(nonce: &[u8; format::NONCE_BYTES]) -> String {
     let name = u128::from_be_bytes(*nonce);
     format!("{FOLDER}/{:02x}/{name:032x}", nonce[0])
@@ -443,7 +446,7 @@ fn cut(opened: &Opened, each: &mut dyn FnMut(&[u8]) -> Result<(), Trouble>) -> R
         let mut done = 0;
         for chunk in FastCDC::new(&buffer, CHUNK_BYTES_MIN, CHUNK_BYTES, CHUNK_BYTES_MAX) {
             let end = chunk.offset + chunk.length;
-            // More may follow: then it ends elsewhere.
+            // The chunk may continue in the next bytes of the object.
             if end == buffer.len() && at < size {
                 break;
             }

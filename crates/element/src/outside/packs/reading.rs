@@ -1,4 +1,5 @@
-//! Bytes of files that are chunks in packs. A chunk is hashed whenever it is read: what is not what it was is damage.
+//! Reads of files whose chunks are in packs. Each chunk is hashed whenever it is read: a chunk with another hash is damaged. The module
+//! reads the store and marks damaged chunks in the database.
 
 use super::super::reading::{Reach, There};
 use super::super::{Failure, Outside, Placed};
@@ -11,12 +12,12 @@ use std::time::{Duration, Instant};
 use tidemill_client::blocks::{BLOCK_BYTES, BlockKey};
 use tidemill_core::id::ObjectId;
 
-/// A store that said that a pack is there is believed for so long by who packs …
+/// Time for which the packer trusts the store's answer that a pack exists …
 pub(super) const BELIEVED: Duration = Duration::from_secs(60);
-/// … and by who looks whether files are there, one after the other.
+/// … and for which a check of several files does.
 const JUST_NOW: Duration = Duration::from_secs(2);
 
-/// A chunk that is wanted, and which bytes of it.
+/// Wanted bytes of a chunk.
 #[derive(Debug)]
 struct Wanted {
     hash: Hash,
@@ -25,7 +26,7 @@ struct Wanted {
     to: usize,
 }
 
-/// Frames that lie one after the other in a pack.
+/// Consecutive frames of a pack.
 #[derive(Debug)]
 struct Run<'a> {
     pack: &'a Placed,
@@ -37,7 +38,7 @@ fn failed(error: &DbError) -> Failure {
 }
 
 impl Reach {
-    /// Bytes of a file, from one on, up to another one.
+    /// Returns the chunks that contain the bytes of a file between `from` and `end`.
     fn wanted(
         &self,
         object: ObjectId,
@@ -73,7 +74,7 @@ impl Reach {
         }
     }
 
-    /// The same bytes. Packs may be written anew meanwhile: what is gone is looked for once more.
+    /// Reads bytes of a file. Packs may be rewritten during the read: if data is missing, the chunks are located once more.
     pub(in super::super) async fn packed(
         &self,
         object: ObjectId,
@@ -134,12 +135,12 @@ impl Reach {
             at = at.1.frame.at,
             "a pack outside has another content here"
         );
-        // Whoever reads it next finds that, too.
+        // A later read of the chunk finds the damage again.
         self.db
             .submit(false, move |db| rows::mark_bad(db, &hash, at), drop);
     }
 
-    /// Frames of a pack, plain; `None`: it has something else there.
+    /// Reads frames of a pack, decompressed; `None`: the pack has other bytes at this place.
     async fn frames(&self, run: &Run<'_>) -> Result<Vec<Option<Bytes>>, Failure> {
         let opened = |frame: &Frame, bytes| frame.opened(bytes).ok();
         let (Some(first), Some(last)) = (run.frames.first(), run.frames.last()) else {
@@ -160,7 +161,7 @@ impl Reach {
             };
             return match self.frames.get(&key, ask).await {
                 Ok(frame) => Ok(vec![Some(frame)]),
-                // Nothing is known of the pack as a whole.
+                // This error says nothing about the rest of the pack.
                 Err(Failure::Changed) if self.is_same(run.pack).await? => Ok(vec![None]),
                 Err(failure) => Err(failure),
             };
@@ -187,7 +188,7 @@ impl Reach {
 
 impl Wanted {
     fn of((hash, found, range): (Hash, Found, std::ops::Range<u64>)) -> Self {
-        // A chunk is never longer than memory has addresses.
+        // A chunk always fits into memory.
         let at = |at| usize::try_from(at).unwrap_or(usize::MAX);
         Self {
             hash,
@@ -198,7 +199,7 @@ impl Wanted {
     }
 }
 
-/// The frames that can be fetched at once, and for how many of what is wanted they are enough.
+/// Returns the frames that can be fetched in one request, and the number of wanted chunks that they cover.
 fn run(wanted: &[Wanted]) -> (Run<'_>, usize) {
     let mut run = Run {
         pack: &wanted[0].found.placed,
@@ -220,7 +221,7 @@ fn run(wanted: &[Wanted]) -> (Run<'_>, usize) {
 }
 
 impl Outside {
-    /// Whether a pack is what was put there, as the store said so long ago or says now.
+    /// Returns whether the store holds a pack unchanged. Answers up to `believed` old are reused.
     pub(super) fn has_pack(
         &self,
         pack: PackId,
@@ -247,7 +248,8 @@ impl Outside {
         Ok(there)
     }
 
-    /// Whether all that a file is made of is there. What could not be read when somebody did is read, all else is asked for.
+    /// Checks that all packs of a file exist. If an earlier read of the file failed, the file is read; otherwise the store is only asked
+    /// for the packs.
     pub(in super::super) fn has_packed(
         &self,
         object: ObjectId,
@@ -281,7 +283,7 @@ impl Outside {
         Ok(())
     }
 
-    /// Chunks of one pack, one after the other.
+    /// Reads chunks of one pack, one after the other.
     pub(super) fn chunks(
         &self,
         pack: PackId,

@@ -1,4 +1,5 @@
-//! Files of a store whose element is lost: packs say what is in them, so they are all that is needed.
+//! Recovery of the files of a store whose element is lost. Packs list their content, so no other data is needed. The module only reads the
+//! store.
 
 use super::super::{Failure, Far, Placed};
 use super::format::{self, Directory, Hash, Part, Spot};
@@ -6,60 +7,61 @@ use bytes::Bytes;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-/// Why a pack tells nothing.
+/// Reason why a pack can't be read.
 #[derive(Debug, thiserror::Error)]
 pub enum Unreadable {
-    /// The store does not give it.
+    /// The store does not return it.
     #[error("{0}")]
     Far(#[from] Failure),
-    /// It is none, or it is damaged.
+    /// The bytes are not a pack, or a damaged one.
     #[error("{0}")]
     Malformed(#[from] format::Malformed),
 }
 
-/// What is in the packs of a store.
+/// Content of the packs of a store.
 #[derive(Debug, Default)]
 pub struct Contents {
     packs: Vec<Placed>,
-    /// In which packs a chunk is, and where in them: what was found to be bad was put there again.
+    /// Packs and locations of each chunk. A chunk with a bad location was written again to another pack.
     chunks: HashMap<Hash, Vec<(usize, Spot)>>,
-    /// Parts by version, when that was put there, and where in it they begin. It may have been begun more than once.
+    /// Parts by version and time of the write, and by their offset in the file. The write of a version may have been started more than
+    /// once.
     versions: BTreeMap<(u64, u64), BTreeMap<u64, Part>>,
 }
 
-/// A version of a file that packs have.
+/// Version of a file that packs contain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recovered {
-    /// Its number.
+    /// Number of the version.
     pub object: u64,
-    /// Its name, below the store.
+    /// Name of the file, relative to the store.
     pub name: String,
-    /// Bytes.
+    /// Length in bytes.
     pub size: u64,
-    /// When it was put there, in nanoseconds since 1970.
+    /// Time of the write in nanoseconds since 1970.
     pub time_ns: u64,
-    /// All of its bytes are there.
+    /// Whether the packs contain all of its bytes.
     pub whole: bool,
 }
 
-/// A version's bytes, from the first to the last.
+/// Reader of a version's bytes, from the first to the last.
 #[derive(Debug)]
 pub struct Reading<'a> {
     contents: &'a Contents,
     far: Arc<dyn Far>,
     parts: Vec<&'a Part>,
-    /// The next chunk.
+    /// Next chunk.
     next: (usize, usize),
     hasher: blake3::Hasher,
-    /// The frame that was read last.
+    /// Last read frame.
     frame: Option<(usize, format::Frame, Bytes)>,
 }
 
 impl Contents {
-    /// Reads what a pack says that it has.
+    /// Adds the content that a pack lists.
     ///
     /// # Errors
-    /// If it can't be read, or is none: then nothing of it is taken.
+    /// If the pack can't be read or is invalid: then nothing is added.
     pub async fn add(&mut self, far: &dyn Far, placed: Placed) -> Result<(), Unreadable> {
         let short = Unreadable::Malformed(format::Malformed("it is too short"));
         let from = placed.size.checked_sub(format::TAIL_BYTES as u64);
@@ -80,7 +82,7 @@ impl Contents {
         Ok(())
     }
 
-    /// All versions of files, the newest of each name last. What was removed lately may be among them.
+    /// Returns all versions of files, sorted by name and then by time, the newest last. Recently removed files may be among them.
     #[must_use]
     pub fn files(&self) -> Vec<Recovered> {
         let mut files: Vec<Recovered> = self
@@ -103,7 +105,7 @@ impl Contents {
         })
     }
 
-    /// The parts of a version, if they follow each other to its end and all of their chunks are there.
+    /// Returns the parts of a version, if they cover it without gap and the packs have all of their chunks.
     fn parts(&self, version: (u64, u64)) -> Option<Vec<&Part>> {
         let parts: Vec<&Part> = self.versions.get(&version)?.values().collect();
         let first = parts.first()?;
@@ -123,7 +125,7 @@ impl Contents {
         (at == first.size).then_some(parts)
     }
 
-    /// Begins to read a version; `None`: it is not whole.
+    /// Starts to read a version; `None`: it is not complete.
     #[must_use]
     pub fn read(&self, far: Arc<dyn Far>, file: &Recovered) -> Option<Reading<'_>> {
         Some(Reading {
@@ -138,10 +140,10 @@ impl Contents {
 }
 
 impl Reading<'_> {
-    /// The next bytes; none at the end, if all were what was put there.
+    /// Returns the next bytes; `None` at the end, if the hash of the whole file is right.
     ///
     /// # Errors
-    /// If the store does not give them, or they are not what was put there.
+    /// If the store does not return them, or they differ from the written bytes.
     pub async fn next(&mut self) -> Result<Option<Bytes>, Failure> {
         while let Some(part) = self.parts.get(self.next.0) {
             let Some((hash, _)) = part.chunks.get(self.next.1) else {
@@ -153,7 +155,7 @@ impl Reading<'_> {
             self.next.1 += 1;
             return Ok(Some(chunk));
         }
-        // What all of it hashes to was known when the last part was written.
+        // The hash of the whole file was known when the last part was written.
         let hash = self.parts.last().map(|part| part.hash);
         match hash == Some(self.hasher.finalize().into()) {
             true => Ok(None),
@@ -161,7 +163,7 @@ impl Reading<'_> {
         }
     }
 
-    /// A chunk, wherever it still is what it was.
+    /// Returns a chunk from any location where it is intact.
     async fn chunk(&mut self, hash: &Hash) -> Result<Bytes, Failure> {
         let contents = self.contents;
         let mut failure = Failure::Missing;

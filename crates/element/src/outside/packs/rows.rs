@@ -1,7 +1,9 @@
-//! Packs, their chunks and what files are made of, in the element's database.
+//! Rows of packs, their chunks and the recipes of files, in the element's database. The functions only use the connection that they are
+//! given.
 //!
-//! A pack is **live** by so many bytes: those of its chunks that some file has, and of the parts of recipes in it. Counts change with the
-//! rows that they count. Rows of chunks and packs go under the packer's turn only, so what it has looked up stays.
+//! The **live** bytes of a pack are the bytes of its chunks that some file uses, plus the bytes of the parts of recipes in it. Counts
+//! change in the same transaction as the counted rows. Rows of chunks and packs are deleted only under the packer's turn, so that the
+//! packer can rely on its queries.
 
 use super::super::Placed;
 use super::super::rows::{placed, size as unsigned};
@@ -10,52 +12,52 @@ use rusqlite::{Connection, Error, OptionalExtension, Result, Row, params};
 use std::collections::{HashMap, HashSet};
 use tidemill_core::id::ObjectId;
 
-/// Number of a pack, here.
+/// Number of a pack in this database.
 pub(super) type PackId = i64;
 
-/// It is on its way: of an earlier process, or one that failed, it is what nobody needs.
+/// State of a pack that is being written. After the process or the write has ended without success, the pack is unused.
 const BEGUN: u8 = 0;
-/// It is there.
+/// State of a pack that the store holds.
 const THERE: u8 = 1;
-/// It is to be removed there.
+/// State of a pack that is to be removed from the store.
 const GONE: u8 = 2;
 
-/// In the column `gone`: the object is not whole.
+/// Value of the column for removed objects: the object is not complete.
 const UNFINISHED: u8 = 2;
 
 /// A pack of fewer bytes than this is small.
 const SMALL_BYTES: u64 = 1 << 20;
-/// So many small ones become one.
+/// Number of small packs that are merged.
 const SMALL_MAX: usize = 32;
-/// Bytes, plain, that are written anew at once.
+/// Plain bytes that are rewritten in one batch.
 const AGAIN_BYTES: u64 = 64 << 20;
-/// A small one has so few bytes, plain, too, that as many as become one are written anew at once.
+/// Maximum live bytes of a small pack, so that one batch can rewrite all packs of a merge.
 const SMALL_LIVE: u64 = AGAIN_BYTES / SMALL_MAX as u64;
-/// Packs that are looked at, at once.
+/// Maximum number of rows per query.
 const SOME: u32 = 64;
 
-/// A chunk and where it is.
+/// Chunk and its location.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Found {
     pub(super) pack: PackId,
     pub(super) placed: Placed,
     pub(super) spot: Spot,
-    /// What was there was not the chunk when it was read.
+    /// Whether a read at this location returned other bytes than the chunk.
     pub(super) bad: bool,
 }
 
-/// A part of a recipe that goes with a pack.
+/// Part of a recipe that is stored with a pack.
 #[derive(Clone, Debug)]
 pub(super) struct NewPart {
     pub(super) part: Part,
     pub(super) encoded: Vec<u8>,
-    /// It was in another pack.
+    /// Whether the part was in another pack before.
     pub(super) moved: bool,
-    /// With it the object is whole.
+    /// Whether the object is complete with this part.
     pub(super) last: bool,
 }
 
-/// A pack that is there now.
+/// Pack that the store now holds.
 #[derive(Debug)]
 pub(super) struct Noted {
     pub(super) id: PackId,
@@ -80,12 +82,12 @@ fn spot(row: &Row<'_>, from: usize) -> Result<Spot> {
     })
 }
 
-/// A row that is not what this wrote.
+/// Returns the error for a row that this module has not written.
 fn malformed(error: super::format::Malformed) -> Error {
     Error::FromSqlConversionFailure(0, rusqlite::types::Type::Blob, Box::new(error))
 }
 
-/// What changes of packs' live bytes.
+/// Changes of the live bytes of packs.
 #[derive(Debug, Default)]
 struct Changes(HashMap<PackId, i64>);
 
@@ -94,7 +96,7 @@ impl Changes {
         *self.0.entry(pack).or_default() += bytes;
     }
 
-    /// `since`: what is needed no more stays for a while from then on.
+    /// Writes the changes. `since_s` is the time from which an unused pack is kept for a while.
     fn make(self, db: &Connection, since_s: i64) -> Result<()> {
         let sql = "UPDATE pack SET live = live + ?2, since = CASE WHEN ?2 > 0 THEN 0 ELSE max(since, ?3) END WHERE id = ?1";
         let mut update = db.prepare_cached(sql)?;
@@ -105,7 +107,7 @@ impl Changes {
     }
 }
 
-/// A pack is put there soon.
+/// Records that a pack is about to be written.
 pub(super) fn begin(db: &Connection, path: &str, now_s: i64) -> Result<PackId> {
     let sql = "INSERT INTO pack (path, state, size, tag, checked, total, live, since)
                    VALUES (?1, ?2, 0, '', 0, 0, 0, ?3)";
@@ -114,7 +116,7 @@ pub(super) fn begin(db: &Connection, path: &str, now_s: i64) -> Result<PackId> {
     Ok(db.last_insert_rowid())
 }
 
-/// Where a chunk is.
+/// Returns the location of a chunk.
 pub(super) fn find(db: &Connection, hash: &Hash) -> Result<Option<Found>> {
     let sql = "SELECT chunk.pack, path, pack.size, tag, checked, frame, stored, plain, at, chunk.size, bad
                    FROM chunk JOIN pack ON pack.id = chunk.pack WHERE hash = ?1";
@@ -129,7 +131,7 @@ pub(super) fn find(db: &Connection, hash: &Hash) -> Result<Option<Found>> {
     db.prepare_cached(sql)?.query_row([hash], found).optional()
 }
 
-/// What was read in place of a chunk was another one: who has it puts it there again.
+/// Records that a read of a chunk returned other bytes. The next object with this chunk sends it again.
 pub(super) fn mark_bad(db: &Connection, hash: &Hash, at: (PackId, Spot)) -> Result<()> {
     let sql = "UPDATE chunk SET bad = 1 WHERE hash = ?1 AND pack = ?2 AND frame = ?3";
     let (pack, spot) = at;
@@ -138,7 +140,8 @@ pub(super) fn mark_bad(db: &Connection, hash: &Hash, at: (PackId, Spot)) -> Resu
     Ok(())
 }
 
-/// A pack is there, and with it what it makes whole. Fails, and changes nothing, if a chunk of a file is nowhere.
+/// Records that the store holds a pack, and the objects that are complete with it. Fails and changes nothing if no pack has a chunk of a
+/// file.
 pub(super) fn note(db: &Connection, noted: &Noted) -> Result<()> {
     let sizes = noted.chunks.iter().map(|(_, spot)| u64::from(spot.size));
     let parts = noted.parts.iter().map(|part| part.encoded.len() as u64);
@@ -167,7 +170,7 @@ pub(super) fn note(db: &Connection, noted: &Noted) -> Result<()> {
     changes.make(db, 0)
 }
 
-/// A chunk is in a pack, wherever it was before.
+/// Records that a chunk is in a pack, in place of its former pack.
 fn put_chunk(
     db: &Connection,
     pack: PackId,
@@ -199,7 +202,7 @@ fn put_chunk(
     Ok(())
 }
 
-/// Counts the chunks of a part once more, or once less. Fails if one is nowhere.
+/// Changes the use counts of the chunks of a part by `by`. Fails if no pack has one of them.
 fn count(db: &Connection, part: &Part, by: i64, changes: &mut Changes) -> Result<()> {
     let sql = "UPDATE chunk SET count = count + ?2 WHERE hash = ?1 RETURNING count, pack, size";
     let mut update = db.prepare_cached(sql)?;
@@ -250,7 +253,7 @@ fn put_part(db: &Connection, pack: PackId, new: &NewPart, changes: &mut Changes)
     Ok(())
 }
 
-/// A part is in another pack now, unless its object has gone.
+/// Records that a part is in another pack now, unless its object was removed.
 fn move_part(db: &Connection, pack: PackId, new: &NewPart, changes: &mut Changes) -> Result<()> {
     let key = (signed(new.part.object), signed(new.part.at));
     let before = db
@@ -266,13 +269,13 @@ fn move_part(db: &Connection, pack: PackId, new: &NewPart, changes: &mut Changes
     Ok(())
 }
 
-/// Whether anything is known of what an object is made of.
+/// Returns whether a recipe, or a part of one, exists for an object.
 pub(super) fn has_parts(db: &Connection, object: ObjectId) -> Result<bool> {
     db.prepare_cached("SELECT EXISTS (SELECT 1 FROM recipe WHERE object = ?1)")?
         .query_row([signed(object.0)], |row| row.get(0))
 }
 
-/// Forgets a part of what an object is made of; whether there was one. `since_s`: see [`Changes::make`].
+/// Deletes one part of an object's recipe. Returns whether a part existed. `since_s`: see [`Changes::make`].
 pub(super) fn release(db: &Connection, object: ObjectId, since_s: i64) -> Result<bool> {
     let sql =
         "DELETE FROM recipe WHERE rowid = (SELECT rowid FROM recipe WHERE object = ?1 LIMIT 1)
@@ -294,7 +297,7 @@ pub(super) fn release(db: &Connection, object: ObjectId, since_s: i64) -> Result
     Ok(true)
 }
 
-/// Forgets some of what objects were made of that are no more, or did not become whole.
+/// Deletes some parts of recipes of objects that were removed or not completed.
 pub(super) fn release_gone(db: &Connection, now_s: i64) -> Result<()> {
     let mut left = SOME;
     for (object, was_whole) in gone_objects(db)? {
@@ -310,7 +313,7 @@ pub(super) fn release_gone(db: &Connection, now_s: i64) -> Result<()> {
     Ok(())
 }
 
-/// Some objects that are no more, or did not become whole; whether they were.
+/// Returns some objects that were removed or not completed, each with whether it was complete.
 pub(super) fn gone_objects(db: &Connection) -> Result<Vec<(ObjectId, bool)>> {
     let sql = "SELECT object, gone FROM outside WHERE gone > 0 AND packed = 1 LIMIT ?1";
     db.prepare_cached(sql)?
@@ -321,7 +324,7 @@ pub(super) fn gone_objects(db: &Connection) -> Result<Vec<(ObjectId, bool)>> {
         .collect()
 }
 
-/// The parts of what an object is made of that have any of its bytes from one on, up to another one.
+/// Returns the parts of an object's recipe that contain bytes between `from` and `end`.
 pub(super) fn parts(db: &Connection, object: ObjectId, from: u64, end: u64) -> Result<Vec<Part>> {
     let sql = "SELECT part FROM recipe WHERE object = ?1 AND at < ?3
                    AND at >= (SELECT max(at) FROM recipe WHERE object = ?1 AND at <= ?2) ORDER BY at";
@@ -334,14 +337,14 @@ pub(super) fn parts(db: &Connection, object: ObjectId, from: u64, end: u64) -> R
     encoded?.into_iter().map(decoded).collect()
 }
 
-/// What packs take, in bytes.
+/// Returns the total bytes of all packs.
 pub(super) fn bytes(db: &Connection) -> Result<u64> {
     let sql = "SELECT coalesce(sum(size), 0) FROM pack WHERE state != ?1";
     db.prepare_cached(sql)?
         .query_row([BEGUN], |row| unsigned(row, 0))
 }
 
-/// Whether [`retire_dead`] would do anything.
+/// Returns whether [`retire_dead`] has anything to do.
 pub(super) fn has_dead(db: &Connection, before_s: i64) -> Result<bool> {
     let sql = "SELECT EXISTS (SELECT 1 FROM pack WHERE state = 0)
                    OR EXISTS (SELECT 1 FROM pack WHERE state = 1 AND live = 0 AND since < ?1)";
@@ -349,7 +352,8 @@ pub(super) fn has_dead(db: &Connection, before_s: i64) -> Result<bool> {
         .query_row([before_s], |row| row.get(0))
 }
 
-/// What was on its way and is not any more has to go, and so has what no file has had for so long. Only under the packer's turn.
+/// Marks packs for removal: packs whose write was interrupted, and packs that no file has used since `before_s`. Only under the packer's
+/// turn.
 pub(super) fn retire_dead(db: &Connection, before_s: i64) -> Result<()> {
     db.prepare_cached("UPDATE pack SET state = 2 WHERE state = 0")?
         .execute([])?;
@@ -361,7 +365,7 @@ pub(super) fn retire_dead(db: &Connection, before_s: i64) -> Result<()> {
     dead?.into_iter().try_for_each(|pack| retire(db, pack))
 }
 
-/// A pack has to go, unless something in it is needed. Only under the packer's turn.
+/// Marks a pack for removal, unless something in it is used. Only under the packer's turn.
 pub(super) fn retire(db: &Connection, pack: PackId) -> Result<()> {
     let sql = "SELECT EXISTS (SELECT 1 FROM chunk WHERE pack = ?1 AND count > 0)
                    OR EXISTS (SELECT 1 FROM recipe WHERE pack = ?1)";
@@ -378,21 +382,21 @@ pub(super) fn retire(db: &Connection, pack: PackId) -> Result<()> {
     Ok(())
 }
 
-/// Some packs that are to be removed there.
+/// Returns some packs that are to be removed from the store.
 pub(super) fn gone_packs(db: &Connection) -> Result<Vec<(PackId, Placed)>> {
     db.prepare_cached("SELECT id, path, size, tag, checked FROM pack WHERE state = 2 LIMIT ?1")?
         .query_map([SOME], |row| Ok((row.get(0)?, placed(row, 1)?)))?
         .collect()
 }
 
-/// A pack was removed.
+/// Records that a pack was removed.
 pub(super) fn removed(db: &Connection, pack: PackId) -> Result<()> {
     db.prepare_cached("DELETE FROM pack WHERE id = ?1 AND state = ?2")?
         .execute(params![pack, GONE])?;
     Ok(())
 }
 
-/// Packs that are to be written anew, but for some: most of what is in them is not needed, or there are many small ones.
+/// Returns the packs that are to be rewritten, except `but`: packs with mostly unused bytes, or many small packs.
 pub(super) fn sparse(db: &Connection, but: &HashSet<PackId>) -> Result<Vec<PackId>> {
     let some = |sql: &str, bounds: &[u64]| -> Result<Vec<(PackId, u64)>> {
         let bounds = bounds.iter().copied().map(signed);
@@ -404,7 +408,7 @@ pub(super) fn sparse(db: &Connection, but: &HashSet<PackId>) -> Result<Vec<PackI
             .take(SOME as usize)
             .collect()
     };
-    // As the index says it, or it would not be used.
+    // The query must repeat the condition of the partial index, or SQLite would not use the index.
     let sparse = "SELECT id, live FROM pack INDEXED BY pack_sparse
                       WHERE state = 1 AND live > 0 AND total > live * 2";
     let small =
@@ -428,7 +432,7 @@ pub(super) fn sparse(db: &Connection, but: &HashSet<PackId>) -> Result<Vec<PackI
         .collect())
 }
 
-/// What of a pack is needed: chunks, in their order, and parts of recipes.
+/// Used content of a pack: chunks in their order, and parts of recipes.
 #[derive(Debug)]
 pub(super) struct Needed {
     pub(super) placed: Placed,

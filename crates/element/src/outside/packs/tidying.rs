@@ -1,5 +1,5 @@
-//! What is needed no more: parts of objects that are gone, packs that no file has anything in, and, anew, what is left of those that
-//! few files have anything in.
+//! Clean-up of packs. The module forgets the recipes of removed objects, removes packs without used content, and rewrites the used content
+//! of packs that are mostly unused. It changes the database and the external store.
 
 use super::super::{Failure, Far as _, Outside, Placed};
 use super::Packing;
@@ -9,14 +9,14 @@ use super::rows::{self, PackId};
 use crate::store::StoreError;
 use tidemill_core::id::ObjectId;
 
-/// A pack that no file has had anything in may be what a file waits for that is tried again: it stays for so long, in seconds.
+/// Time in seconds for which an unused pack is kept: a file whose settlement is retried may need it.
 const UNUSED_S: i64 = 3600;
 
-/// Chunks of a pack that are read at once.
+/// Chunks of a pack per read.
 const CHUNKS_AT_ONCE: usize = 16;
 
 impl Outside {
-    /// Forgets what an object is made of, a part at a time.
+    /// Deletes the recipe of an object, one part per transaction.
     pub(in super::super) fn release(&self, object: ObjectId) -> Result<(), StoreError> {
         let known = self.db.read(|db| rows::has_parts(db, object));
         let mut more = known.map_err(|error| self.failed(&error))?;
@@ -28,7 +28,7 @@ impl Outside {
         Ok(())
     }
 
-    /// Does some of what is to be done; whether there may be more, or nothing if it can't be done now.
+    /// Does a limited amount of clean-up. Returns whether more may remain; `None` if the clean-up failed.
     pub(in super::super) fn tidy(&self) -> Option<bool> {
         let tidied = self.tidy_some();
         let mut told = self.packs.told.lock();
@@ -71,7 +71,7 @@ impl Outside {
         Ok(anew? || removed || !gone.is_empty())
     }
 
-    /// Writes what is left of some packs into others; whether there was something to do.
+    /// Rewrites the used content of some packs into new packs. Returns whether there was any.
     fn write_anew(&self) -> Result<bool, StoreError> {
         let stuck = self.packs.stuck.lock().clone();
         let sparse = self.db.read(|db| rows::sparse(db, &stuck));
@@ -108,7 +108,7 @@ impl Outside {
         Ok(true)
     }
 
-    /// Takes what is needed of a pack into a batch.
+    /// Adds the used content of a pack to a batch.
     fn take_over(&self, pack: PackId, batch: &mut Batch<'_>) -> Result<(), Trouble> {
         let needed = self.db.read(|db| rows::needed(db, pack));
         let needed = needed.map_err(|error| Trouble::of(self.failed(&error)))?;
@@ -167,7 +167,7 @@ impl Outside {
         forgotten.map_err(|error| self.failed(&error))
     }
 
-    /// Removes a pack, if it is what was put there. One that was on its way is known by its name, which no other file has.
+    /// Removes a pack if it is unchanged. A pack whose write was interrupted is identified by its name, which is unique.
     fn remove_pack(&self, placed: &Placed) -> Result<(), Failure> {
         let same = placed.tag.is_empty() || self.reach.wait(self.reach.is_same(placed))?;
         match same {
@@ -176,7 +176,7 @@ impl Outside {
         }
     }
 
-    /// What packs take is counted.
+    /// Updates the total bytes of packs.
     pub(in super::super) fn count_packs(&self) {
         if let Ok(bytes) = self.db.read(rows::bytes) {
             self.known.lock().pack_bytes = bytes;

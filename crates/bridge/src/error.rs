@@ -1,95 +1,95 @@
-//! What goes wrong with a store, as the user is to read it.
+//! Errors of stores, as texts for users.
 
-/// Longest part of what a store says that is told.
+/// Maximum length of a store's own message in an error.
 const REASON_CHARS: usize = 300;
 
-/// As much of what a store says as is told.
+/// Returns the first characters of a store's message.
 pub(crate) fn cut(said: &str) -> String {
     said.chars().take(REASON_CHARS).collect()
 }
 
-/// Why something was not done. None of it says a key.
+/// Reason why a request failed. No error contains a key.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The address of a store.
+    /// The address of a store is invalid.
     #[error("bad address {uri}: {what}")]
     Place {
-        /// As it was given.
+        /// Address as it was given.
         uri: String,
-        /// What is wrong, and what to do.
+        /// Problem, and the remedy.
         what: String,
     },
-    /// The file of keys.
+    /// The file of keys is invalid.
     #[error("keys in {file}: {what}")]
     Keys {
-        /// Which one.
+        /// Path of the file.
         file: String,
-        /// What is wrong, and what to do.
+        /// Problem, and the remedy.
         what: String,
     },
-    /// A path that leads out of the store, or could.
+    /// The path leads out of the store, or could.
     #[error("bad path {0:?}: give names with one slash between them, without `.` and `..`")]
     Path(String),
-    /// There is nothing.
+    /// The path does not exist.
     #[error("not there: {0}")]
     Missing(String),
-    /// The store does not know who asks.
+    /// The store rejects the keys.
     #[error(
         "the store refuses {path}: the keys are wrong, have ended, or may not do this ({reason}); see `--keys`"
     )]
     Refused {
-        /// Of what.
+        /// Path of the request.
         path: String,
-        /// What the store said.
+        /// Message of the store.
         reason: String,
     },
-    /// What is signed has a time in it.
+    /// The store rejects the time in a signed request.
     #[error(
         "the store does not take {path}, since the clocks of this host and of the store differ by too much ({reason}): set this host's clock"
     )]
     Clock {
-        /// Of what.
+        /// Path of the request.
         path: String,
-        /// What the store said.
+        /// Message of the store.
         reason: String,
     },
-    /// It became another one while it was read.
+    /// The file changed while it was read.
     #[error("{0} was changed while it was read: nothing of it was kept, try again")]
     Changed(String),
-    /// Somebody else writes it.
+    /// Another writer is writing the file.
     #[error("{0} is being written by another process: wait until it is closed")]
     Busy(String),
-    /// No file: a link, a pipe, a folder.
+    /// The path is no file but a link, a pipe or a folder.
     #[error("{path} is {what}, no file: it is not followed")]
     NoFile {
-        /// Where.
+        /// Path.
         path: String,
-        /// What it is.
+        /// Type of the file.
         what: &'static str,
     },
-    /// This store has no such thing.
+    /// The store does not support the operation.
     #[error("stores of this kind can't {0}")]
     Unable(&'static str),
-    /// This user may not.
+    /// The user lacks the permission.
     #[error("{path}: {reason}")]
     Denied {
-        /// Of what.
+        /// Path of the request.
         path: String,
-        /// What the system said.
+        /// Message of the system.
         reason: String,
     },
-    /// All else.
+    /// Any other error.
     #[error("{path}: {reason}")]
     Store {
-        /// Of what.
+        /// Path of the request.
         path: String,
-        /// What the store said.
+        /// Message of the store.
         reason: String,
     },
 }
 
 impl Error {
-    /// Whether there is nothing.
+    /// Returns whether the path does not exist.
     #[must_use]
     pub fn is_missing(&self) -> bool {
         matches!(self, Self::Missing(_))

@@ -1,5 +1,5 @@
-//! A folder as a store. Nothing outside of it is ever opened, whoever puts links into it meanwhile: all is opened below its
-//! descriptor, and no link is followed.
+//! Folder as a store. The module opens files only below the folder's descriptor and follows no link. So it never opens a file outside of
+//! the folder, even if other users add links concurrently.
 
 use crate::Error;
 use crate::look::{Entry, Seen};
@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::Semaphore;
 
-/// Threads that wait for one folder's disk for those who look into it.
+/// Maximum number of threads that wait for the disk of one folder on behalf of readers.
 const TURNS: usize = 16;
 
 #[derive(Clone, Debug)]
@@ -26,7 +26,7 @@ pub(crate) struct Folder {
     pub(crate) turns: Arc<Semaphore>,
 }
 
-/// One folder within, of which names are told on.
+/// Listing of one folder below the root.
 #[derive(Debug)]
 pub(crate) struct Page {
     path: String,
@@ -34,7 +34,7 @@ pub(crate) struct Page {
     names: Dir,
 }
 
-/// Tells a version of a file from all others.
+/// Returns the object of a file. Its tag distinguishes the version of the file from all others.
 pub(crate) fn object(path: &str, stat: &Stat) -> Object {
     Object {
         path: path.to_owned(),
@@ -44,7 +44,7 @@ pub(crate) fn object(path: &str, stat: &Stat) -> Object {
     }
 }
 
-/// Of a tag what tells of writes only, not of new names.
+/// Returns the part of a tag that changes with writes, but not with new names.
 fn content(stat: &Stat) -> String {
     format!(
         "{}-{}-{}.{}",
@@ -52,7 +52,7 @@ fn content(stat: &Stat) -> String {
     )
 }
 
-/// Whether an open file is still as it was when it got a tag, whatever it is called.
+/// Returns whether an open file has the same content as when it got its tag, whatever its name.
 pub(crate) fn is_content(tag: &str, stat: &Stat) -> bool {
     tag.strip_prefix(&content(stat))
         .is_some_and(|rest| rest.starts_with('-'))
@@ -92,7 +92,7 @@ fn opened(path: &str) -> Result<OwnedFd, Error> {
 }
 
 impl Page {
-    /// Some more names; none at the end.
+    /// Returns further names; none at the end.
     pub(crate) fn next(&mut self, most: usize) -> Result<Vec<Entry>, Error> {
         let at = Error::of(&self.path);
         let mut entries = Vec::new();
@@ -107,7 +107,7 @@ impl Page {
                 continue;
             }
             let path = join(&self.path, name);
-            // It may have gone meanwhile.
+            // The file may have been deleted since it was listed.
             if let Ok(stat) = rustix::fs::statat(&self.folder, name, AtFlags::SYMLINK_NOFOLLOW)
                 && let Ok(seen) = seen(&path, &stat)
             {
@@ -128,7 +128,7 @@ impl Folder {
         })
     }
 
-    /// A file system may be mounted there by now, or another one.
+    /// Opens the root again. Another file system may have been mounted on it.
     pub(crate) fn renew(&self) {
         if let Ok(root) = opened(&self.path) {
             *self.root.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(root);
@@ -140,7 +140,7 @@ impl Folder {
             ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
         let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let root = Arc::clone(&self.root.lock().unwrap_or_else(PoisonError::into_inner));
-        // It gives up when something is renamed meanwhile.
+        // The call is interrupted when something is renamed at the same time.
         loop {
             match rustix::fs::openat2(&*root, path, flags, Mode::empty(), resolve) {
                 Err(Errno::AGAIN | Errno::INTR) => {}
@@ -150,7 +150,7 @@ impl Folder {
     }
 
     pub(crate) fn file(&self, path: &str) -> Result<(File, Object), Error> {
-        // A pipe that nobody writes is not waited for.
+        // With this flag, opening a pipe without writer does not block.
         let opened = self.below(checked(path)?, OFlags::RDONLY | OFlags::NONBLOCK);
         let file = opened.map_err(Error::of(path))?;
         let stat = rustix::fs::fstat(&file).map_err(Error::of(path))?;
@@ -165,12 +165,12 @@ impl Folder {
         self.file(path).map(|(_, object)| object)
     }
 
-    /// What is at a path. That it may be read is not said.
+    /// Returns the type of a path. The path may be unreadable nevertheless.
     pub(crate) fn look(&self, path: &str) -> Result<Seen, Error> {
         let found = self
             .below(checked(path)?, OFlags::PATH)
             .map_err(|errno| match errno {
-                // A file is above it.
+                // A parent of the path is a file.
                 Errno::NOTDIR => Error::Missing(path.to_owned()),
                 errno => Error::of(path)(errno),
             })?;
@@ -190,7 +190,7 @@ impl Folder {
         })
     }
 
-    /// A range of a file that is this one before and after.
+    /// Reads a range of a file. Fails unless the file is the wanted one before and after the read.
     pub(crate) fn range(
         &self,
         path: &str,
@@ -219,7 +219,7 @@ impl Folder {
         }
     }
 
-    /// Tells all files below a folder, and what is passed by, until nobody listens.
+    /// Passes all files below a folder, and all skipped paths, to `tell` until it returns false.
     pub(crate) fn list(
         &self,
         prefix: &str,
@@ -258,7 +258,7 @@ impl Folder {
             }
             let path = join(above, name);
             let stat = match rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW) {
-                // It has gone meanwhile.
+                // The file was deleted since it was listed.
                 Err(Errno::NOENT) => continue,
                 stat => stat.map_err(Error::of(&path))?,
             };
@@ -287,7 +287,7 @@ impl Folder {
         Ok(true)
     }
 
-    /// Begins a file, which is seen when it is finished.
+    /// Starts a file, which is visible once it is finished.
     pub(crate) fn create(&self, path: &str) -> Result<Part, Error> {
         let (above, name) = checked(path)?.rsplit_once('/').unwrap_or(("", path));
         if name.starts_with(PART) {
@@ -308,7 +308,7 @@ impl Folder {
         Part::begin(parent.map_err(Error::of(path))?, name, path)
     }
 
-    /// Gives a file another name beside its own, in place of what has that.
+    /// Gives a file another name in addition to its own, in place of a file with that name.
     pub(crate) fn also(&self, path: &str, other: &str) -> Result<Object, Error> {
         let (file, _) = self.file(path)?;
         let mut copy = self.create(other)?;

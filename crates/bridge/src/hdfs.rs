@@ -1,4 +1,4 @@
-//! HDFS by its own protocol. OpenDAL's client of it takes what is there away before a new file has its name.
+//! HDFS by its own protocol. OpenDAL's client is not used: it deletes an existing file before the new file has its name.
 
 use crate::error::cut;
 use crate::keys::own_file;
@@ -13,9 +13,9 @@ use hdfs_native::file::FileWriter;
 use hdfs_native::{Client, ClientBuilder, HdfsError, WriteOptions};
 use std::time::{Duration, UNIX_EPOCH};
 
-/// Names of a folder that are told at once.
+/// Maximum number of names per page of a listing.
 const NAMES_MAX: usize = 1000;
-/// Rights of files and folders, before the server's mask.
+/// Mode of files, before the server's mask.
 const FILE_MODE: u32 = 0o666;
 
 struct Hdfs {
@@ -141,7 +141,7 @@ impl Files for Hdfs {
 
     fn begin<'a>(&'a self, path: &'a str) -> Asked<'a, Box<dyn Begun>> {
         Box::pin(async move {
-            // Folders above are made by the server; that of the store is not to be.
+            // The server creates missing parent folders. The folder of the store itself must exist already.
             self.status("").await?;
             let full = self.root.full(path);
             let new = WriteOptions::default()
@@ -172,7 +172,7 @@ impl Files for Hdfs {
     }
 }
 
-/// A folder that is listed.
+/// Running listing of a folder.
 struct Listing {
     all: ListStatusIterator,
     path: String,
@@ -201,7 +201,7 @@ impl Names for Listing {
     }
 }
 
-/// A file that is written.
+/// File that is being written.
 struct Writing {
     file: FileWriter,
     path: String,

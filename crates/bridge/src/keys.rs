@@ -1,4 +1,4 @@
-//! Keys of stores: from files that nobody else can read, to the store and nowhere else.
+//! Keys of stores. They are read from files that no other user can read, and sent only to their store.
 
 use crate::Error;
 use crate::error::cut;
@@ -9,9 +9,9 @@ use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// Longest file of keys.
+/// Maximum length of a file of keys in bytes.
 const BYTES_MAX: u64 = 64 << 10;
-/// What may be in it.
+/// Valid names in the file.
 const NAMES: [&str; 14] = [
     "access_key_id",
     "secret_access_key",
@@ -29,7 +29,7 @@ const NAMES: [&str; 14] = [
     "service_account",
 ];
 
-/// The keys of one store; none where it is open to all.
+/// Keys of one store; empty for a public store.
 #[derive(Clone, Default)]
 pub struct Keys(BTreeMap<String, String>);
 
@@ -43,7 +43,7 @@ impl Keys {
     /// Reads a file of lines `name = "value"`.
     ///
     /// # Errors
-    /// If it can't be read, or others than its owner can, or it is not the caller's.
+    /// If it can't be read, if users other than its owner can read it, or if it does not belong to the caller.
     pub fn read(path: &Path) -> Result<Self, Error> {
         let bad = |what: String| Error::Keys {
             file: path.display().to_string(),
@@ -67,7 +67,7 @@ impl Keys {
         Self::parse(&text).map_err(bad)
     }
 
-    /// What is wrong is said without a word of the text.
+    /// Parses the text. Errors contain no word of the text, as it is secret.
     fn parse(text: &str) -> Result<Self, String> {
         let all: BTreeMap<String, String> = toml::from_str(text).map_err(|error| {
             let before = error.span().map_or(0, |span| span.start);
@@ -86,30 +86,30 @@ impl Keys {
         self.0.get(name).map(String::as_str)
     }
 
-    /// A text of somebody else's without the keys.
+    /// Removes the keys from a text of another program.
     pub(crate) fn scrubbed(&self, text: &str) -> String {
         let secret = self.0.values().filter(|value| value.len() > 3);
         secret.fold(text.to_owned(), |text, value| text.replace(value, "…"))
     }
 
-    /// As much of what a store says as is told. It is cut last: half a key is not known for one.
+    /// Returns the first characters of a store's message without keys. The text is cut last, as half a key would not be recognised.
     pub(crate) fn reason(&self, said: &str) -> String {
         cut(&self.scrubbed(said))
     }
 }
 
-/// Whether it belongs to who asks, or to root.
+/// Returns whether a file belongs to the caller or to root.
 fn is_ours(about: &Metadata) -> bool {
     about.uid() == rustix::process::geteuid().as_raw() || about.uid() == 0
 }
 
-/// A file that the keys name, by its full path; if it is secret nobody else can read it.
+/// Returns the full path of a file that the keys name. With `secret`, no other user may be able to read it.
 pub(crate) fn own_file(path: &str, secret: bool) -> Result<PathBuf, Error> {
     let bad = |what: String| Error::Keys {
         file: path.to_owned(),
         what,
     };
-    // The program that reads it would take these for something else.
+    // The program that reads the path would interpret these characters.
     if !path.starts_with('/') || path.contains(['"', '\n', '%', '$']) {
         return Err(bad("give its full path, without `\"`, `%` and `$`".into()));
     }

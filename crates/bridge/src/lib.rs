@@ -1,5 +1,5 @@
-//! Stores outside of the array: folders, S3, SFTP, WebDAV, HDFS, HTTP. What is in them is listed, read by ranges, and written so that nothing
-//! half is seen. Knows nothing of the array (`docs/bridges.md`).
+//! Stores outside of the array: folders, S3, SFTP, WebDAV, HDFS, HTTP. The crate lists them, reads ranges of their files, and writes files
+//! so that no incomplete file is visible. It has no knowledge of the array (`docs/bridges.md`).
 
 mod error;
 mod folder;

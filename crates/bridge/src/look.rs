@@ -1,4 +1,5 @@
-//! A store as a tree: what a path is, what is in one folder, and any range of a file. Nothing is copied and nothing is kept.
+//! A store as a tree: type of a path, listing of one folder, and reads of any range of a file. The module only reads the store; it copies
+//! and caches nothing.
 
 use crate::folder::{Folder, Page};
 use crate::place::checked;
@@ -10,17 +11,17 @@ use std::fmt;
 use std::time::SystemTime;
 use tokio::sync::OwnedSemaphorePermit;
 
-/// What is at a path.
+/// Type of a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Seen {
-    /// A file, and when it was changed, if the store says.
+    /// File, and its time of modification, if the store returns it.
     File(Object, Option<SystemTime>),
-    /// A folder, or what stands for one: a common begin of keys.
+    /// Folder, or common prefix of keys.
     Folder,
 }
 
 impl Seen {
-    /// The file that it is to be.
+    /// Returns the file. Fails for a folder.
     pub(crate) fn file(self, path: &str) -> Result<Object, Error> {
         match self {
             Self::File(object, _) => Ok(object),
@@ -31,7 +32,7 @@ impl Seen {
         }
     }
 
-    /// That it is a folder, as it is to be.
+    /// Fails unless the path is a folder.
     pub(crate) fn folder(&self, path: &str) -> Result<(), Error> {
         match self {
             Self::Folder => Ok(()),
@@ -42,7 +43,7 @@ impl Seen {
         }
     }
 
-    /// That it is still this file.
+    /// Fails unless the file is still this object.
     pub(crate) fn still(&self, object: &Object) -> Result<(), Error> {
         match self {
             Self::File(now, _) if now == object => Ok(()),
@@ -51,16 +52,16 @@ impl Seen {
     }
 }
 
-/// One name of a folder.
+/// Entry of a folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Without any slash.
+    /// Name, without slash.
     pub name: String,
-    /// What it is.
+    /// Type.
     pub seen: Seen,
 }
 
-/// The names of one folder, by pages. Nobody works on it between two of them.
+/// Listing of one folder, by pages. No thread works on it between two pages.
 pub struct Entries(Listing);
 
 impl fmt::Debug for Entries {
@@ -70,14 +71,14 @@ impl fmt::Debug for Entries {
 }
 
 enum Listing {
-    /// Of a store without listings; or all was told.
+    /// No further entries: the store has no listings, or all entries were returned.
     Nothing,
     Folder(Folder, Option<Box<Page>>),
     Remote(Box<remote::Level>),
     Tree(Box<tree::Level>),
 }
 
-/// Does what waits for a folder's disk, in as many threads as one folder may take.
+/// Runs work that waits for a folder's disk, in a limited number of threads per folder.
 async fn in_turn<T: Send + 'static>(
     folder: &Folder,
     work: impl FnOnce(&Folder) -> Result<T, Error> + Send + 'static,
@@ -85,7 +86,8 @@ async fn in_turn<T: Send + 'static>(
     let turn = folder.turns.clone().acquire_owned().await;
     let folder = folder.clone();
     aside(move || {
-        // Who waited may have gone: a disk that never answers keeps its turn.
+        // The caller may have stopped waiting. The thread still holds its turn, so a disk that never answers blocks a limited number of
+        // threads.
         let _turn: Option<OwnedSemaphorePermit> = turn.ok();
         work(&folder)
     })
@@ -93,10 +95,10 @@ async fn in_turn<T: Send + 'static>(
 }
 
 impl Bridge {
-    /// What is at a path.
+    /// Returns the type of a path.
     ///
     /// # Errors
-    /// If there is nothing, or what is never followed, or it may not be asked for.
+    /// If the path does not exist, is of a type that is never followed, or may not be accessed.
     pub async fn look(&self, path: &str) -> Result<Seen, Error> {
         if path.is_empty() {
             return Ok(Seen::Folder);
@@ -112,10 +114,10 @@ impl Bridge {
         }
     }
 
-    /// Begins to tell what is in a folder. Of a store that can't be listed it is nothing.
+    /// Starts to list a folder. The listing is empty for a store that can't be listed.
     ///
     /// # Errors
-    /// If it is no folder, or may not be listed.
+    /// If the path is no folder, or may not be listed.
     pub async fn entries(&self, path: &str) -> Result<Entries, Error> {
         let path = match path {
             "" => String::new(),
@@ -132,10 +134,10 @@ impl Bridge {
         }))
     }
 
-    /// A range of a file, if all of it is of this object and no other one. An empty one says whether a folder's file may be read.
+    /// Reads a range of a file. All bytes belong to exactly this object. An empty range checks whether a folder's file may be read.
     ///
     /// # Errors
-    /// If it is another one now, or can't be read.
+    /// If the file has changed, or can't be read.
     pub async fn read_at(&self, object: &Object, from: u64, count: u64) -> Result<Bytes, Error> {
         let path = checked(&object.path)?.to_owned();
         match &self.0 {
@@ -154,11 +156,10 @@ impl Bridge {
 }
 
 impl Entries {
-    /// Some more names, `most` at most; none when all were told. What can be no name of a file, and what is never followed,
-    /// is left out.
+    /// Returns up to `most` further entries; none at the end. Invalid file names, and types that are never followed, are left out.
     ///
     /// # Errors
-    /// If the store does not tell any further.
+    /// If the store does not continue the listing.
     pub async fn next(&mut self, most: usize) -> Result<Vec<Entry>, Error> {
         match &mut self.0 {
             Listing::Nothing => Ok(Vec::new()),

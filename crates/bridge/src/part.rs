@@ -1,5 +1,5 @@
-//! A file that is being written into a folder: under another name until it is whole. What a writer left that was killed is taken
-//! over by the next one of the same file; two at once are not.
+//! File that is being written into a folder. It has another name until it is complete. The next writer of the same file reuses the
+//! temporary file of a killed writer. Two concurrent writers are not possible.
 
 use crate::Error;
 use crate::folder::{is_content, object};
@@ -15,7 +15,7 @@ use std::os::fd::AsRawFd;
 #[derive(Debug)]
 pub(crate) struct Part {
     folder: OwnedFd,
-    /// Locked as long as it is written.
+    /// Temporary file, locked while it is written.
     file: File,
     part: String,
     name: String,
@@ -37,7 +37,7 @@ impl Part {
                 Err(Errno::WOULDBLOCK) => return Err(Error::Busy(path.to_owned())),
                 locked => locked.map_err(&at)?,
             }
-            // Its writer may have finished it between the two: then it is no part any more.
+            // Its writer may have finished the file before it was locked: then it is not temporary any more.
             let (ours, there) = (
                 rustix::fs::fstat(&file).map_err(&at)?,
                 rustix::fs::statat(&folder, &part, AtFlags::SYMLINK_NOFOLLOW),
@@ -47,7 +47,7 @@ impl Part {
             if !same {
                 continue;
             }
-            // Somebody else may have put it there, to write into it later.
+            // Another user may have created the file, to write into it later.
             let own = ours.st_uid == rustix::process::geteuid().as_raw();
             let plain = FileType::from_raw_mode(ours.st_mode) == FileType::RegularFile;
             if !own || !plain || ours.st_nlink != 1 {
@@ -66,7 +66,7 @@ impl Part {
         }
     }
 
-    /// It takes the place of that only.
+    /// Sets the file that may be replaced.
     pub(crate) fn over(mut self, over: Over) -> Self {
         self.over = over;
         self
@@ -80,7 +80,7 @@ impl Part {
         })
     }
 
-    /// Makes it another name of a file, if the file system can do that; whether it could.
+    /// Makes the temporary file a hard link of a file, if the file system supports it. Returns whether it does.
     pub(crate) fn link(&mut self, file: &File, path: &str) -> Result<bool, Error> {
         let at = Error::of(path);
         let name = format!("/proc/self/fd/{}", file.as_raw_fd());
@@ -104,7 +104,7 @@ impl Part {
         Ok(true)
     }
 
-    /// Takes over all bytes of a file.
+    /// Copies all bytes of a file.
     pub(crate) fn fill(&mut self, mut file: File) -> Result<(), Error> {
         let copied = std::io::copy(&mut file, &mut self.file);
         copied.map(drop).map_err(|error| Error::Store {
@@ -113,7 +113,7 @@ impl Part {
         })
     }
 
-    /// Gives it its name, on the disk.
+    /// Syncs the file and gives it its final name.
     pub(crate) fn finish(mut self) -> Result<Object, Error> {
         let at = Error::of(&self.path);
         rustix::fs::fdatasync(&self.file).map_err(&at)?;
@@ -129,7 +129,7 @@ impl Part {
     fn rename(&self, flags: RenameFlags) -> rustix::io::Result<()> {
         let (folder, part, name) = (&self.folder, &self.part, &self.name);
         match rustix::fs::renameat_with(folder, part, folder, name, flags) {
-            // The file system knows no such thing.
+            // The file system does not support the flags.
             Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
                 rustix::fs::renameat(folder, part, folder, name)
             }
@@ -154,13 +154,13 @@ impl Part {
                 let was = rustix::fs::statat(&self.folder, &self.part, AtFlags::SYMLINK_NOFOLLOW);
                 match was {
                     Ok(was) if !is_content(&object.tag, &was) => {
-                        // What somebody else has put there meanwhile goes back.
+                        // Another program has written the file in the meantime. Its file gets its name back.
                         self.rename(RenameFlags::EXCHANGE).map_err(&at)?;
                         Err(changed())
                     }
                     Ok(_) => rustix::fs::unlinkat(&self.folder, &self.part, AtFlags::empty())
                         .map_err(&at),
-                    // Nothing was exchanged: the file system can't.
+                    // The file system has not exchanged the files, as it does not support it.
                     Err(_) => Ok(()),
                 }
             }

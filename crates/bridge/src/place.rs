@@ -1,21 +1,21 @@
-//! Where a store is: `file:///scratch`, `s3://bucket/prefix?endpoint=…`, `webdavs://host/path`, `https://host/path`,
-//! `sftp://host:22/path`, `webhdfs://host:9870/path`.
+//! Address of a store: `file:///scratch`, `s3://bucket/prefix?endpoint=…`, `webdavs://host/path`, `https://host/path`,
+//! `sftp://host:22/path`, `webhdfs://host:9870/path`. The functions have no effects.
 
 use crate::Error;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher, RandomState};
 
-/// Longest scheme.
+/// Maximum length of a scheme in bytes.
 const SCHEME_BYTES_MAX: usize = 8;
-/// Where servers of SFTP listen if nothing else is said.
+/// Default port of SFTP servers.
 const SSH_PORT: u16 = 22;
-/// Folders within folders.
+/// Maximum depth of nested folders.
 pub(crate) const DEPTH_MAX: usize = 256;
-/// Longest name of a file, as systems have it.
+/// Maximum length of a file name in bytes, as on most systems.
 pub(crate) const NAME_BYTES_MAX: usize = 255;
 
-/// An address without any key in it: all users of an array read it.
+/// Address without any key: all users of an array can read it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
     uri: String,
@@ -24,7 +24,7 @@ pub struct Place {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// The folder.
+    /// Path of the folder.
     Folder(String),
     S3 {
         bucket: String,
@@ -32,7 +32,7 @@ pub(crate) enum Kind {
         endpoint: Option<String>,
         region: String,
     },
-    /// Where the server is, and the folder there.
+    /// Address of the server, and the folder on it.
     WebDav(String, String),
     Http(String, String),
     Sftp {
@@ -40,9 +40,9 @@ pub(crate) enum Kind {
         port: Option<u16>,
         root: String,
     },
-    /// Where the name node is, and the folder there.
+    /// Address of the name node, and the folder on it.
     WebHdfs(String, String),
-    /// The same by its own protocol.
+    /// HDFS by its own protocol: address of the name node, and the folder on it.
     Hdfs(String, String),
     Gcs {
         bucket: String,
@@ -57,7 +57,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// What tells a store from others of any kind, and the folder there.
+    /// Returns the values that identify a store among stores of all kinds, and the folder in it.
     fn parts(&self) -> ([String; 3], &str) {
         let [scheme, host, more, root] = match self {
             Self::Folder(root) => ["file", "", "", root],
@@ -90,7 +90,7 @@ impl Kind {
     }
 }
 
-/// The host of an address, which is to be no option of a program, and its port.
+/// Returns host and port of an address. The host must not look like an option of a program.
 fn host_and_port(host: &str) -> Option<(String, Option<u16>)> {
     let (host, port) = match host.strip_prefix('[') {
         Some(rest) => rest.split_once(']')?,
@@ -106,7 +106,7 @@ fn host_and_port(host: &str) -> Option<(String, Option<u16>)> {
     good.then(|| (host.to_owned(), port))
 }
 
-/// What kind of store is there; else what to do.
+/// Returns the kind of a store; on an error, the remedy.
 fn kind(
     scheme: &str,
     (host, path): (&str, &str),
@@ -157,7 +157,7 @@ fn kind(
 }
 
 impl Place {
-    /// The server, as people know it.
+    /// Returns the address of the server, for people.
     pub(crate) fn address(&self) -> String {
         match &self.kind {
             Kind::S3 { endpoint, .. } | Kind::Gcs { endpoint, .. } => endpoint.clone(),
@@ -170,12 +170,12 @@ impl Place {
         .unwrap_or_else(|| self.uri.clone())
     }
 
-    /// Reads an address.
+    /// Parses an address.
     ///
     /// # Errors
-    /// If it is none, or has more in it than says where a store is.
+    /// If it is invalid, or contains more than the location of a store.
     pub fn parse(uri: &str) -> Result<Self, Error> {
-        // A user, a password or a key may be in it: no more is repeated than of which kind it is.
+        // The address may contain a user, a password or a key, so the error repeats only its scheme.
         let bad = |what: &str| Error::Place {
             uri: match uri.split_once("://") {
                 Some((scheme, _)) if scheme.len() <= SCHEME_BYTES_MAX => format!("{scheme}://…"),
@@ -220,13 +220,13 @@ impl Place {
         })
     }
 
-    /// As it was given.
+    /// Returns the address as it was given.
     #[must_use]
     pub fn uri(&self) -> &str {
         &self.uri
     }
 
-    /// What a path here is called in another place that this is in, or that it is itself; `None`: it is elsewhere.
+    /// Returns the name that a path of this place has in `other`, if `other` contains this place or is equal to it; else `None`.
     #[must_use]
     pub fn seen_from(&self, other: &Self, path: &str) -> Option<String> {
         let ((here, ours), (there, theirs)) = (self.kind.parts(), other.kind.parts());
@@ -241,17 +241,17 @@ impl Place {
         Some(join(between, path))
     }
 
-    /// Whether nothing can be listed or written there.
+    /// Returns whether the store supports neither listings nor writes.
     #[must_use]
     pub fn is_plain_http(&self) -> bool {
         matches!(self.kind, Kind::Http(..))
     }
 }
 
-/// A path below a store: names with slashes between them, none at its ends. A store may have other names in it: those are of no file.
+/// Checks a path below a store: names with single slashes between them. A store may contain other names: those are not names of files.
 ///
 /// # Errors
-/// If a part is empty, `.` or `..`, or has a zero byte in it.
+/// If a name is empty, `.` or `..`, or contains a zero byte.
 pub(crate) fn checked(path: &str) -> Result<&str, Error> {
     let bad = |part: &str| part.is_empty() || part == "." || part == ".." || part.contains('\0');
     match path.split('/').any(bad) {
@@ -260,7 +260,7 @@ pub(crate) fn checked(path: &str) -> Result<&str, Error> {
     }
 }
 
-/// The path of a name in a folder; the whole store is the empty one.
+/// Returns the path of a name in a folder; the empty path is the whole store.
 pub(crate) fn join(above: &str, name: &str) -> String {
     match above {
         "" => name.to_owned(),
@@ -268,26 +268,26 @@ pub(crate) fn join(above: &str, name: &str) -> String {
     }
 }
 
-/// Whether it can be the name of a file elsewhere.
+/// Returns whether the text is a valid file name on other systems.
 pub(crate) fn is_name(name: &str) -> bool {
     checked(name).is_ok() && !name.contains('/')
 }
 
-/// As it is in an address; slashes stay.
+/// Encodes a text for an address; slashes stay.
 pub(crate) fn encoded(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {
         match byte {
             b'/' | b'-' | b'.' | b'_' | b'~' => out.push(byte.into()),
             byte if byte.is_ascii_alphanumeric() => out.push(byte.into()),
-            // Nothing fails that writes into a string.
+            // Writing into a string never fails.
             byte => _ = write!(out, "%{byte:02X}"),
         }
     }
     out
 }
 
-/// What a file is called while it is written, beside the name that it is to have.
+/// Prefix of the temporary name of a file while it is written, in the same folder.
 pub(crate) const PART: &str = ".tidemill-part-";
 
 pub(crate) fn part_of(path: &str) -> String {
@@ -297,7 +297,7 @@ pub(crate) fn part_of(path: &str) -> String {
     join(above, &format!("{PART}{:016x}", hasher.finish()))
 }
 
-/// The same, and no other writer's, also not of the same file.
+/// Returns a temporary name that no other writer uses, even for the same file.
 pub(crate) fn fresh_part_of(path: &str) -> String {
     let own = RandomState::new().hash_one(path);
     format!("{}-{own:016x}", part_of(path))

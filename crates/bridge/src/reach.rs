@@ -1,13 +1,13 @@
-//! Where a store may send who asks it: a store is told what to give, not whom else to ask.
+//! Limits for redirects of stores. A store may return data, but it may not make this host send requests to other servers.
 
 use reqwest::Url;
 use reqwest::redirect::{Attempt, Policy};
 use std::net::IpAddr;
 
-/// Redirects of one question.
+/// Maximum number of redirects per request.
 const REDIRECTS_MAX: usize = 10;
 
-/// Redirects are followed within one server only.
+/// Returns the policy that follows redirects within one server only.
 pub(crate) fn redirects() -> Policy {
     Policy::custom(|attempt: Attempt<'_>| {
         let refused = match attempt.previous() {
@@ -32,7 +32,7 @@ fn elsewhere(to: &Url) -> String {
     )
 }
 
-/// Whether a redirect stays on a server: its host, and its port but for the step from HTTP to HTTPS.
+/// Returns whether a redirect stays on a server: same host, and same port except for the step from HTTP to HTTPS.
 fn is_within(from: &Url, to: &Url) -> bool {
     if from.host_str() != to.host_str() {
         return false;
@@ -44,7 +44,7 @@ fn is_within(from: &Url, to: &Url) -> bool {
     }
 }
 
-/// How near to this host an address is: nobody farther away has a say about what is nearer.
+/// Distance of an address from this host. A farther server may not redirect to a nearer one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Near {
     World,
@@ -65,12 +65,12 @@ fn near(address: IpAddr) -> Near {
     }
 }
 
-/// Whether a server at one of these addresses may name one at those as the place of its data.
+/// Returns whether a server at one of these addresses may redirect to the others for its data.
 fn may_name(server: &[IpAddr], named: &[IpAddr]) -> bool {
     let nearest = server.iter().copied().map(near).max();
     let nearest = nearest.unwrap_or(Near::World);
     let good = |address: &IpAddr| match near(*address) {
-        // What is asked there answers whoever is on the link, such as who a machine is.
+        // Services at link-local addresses answer any client on the link, such as the service that returns a machine's identity.
         Near::Link => nearest == Near::Link,
         one => one <= nearest,
     };
@@ -87,7 +87,7 @@ async fn addresses(url: &Url) -> Vec<IpAddr> {
     }
 }
 
-/// Whether data that a server names as being elsewhere may be asked for there; else why not.
+/// Returns the address of data that a server redirects to, if it may be requested; else the reason.
 pub(crate) async fn may_ask(server: &str, named: &str) -> Result<Url, String> {
     let (Ok(server), Ok(named)) = (Url::parse(server), Url::parse(named)) else {
         return Err("the server does not say where the data is".into());

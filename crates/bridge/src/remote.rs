@@ -1,4 +1,4 @@
-//! Stores that are asked over the network, by way of OpenDAL.
+//! Stores that are accessed over the network with OpenDAL. The module sends requests to the store and nowhere else.
 
 use crate::look::{Entry, Seen};
 use crate::place::{Kind, NAME_BYTES_MAX, Place, is_name};
@@ -18,36 +18,36 @@ use tokio::sync::mpsc;
 
 /// Bytes of a part of a large object.
 const PART_BYTES: usize = 16 << 20;
-/// Parts of one object on their way at once.
+/// Maximum number of parts of one object that are sent concurrently.
 const PARTS_AT_ONCE: usize = 2;
-/// Largest file where a store takes files only as a whole: it is held in memory.
+/// Maximum length of a file, in bytes, where a store accepts only whole files: the file is held in memory.
 const WHOLE_BYTES_MAX: u64 = 1 << 30;
-/// Times that something is tried again which a store says will pass.
+/// Number of attempts of a request whose error the store calls temporary.
 const TRIES: usize = 4;
-/// How long a connection may take.
+/// Time limit for opening a connection.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
-/// Names that one listing has at most.
+/// Maximum number of names of a listing.
 const LISTED_MAX: usize = 100_000_000;
-/// And one folder.
+/// Maximum number of names of one folder.
 const NAMES_MAX: usize = 10_000_000;
-/// Pause before the second time; it doubles from then on.
+/// Pause before the second attempt; it doubles from then on.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
-/// A generation that no object of Google has. What is written with a condition is uploaded so that nothing of it stays when it is
-/// given up, and not by parts, which do.
+/// Generation that no object of Google has. A write with a condition is not uploaded in parts, which would stay after an abort; nothing of
+/// it stays.
 const NO_VERSION: &str = "1";
-/// What stands for the reason of a store that gives none, such as in answers without a body.
+/// Reason for an error of a store that returns no message, such as an answer without body.
 const SAYS_NOTHING: &str = "it says no more, and may have too much to do";
-/// How stores say that a signature's time is not theirs.
+/// Codes with which stores report that the time of a signature differs from their clock.
 const SKEWED: [&str; 2] = ["RequestTimeTooSkewed", "RequestExpired"];
 
-/// What objects are told from each other by.
+/// Kind of the tags that distinguish the versions of objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Tags {
-    /// `ETag`s, which the store can be asked with.
+    /// `ETag`s, which requests can contain as a condition.
     Strict,
-    /// `ETag`s, which are weak first and strong later (Apache), and which servers pass over when they are asked with them.
+    /// `ETag`s that are weak first and strong later (Apache). Servers ignore them as a condition.
     Loose,
-    /// Numbers of versions, which the store can be asked with.
+    /// Numbers of versions, which requests can contain as a condition.
     Versions,
 }
 
@@ -55,14 +55,14 @@ enum Tags {
 pub(crate) struct Remote {
     operator: Operator,
     keys: Arc<Keys>,
-    /// Where it is, for people.
+    /// Address of the store, for people.
     address: Arc<str>,
-    /// HTTP has no listings.
+    /// Whether the store supports listings. HTTP does not.
     pub(crate) lists: bool,
     tags: Tags,
-    /// It gives nothing of another object than the one that is asked for (`If-Match`). Of WebDAV and HTTP, servers do as they like.
+    /// Whether the store returns bytes only of the requested object (`If-Match`). Servers of WebDAV and HTTP differ in this.
     strict: bool,
-    /// What is left of writing files, in S3.
+    /// Interrupted multipart uploads, in S3.
     uploads: Option<Arc<Uploads>>,
 }
 
@@ -70,30 +70,30 @@ pub(crate) struct Writer {
     remote: Remote,
     writer: opendal::Writer,
     path: String,
-    /// What it is called until it is whole, in stores whose files are seen from their first byte on.
+    /// Temporary name of the file until it is complete, in stores whose files are visible from their first byte on.
     part: Option<String>,
     over: Over,
-    /// What was given, in stores that take files only as a whole.
+    /// Bytes so far, in stores that accept only whole files.
     pieces: Vec<Bytes>,
     written: u64,
 }
 
-/// What a store is asked for when it is written to.
+/// Condition of a write.
 enum Condition<'a> {
     None,
-    /// Nothing is there.
+    /// No file exists at the path.
     Nothing,
     Tag(&'a str),
     Version(&'a str),
 }
 
-/// Who asks by HTTP.
+/// Returns a client for HTTP.
 pub(crate) fn client() -> reqwest::Client {
     prepare();
     built()
 }
 
-/// The whole of an answer; nothing if it is longer than it may be.
+/// Reads a whole answer; `None` if it is longer than `most` bytes.
 pub(crate) async fn whole(
     mut answer: reqwest::Response,
     most: u64,
@@ -108,7 +108,7 @@ pub(crate) async fn whole(
     Ok(Some(all.freeze()))
 }
 
-/// Where a host has no list of authorities, what needs none still works, and all others are not believed.
+/// Creates a client. On a host without a list of certificate authorities, the client works without TLS and trusts no server with TLS.
 fn built() -> reqwest::Client {
     let builder = || {
         reqwest::Client::builder()
@@ -116,23 +116,23 @@ fn built() -> reqwest::Client {
             .connect_timeout(CONNECT_MAX)
     };
     let nobody = || builder().tls_certs_only([]).build();
-    // Only a default client follows redirects to other servers, so there is none.
+    // A default client would follow redirects to other servers, so it is not used.
     let built = builder().build().or_else(|_| nobody());
     built.expect("a client that believes no authority needs nothing of the host")
 }
 
-/// TLS of this process is by ring, as everywhere in it.
+/// Selects ring as the TLS library of this process, and the client for OpenDAL.
 fn prepare() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // Somebody else may have set the same.
+        // Another module may have selected the same library.
         let _ = rustls::crypto::ring::default_provider().install_default();
         HttpTransporter::install_default(ReqwestTransport::new(built()));
     });
 }
 
 fn s3(builder: S3, keys: &Keys) -> S3 {
-    // Only the keys that were named: none of the environment, nor of the machine.
+    // Only the given keys are used: none of the environment or of the machine.
     let builder = builder.disable_config_load().disable_ec2_metadata();
     let (Some(id), Some(secret)) = (keys.get("access_key_id"), keys.get("secret_access_key"))
     else {
@@ -256,17 +256,17 @@ fn modified(about: &Metadata) -> Option<SystemTime> {
     about.last_modified().map(SystemTime::from)
 }
 
-/// Whether it is what servers show for a folder.
+/// Returns whether this is the content type that servers return for a folder.
 fn is_page(content: &str) -> bool {
     content.starts_with("text/html")
 }
 
-/// What the keys of all that is in a folder begin with.
+/// Returns the prefix of the keys of all files in a folder.
 fn below(folder: &str) -> String {
     format!("{folder}/")
 }
 
-/// The names of one folder, which go on.
+/// Running listing of one folder.
 pub(crate) struct Level {
     remote: Remote,
     lister: Option<opendal::Lister>,
@@ -274,7 +274,7 @@ pub(crate) struct Level {
     told: usize,
 }
 
-/// A listing that has more names than any has.
+/// Returns the error for a listing with more names than any real one.
 pub(crate) fn endless(path: &str, most: usize) -> Error {
     Error::Store {
         path: path.to_owned(),
@@ -304,7 +304,7 @@ impl Level {
     }
 }
 
-/// What is in a folder, if its key is that of a file or folder just there.
+/// Returns the entry for a key, if the key is a file or folder directly in this folder.
 fn named(folder: &str, path: &str, about: &Metadata, tags: Tags) -> Option<Entry> {
     let below = match folder {
         "" => path,
@@ -387,7 +387,7 @@ impl Remote {
         }
     }
 
-    /// What was said of an error, with its first cause: where no answer came, what was asked is not told by that.
+    /// Adds the first cause to the message of an error. Without an answer of the store, the message alone does not name the cause.
     fn caused(&self, said: &str, error: &opendal::Error) -> String {
         let mut cause = std::error::Error::source(error);
         while let Some(below) = cause.and_then(std::error::Error::source) {
@@ -401,7 +401,7 @@ impl Remote {
         }
     }
 
-    /// Why the store refuses: answers about what there is have no body that says so.
+    /// Returns the detailed reason of a refusal. The answer to `stat` has no body with a reason, so a read is tried.
     async fn refusal(&self, path: &str, error: opendal::Error) -> opendal::Error {
         let said = self.operator.read_with(path).range(..1).await;
         let same = |said: &opendal::Error| said.kind() == ErrorKind::PermissionDenied;
@@ -456,7 +456,7 @@ impl Remote {
         Ok(())
     }
 
-    /// What is at a path. In stores that know only keys a folder is what keys begin with.
+    /// Returns the type of a path. In stores that know only keys, a folder is a common prefix of keys.
     pub(crate) async fn look(&self, path: &str) -> Result<Seen, Error> {
         let asked = self.operator.stat(path).await;
         let (there, page) = match &asked {
@@ -492,13 +492,13 @@ impl Remote {
         Ok(first.map_err(self.failed(path))?.is_some())
     }
 
-    /// Whether a server of HTTP has a page for a folder.
+    /// Returns whether an HTTP server has a page for a folder.
     async fn is_shown(&self, path: &str) -> bool {
         let shown = self.operator.stat(&below(path)).await;
         shown.is_ok_and(|about| about.content_type().is_some_and(is_page))
     }
 
-    /// The names of one folder.
+    /// Starts to list one folder.
     pub(crate) async fn level(&self, path: &str) -> Result<Level, Error> {
         let lister = self.operator.lister(&below(path)).await;
         Ok(Level {
@@ -509,7 +509,7 @@ impl Remote {
         })
     }
 
-    /// A range of the object and no other one, of which no more is taken than was asked for.
+    /// Reads a range of exactly this object. An answer that is longer than the range is not read to its end.
     pub(crate) async fn range(
         &self,
         object: &Object,
@@ -547,7 +547,7 @@ impl Remote {
         }
     }
 
-    /// Bytes of the object and no other one.
+    /// Reads bytes of exactly this object.
     pub(crate) async fn read(
         &self,
         object: &Object,
@@ -572,7 +572,7 @@ impl Remote {
         self.strict && self.operator.info().capability().read_with_if_match
     }
 
-    /// What is to be there; nothing if the store can't be asked for that.
+    /// Returns the condition for a write, if the store supports it.
     fn condition<'a>(&self, over: &'a Over) -> Condition<'a> {
         let able = self.operator.info().capability();
         match over {
@@ -584,7 +584,7 @@ impl Remote {
         }
     }
 
-    /// Whether that is there which a file may take the place of, where the store itself can't be asked for that.
+    /// Checks whether the existing file may be replaced, where the store does not support conditions.
     async fn may_take(&self, path: &str, over: &Over) -> Result<(), Error> {
         let wanted = match over {
             Over::Anything => return Ok(()),
@@ -635,13 +635,13 @@ impl Remote {
         })
     }
 
-    /// Whether a file that is here as a whole is seen as a whole, or not at all, under its own name.
+    /// Returns whether the store accepts a whole file under its own name and never shows an incomplete one.
     pub(crate) fn puts(&self) -> bool {
         let able = self.operator.info().capability();
         able.write && !able.rename
     }
 
-    /// Writes a file that is here as a whole, to a store that [`Self::puts`].
+    /// Writes a whole file to a store that [`Self::puts`].
     pub(crate) async fn put(&self, path: &str, bytes: Bytes, over: &Over) -> Result<Object, Error> {
         let size = bytes.len() as u64;
         let writing = self.operator.write_with(path, bytes);
@@ -660,7 +660,7 @@ impl Remote {
         Ok(written)
     }
 
-    /// Makes another file of the same bytes, in place of what is there.
+    /// Copies a file to `other`, in place of a file that exists there.
     pub(crate) async fn also(&self, path: &str, other: &str) -> Result<Object, Error> {
         if !self.operator.info().capability().copy {
             return Err(Error::Unable("copy what it has"));
@@ -672,19 +672,19 @@ impl Remote {
 
     pub(crate) async fn remove(&self, path: &str) -> Result<(), Error> {
         if self.operator.info().capability().rename {
-            // Servers of WebDAV remove folders with all that is in them.
+            // Servers of WebDAV would remove a folder with all its files.
             self.stat(path).await?;
         }
         let removed = self.operator.delete(path).await;
         removed.map_err(self.failed(path))
     }
 
-    /// Whether a file whose writing does not end may leave something there.
+    /// Returns whether an interrupted write may leave data in the store.
     pub(crate) fn leaves(&self) -> bool {
         self.uploads.is_some()
     }
 
-    /// Gives up what is left of writing a file that was begun since then.
+    /// Removes the data of interrupted writes of a file that were started at or after `since`.
     pub(crate) async fn give_up(&self, path: &str, since: SystemTime) -> Result<(), Error> {
         match &self.uploads {
             Some(uploads) => uploads.give_up(path, since, &self.keys).await,
@@ -754,7 +754,7 @@ impl Writer {
     }
 
     pub(crate) async fn abort(mut self) {
-        // The first error is the one to tell.
+        // The caller reports the first error.
         let _ = self.writer.abort().await;
         if let Some(part) = &self.part {
             let _ = self.remote.operator.delete(part).await;

@@ -1,4 +1,4 @@
-//! One store, of whichever kind.
+//! One store, of any kind. The module passes each request to the implementation of the kind.
 
 use crate::folder::Folder;
 use crate::part::Part;
@@ -13,48 +13,48 @@ use std::io::Read;
 use std::time::{Duration, SystemTime};
 use tokio::sync::mpsc;
 
-/// Bytes of a file that are read at once.
+/// Bytes of a file per read.
 pub(crate) const PIECE_BYTES: u64 = 8 << 20;
-/// Longest that a store may say nothing.
+/// Maximum time without an answer of a store.
 pub(crate) const SILENCE: Duration = Duration::from_secs(60);
-/// Files that are listed before anybody asks.
+/// Maximum number of listed files that wait for the reader of the listing.
 const LISTED_AHEAD: usize = 1000;
 
-/// A file of a store, as it was when it was looked at.
+/// File of a store, as the last `stat` or listing saw it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Object {
-    /// Where, below the store.
+    /// Path below the root of the store.
     pub path: String,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Another one when the file is: its `ETag`, else its size and time.
+    /// Tag that changes when the file changes: its `ETag`, else its size and time.
     pub tag: String,
-    /// The store itself refuses to read another one than this.
+    /// Whether the store itself refuses to read a file with another tag.
     pub checked_by_store: bool,
 }
 
-/// What a file that is written may take the place of.
+/// Files that a write may replace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Over {
-    /// Of whatever is there.
+    /// Any file.
     #[default]
     Anything,
-    /// Of nothing.
+    /// No file: the write fails if the name is taken.
     Nothing,
-    /// Of this file only.
+    /// Only this file.
     This(Object),
 }
 
-/// What a listing gives.
+/// Item of a listing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Listed {
-    /// A file.
+    /// File.
     Object(Object),
-    /// What is no file, or can be none elsewhere, and why.
+    /// Skipped path and the reason: the path is no file, or its name is not valid on other systems.
     Passed(String, &'static str),
 }
 
-/// A store.
+/// Connection to a store.
 #[derive(Clone, Debug)]
 pub struct Bridge(pub(crate) Store);
 
@@ -65,21 +65,21 @@ pub(crate) enum Store {
     Tree(Tree),
 }
 
-/// A listing that goes on.
+/// Running listing.
 #[derive(Debug)]
 pub struct Lister(mpsc::Receiver<Result<Listed, Error>>);
 
 impl Lister {
-    /// The next file.
+    /// Returns the next item; `None` at the end.
     ///
     /// # Errors
-    /// If the store can't be listed, or not any further.
+    /// If the store can't be listed, or does not continue the listing.
     pub async fn next(&mut self) -> Result<Option<Listed>, Error> {
         self.0.recv().await.transpose()
     }
 }
 
-/// A file that is read from its begin to its end.
+/// Reader of a file, from its start to its end.
 #[derive(Debug)]
 pub struct Reader {
     bridge: Bridge,
@@ -88,7 +88,7 @@ pub struct Reader {
     done: u64,
 }
 
-/// A file that is being written; nobody sees it before it is finished.
+/// File that is being written. It is not visible before it is finished.
 pub struct Writer(Writing);
 
 impl fmt::Debug for Writer {
@@ -103,7 +103,7 @@ enum Writing {
     Tree(tree::Writer),
 }
 
-/// Does what waits for a disk.
+/// Runs work that waits for a disk, on a thread that may block.
 pub(crate) async fn aside<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Error> + Send + 'static,
 ) -> Result<T, Error> {
@@ -117,10 +117,10 @@ pub(crate) async fn aside<T: Send + 'static>(
 }
 
 impl Bridge {
-    /// Goes to a store; asks it for nothing yet, unless it is a folder.
+    /// Opens a store. No request is sent yet, except that a folder is opened.
     ///
     /// # Errors
-    /// If it makes no sense, or the folder can't be opened.
+    /// If the keys are invalid, or the folder can't be opened.
     pub fn open(place: &Place, keys: &Keys) -> Result<Self, Error> {
         Ok(Self(match &place.kind {
             Kind::Folder(path) => Store::Folder(Folder::open(path)?),
@@ -132,10 +132,10 @@ impl Bridge {
         }))
     }
 
-    /// What is known of a file.
+    /// Returns the present version of a file.
     ///
     /// # Errors
-    /// If it is not there, is no file, or may not be asked for.
+    /// If it does not exist, is no file, or may not be accessed.
     pub async fn stat(&self, path: &str) -> Result<Object, Error> {
         let path = checked(path)?.to_owned();
         match &self.0 {
@@ -148,7 +148,7 @@ impl Bridge {
         }
     }
 
-    /// Whether it can be listed.
+    /// Returns whether the store can be listed.
     #[must_use]
     pub fn lists(&self) -> bool {
         match &self.0 {
@@ -157,7 +157,8 @@ impl Bridge {
         }
     }
 
-    /// All files below a folder, however deep; of the whole store if it is empty. A folder that is not there is empty in some stores.
+    /// Lists all files below a folder, at any depth; of the whole store if `folder` is empty. In some stores, a missing folder is an empty
+    /// one.
     #[must_use]
     pub fn list(&self, folder: &str) -> Lister {
         let (told, listed) = mpsc::channel(LISTED_AHEAD);
@@ -192,10 +193,10 @@ impl Bridge {
         Lister(listed)
     }
 
-    /// Begins to read a file, and no other one that has its name later.
+    /// Starts to read exactly this version of a file.
     ///
     /// # Errors
-    /// If it is not there any more, is another one, or may not be read.
+    /// If the file does not exist, has changed, or may not be read.
     pub async fn read(&self, object: &Object) -> Result<Reader, Error> {
         let path = checked(&object.path)?.to_owned();
         let mut file = None;
@@ -215,18 +216,19 @@ impl Bridge {
         })
     }
 
-    /// Begins to write a file.
+    /// Starts to write a file.
     ///
     /// # Errors
-    /// If it can't be written there, or is written by another process.
+    /// If the store does not accept it, or another process is writing the file.
     pub async fn write(&self, path: &str) -> Result<Writer, Error> {
         self.write_over(path, Over::Anything).await
     }
 
-    /// As [`Self::write`], if nothing else than that is there in the end, as far as the store can be asked for that.
+    /// Starts to write like [`Self::write`]. The file replaces only the files that `over` permits, as far as the store supports such a
+    /// condition.
     ///
     /// # Errors
-    /// As those of [`Self::write`]; and then, or at the end, [`Error::Changed`].
+    /// As those of [`Self::write`]; also, at the start or at the end, [`Error::Changed`].
     pub async fn write_over(&self, path: &str, over: Over) -> Result<Writer, Error> {
         let path = checked(path)?.to_owned();
         Ok(Writer(match &self.0 {
@@ -239,10 +241,10 @@ impl Bridge {
         }))
     }
 
-    /// Writes a file that is here as a whole, if nothing else than that is there.
+    /// Writes a whole file, if `over` permits it.
     ///
     /// # Errors
-    /// If the store does not take it: then what had its name before still has it.
+    /// If the store does not accept it: then an existing file stays.
     pub async fn put(&self, path: &str, bytes: Bytes, over: Over) -> Result<Object, Error> {
         if let Store::Remote(remote) = &self.0
             && remote.puts()
@@ -259,10 +261,11 @@ impl Bridge {
         }
     }
 
-    /// Makes another file of the bytes of one, in place of what is there: a name of its own in a folder, a copy elsewhere.
+    /// Makes `other` another file with the bytes of `path`, in place of a file that exists there: a hard link in a folder, a copy in other
+    /// stores.
     ///
     /// # Errors
-    /// If the store can't, or the file is not there.
+    /// If the store does not support it, or the file does not exist.
     pub async fn also(&self, path: &str, other: &str) -> Result<Object, Error> {
         let (path, other) = (checked(path)?.to_owned(), checked(other)?.to_owned());
         match &self.0 {
@@ -278,7 +281,7 @@ impl Bridge {
     /// Removes a file.
     ///
     /// # Errors
-    /// If it may not be.
+    /// If the file may not be removed.
     pub async fn remove(&self, path: &str) -> Result<(), Error> {
         let path = checked(path)?.to_owned();
         match &self.0 {
@@ -291,17 +294,17 @@ impl Bridge {
         }
     }
 
-    /// Whether a file whose writing does not end, as this process is killed, leaves something there that only [`Self::give_up`] finds.
+    /// Returns whether the end of this process during a write may leave data in the store that only [`Self::give_up`] finds.
     #[must_use]
     pub fn leaves(&self) -> bool {
         matches!(&self.0, Store::Remote(remote) if remote.leaves())
     }
 
-    /// Gives up what is left there of writing a file, if that was begun since then, by the clock of the store, and did not end. Who
-    /// writes it now is told that it failed.
+    /// Removes the data of interrupted writes of a file that were started at or after `since`, by the store's clock. A write that is still
+    /// running fails.
     ///
     /// # Errors
-    /// If the store can't be asked, or does not do it.
+    /// If the store does not answer or refuses.
     pub async fn give_up(&self, path: &str, since: SystemTime) -> Result<(), Error> {
         match &self.0 {
             Store::Remote(remote) => remote.give_up(checked(path)?, since).await,
@@ -309,14 +312,14 @@ impl Bridge {
         }
     }
 
-    /// A folder that is not there, or another one since, is opened anew if it can be.
+    /// Opens a folder again, which may be missing or may have been replaced. Keeps the old one if this fails.
     pub fn renew(&self) {
         if let Store::Folder(folder) = &self.0 {
             folder.renew();
         }
     }
 
-    /// Whether the store answers, and takes the keys.
+    /// Checks that the store answers and accepts the keys.
     ///
     /// # Errors
     /// If it does not.
@@ -330,10 +333,10 @@ impl Bridge {
 }
 
 impl Reader {
-    /// The next piece; nothing when all was read, and is still the same file.
+    /// Returns the next piece; `None` after the last one, if the file is still the same.
     ///
     /// # Errors
-    /// If it was changed, or can't be read on.
+    /// If the file has changed, or can't be read further.
     pub async fn next(&mut self) -> Result<Option<Bytes>, Error> {
         let left = self.object.size - self.done;
         if left == 0 {
@@ -367,14 +370,14 @@ impl Reader {
                 true
             }
             (Store::Remote(remote), _) => remote.stat(path).await?.tag == self.object.tag,
-            // Each piece was of it.
+            // Each piece was checked when it was read.
             (Store::Tree(_), _) if self.object.size > 0 => true,
             (Store::Tree(tree), _) => tree.stat(path).await? == self.object,
             (Store::Folder(_), None) => false,
-            // The file that was opened: another one may have its name by now.
+            // The open file is checked: another file may have its name by now.
             (Store::Folder(_), Some(file)) => {
                 let stat = rustix::fs::fstat(file).map_err(Error::of(path))?;
-                // Its name, and with it its time of change, may have gone: what counts is what was written.
+                // Removing the name changes the time of change. So only the content is compared.
                 crate::folder::is_content(&self.object.tag, &stat)
             }
         };
@@ -398,23 +401,23 @@ fn piece(file: Option<File>, path: &str, count: u64) -> Result<(File, Bytes), Er
 }
 
 impl Writer {
-    /// Writes on.
+    /// Writes the next bytes.
     ///
     /// # Errors
-    /// If the store does not take it: nothing of the file will be seen.
+    /// If the store does not accept them: then nothing of the file becomes visible.
     pub async fn write(&mut self, bytes: Bytes) -> Result<(), Error> {
         match &mut self.0 {
-            // The page cache takes it.
+            // The write only goes to the page cache, so it does not block.
             Writing::Part(part) => part.write(&bytes),
             Writing::Remote(writer) => writer.write(bytes).await,
             Writing::Tree(writer) => writer.write(bytes).await,
         }
     }
 
-    /// Has the file seen, whole.
+    /// Finishes the file and makes it visible.
     ///
     /// # Errors
-    /// If it can't be: then what had its name before still has it.
+    /// If the store refuses: then an existing file stays.
     pub async fn finish(self) -> Result<Object, Error> {
         match self.0 {
             Writing::Part(part) => aside(move || part.finish()).await,
@@ -423,7 +426,7 @@ impl Writer {
         }
     }
 
-    /// Gives it up: nothing of it is left.
+    /// Aborts the write and removes its data.
     pub async fn abort(self) {
         match self.0 {
             Writing::Part(_) => {}

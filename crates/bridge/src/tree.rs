@@ -1,5 +1,5 @@
-//! Stores that are trees of folders on a server, by protocols that OpenDAL has not, or not so that nothing half is seen. A file is
-//! written under another name and gets its own in one step. What a protocol has to do for that is [`Files`]; all else is here.
+//! Stores that are trees of folders on a server. OpenDAL does not support these protocols, or its clients show incomplete files. A file is
+//! written under a temporary name and renamed in one step. A protocol implements [`Files`]; this module contains everything else.
 
 use crate::Error;
 use crate::look::{Entry, Seen};
@@ -14,24 +14,24 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 use tokio::sync::mpsc;
 
-/// Names of one folder at most, and pages of a listing that have none, one after the other.
+/// Maximum number of names of one folder, and below it, of consecutive empty pages of a listing.
 const NAMES_MAX: usize = 10_000_000;
-/// And of one listing, with all that is below.
+/// Maximum number of names of one listing with all its folders.
 const LISTED_MAX: usize = 100_000_000;
 const EMPTY_PAGES_MAX: usize = 100;
 
-/// Times that something is tried which may pass.
+/// Number of attempts of a request with a temporary error.
 const TRIES: u32 = 5;
-/// Pause before the second time; it doubles from then on.
+/// Pause before the second attempt; it doubles from then on.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 
-/// How old a file is at least that nobody writes any more.
+/// Minimum age of a temporary file whose writer must have ended.
 const LEFT: Duration = Duration::from_secs(24 * 3600);
-/// Folders that one process looks through for such, and names in each.
+/// Maximum number of folders in which one process removes such files, and of names in each.
 const SWEPT_FOLDERS_MAX: usize = 1000;
 const SWEPT_NAMES_MAX: usize = 10_000;
 
-/// Why a protocol could not do something, and whether it may be otherwise soon.
+/// Error of a protocol, and whether it is temporary.
 #[derive(Debug)]
 pub(crate) struct Why {
     pub(crate) error: Error,
@@ -46,7 +46,7 @@ impl From<Error> for Why {
 }
 
 impl Why {
-    /// The server could not be asked, or did not answer.
+    /// Returns the error for a server that can't be reached or does not answer.
     pub(crate) fn away(path: &str, reason: impl Into<String>) -> Self {
         Self {
             error: Error::Store {
@@ -60,19 +60,19 @@ impl Why {
 
 pub(crate) type Asked<'a, T> = BoxFuture<'a, Result<T, Why>>;
 
-/// What a protocol can do. Paths are below the store and are [`checked`].
+/// Operations of a protocol. Paths are below the store and are [`checked`].
 pub(crate) trait Files: Send + Sync {
-    /// What is there; of a link the link.
+    /// Returns the type of a path. For a link, the link itself.
     fn look<'a>(&'a self, path: &'a str) -> Asked<'a, Seen>;
-    /// Begins to tell the names of a folder; of the whole store if it is empty.
+    /// Starts to list a folder; the empty path is the whole store.
     fn names<'a>(&'a self, path: &'a str) -> Asked<'a, Box<dyn Names>>;
-    /// A range of this object and no other one.
+    /// Reads a range of exactly this object.
     fn range<'a>(&'a self, object: &'a Object, from: u64, count: u64) -> Asked<'a, Bytes>;
-    /// Makes a file that is not there yet, and the folders above it.
+    /// Creates a file that does not exist yet, and its parent folders.
     fn begin<'a>(&'a self, path: &'a str) -> Asked<'a, Box<dyn Begun>>;
-    /// Gives a file another name in one step: in place of what has it, or, unless `over`, if nothing has; else [`Error::Changed`].
+    /// Renames a file in one step. With `over`, an existing file is replaced; otherwise [`Error::Changed`] is returned for it.
     fn rename<'a>(&'a self, path: &'a str, other: &'a str, over: bool) -> Asked<'a, ()>;
-    /// Gives a file one more name that nothing has, if the server can.
+    /// Creates a hard link under an unused name. Returns whether the server supports it.
     fn link<'a>(&'a self, _path: &'a str, _other: &'a str) -> Asked<'a, bool> {
         Box::pin(async { Ok(false) })
     }
@@ -80,27 +80,27 @@ pub(crate) trait Files: Send + Sync {
     fn remove<'a>(&'a self, path: &'a str) -> Asked<'a, ()>;
 }
 
-/// The names of a folder.
+/// Listing of a folder.
 pub(crate) trait Names: Send {
-    /// Some more; none at the end.
+    /// Returns further names; `None` at the end.
     fn next(&mut self) -> Asked<'_, Option<Vec<Name>>>;
 }
 
-/// A file that is being written.
+/// File that is being written.
 pub(crate) trait Begun: Send {
     fn write(&mut self, bytes: Bytes) -> Asked<'_, ()>;
-    /// All of it is on the server's disk, as far as that can be asked for.
+    /// Syncs the file to the server's disk, if the protocol supports it.
     fn finish(self: Box<Self>) -> Asked<'static, ()>;
 }
 
-/// One name of a folder, and what it is, or why it is passed by.
+/// Name in a folder, with its type or the reason for which it is skipped.
 #[derive(Debug)]
 pub(crate) struct Name {
     pub(crate) name: String,
     pub(crate) seen: Result<Seen, &'static str>,
 }
 
-/// The folder of a server that is the store.
+/// Folder on the server that is the store.
 pub(crate) struct Root(String);
 
 impl Root {
@@ -108,7 +108,7 @@ impl Root {
         Self(path.trim_end_matches('/').to_owned())
     }
 
-    /// What the server calls a path below the store.
+    /// Returns the server's path of a path below the store.
     pub(crate) fn full(&self, path: &str) -> String {
         match (self.0.as_str(), path) {
             ("", "") => "/".to_owned(),
@@ -118,12 +118,12 @@ impl Root {
     }
 }
 
-/// Such a store.
+/// Store that is a tree.
 #[derive(Clone)]
 pub(crate) struct Tree {
     host: Arc<str>,
     files: Arc<dyn Files>,
-    /// Folders that this process has swept.
+    /// Folders in which this process has removed old temporary files.
     swept: Arc<Mutex<BTreeSet<String>>>,
 }
 
@@ -134,29 +134,29 @@ impl fmt::Debug for Tree {
     }
 }
 
-/// The names of one folder, which go on.
+/// Running listing of one folder.
 pub(crate) struct Level {
     path: String,
     names: Option<Box<dyn Names>>,
-    /// Told by the server, and not yet by this.
+    /// Names that the server has returned and the listing has not.
     left: std::vec::IntoIter<Name>,
-    /// Names that were told, and pages without any, one after the other.
+    /// Number of returned names, and of consecutive empty pages.
     told: usize,
     empty: usize,
 }
 
-/// A file that is written under another name.
+/// File that is being written under a temporary name.
 pub(crate) struct Writer {
     tree: Tree,
     begun: Option<Box<dyn Begun>>,
     path: String,
-    /// Its name until it has its own; none when that is so.
+    /// Temporary name; `None` once the file has its own.
     part: Option<String>,
     over: Over,
     written: u64,
 }
 
-/// Does something again that may be otherwise soon.
+/// Repeats a request while its error is temporary.
 async fn again<'a, T>(work: impl Fn() -> Asked<'a, T>) -> Result<T, Error> {
     let mut pause = FIRST_PAUSE;
     for _ in 1..TRIES {
@@ -169,7 +169,7 @@ async fn again<'a, T>(work: impl Fn() -> Asked<'a, T>) -> Result<T, Error> {
     work().await.map_err(|why| why.error)
 }
 
-/// What a server answers that does so in time.
+/// Waits for a server's answer, up to the time limit.
 pub(crate) async fn timely<T>(path: &str, work: impl Future<Output = T>) -> Result<T, Why> {
     let done = tokio::time::timeout(SILENCE, work).await;
     done.map_err(|_| Why::away(path, "no answer in 60 s"))
@@ -202,7 +202,7 @@ impl Tree {
         })
     }
 
-    /// Tells all files below a folder, and what is passed by, until nobody listens.
+    /// Sends all files below a folder, and all skipped paths, until the receiver is dropped.
     pub(crate) async fn list(
         &self,
         folder: &str,
@@ -229,7 +229,7 @@ impl Tree {
                 Ok(Seen::Folder) if levels.len() > DEPTH_MAX => Listed::Passed(path, "too deep"),
                 Ok(Seen::Folder) => {
                     match self.level(&path).await {
-                        // It has gone meanwhile.
+                        // The folder was removed during the listing.
                         Err(Error::Missing(_) | Error::NoFile { .. }) => {}
                         level => levels.push(level?),
                     }
@@ -260,7 +260,7 @@ impl Tree {
         if is_part(path) {
             return Err(Error::Path(path.to_owned()));
         }
-        // Two writers at once have two.
+        // Two concurrent writers have different temporary names.
         let part = fresh_part_of(path);
         Ok(Writer {
             tree: self.clone(),
@@ -272,7 +272,7 @@ impl Tree {
         })
     }
 
-    /// Makes another file of the same bytes, in place of what is there.
+    /// Makes `other` another file with the same bytes, in place of a file that exists there.
     pub(crate) async fn also(&self, path: &str, other: &str) -> Result<Object, Error> {
         let object = self.stat(path).await?;
         let part = fresh_part_of(other);
@@ -283,7 +283,7 @@ impl Tree {
             .map_err(|why| why.error)?
         {
             let renamed = self.files.rename(&part, other, true).await;
-            // It is there still where both were the same file already.
+            // The temporary name still exists if both were already the same file.
             let _ = self.files.remove(&part).await;
             renamed.map_err(|why| why.error)?;
             return self.stat(other).await;
@@ -298,7 +298,7 @@ impl Tree {
         copy.finish().await
     }
 
-    /// Removes what writers left in a folder that were killed long ago, by the server's clock.
+    /// Removes temporary files in a folder whose writers were killed long ago, by the server's clock.
     async fn sweep(&self, folder: &str, now: SystemTime) -> Result<(), Why> {
         {
             let mut swept = self.swept.lock().unwrap_or_else(PoisonError::into_inner);
@@ -334,7 +334,7 @@ impl Tree {
 }
 
 impl Level {
-    /// The next name, which is not that of a file that is being written.
+    /// Returns the next name, without names of files that are being written.
     async fn one(&mut self) -> Result<Option<Name>, Error> {
         loop {
             match (self.left.next(), &mut self.names) {
@@ -387,7 +387,7 @@ impl Writer {
         written.map_err(|why| self.named(why))
     }
 
-    /// It is the file that is told of, not its part.
+    /// Errors name the file, not its temporary file.
     fn named(&self, why: Why) -> Error {
         match why.error {
             Error::Store { reason, .. } => Error::Store {
@@ -436,7 +436,7 @@ impl Writer {
         renamed.map_err(|why| self.named(why))?;
         if let Some(time) = time {
             let folder = self.path.rsplit_once('/').map_or("", |(folder, _)| folder);
-            // The next process tries it again.
+            // The next process repeats this.
             let _ = self.tree.sweep(folder, time).await;
         }
         Ok(object)
@@ -445,7 +445,7 @@ impl Writer {
     async fn clean(&mut self) {
         self.begun = None;
         if let Some(part) = self.part.take() {
-            // The first error is the one to tell.
+            // The caller reports the first error.
             let _ = self.tree.files.remove(&part).await;
         }
     }
@@ -469,7 +469,7 @@ impl Drop for Writer {
 mod tests {
     use super::*;
 
-    /// A folder whose listing goes on and tells nothing.
+    /// Listing that never ends and returns no names.
     struct Endless;
 
     impl Names for Endless {

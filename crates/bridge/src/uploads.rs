@@ -1,5 +1,5 @@
-//! What is left in S3 of files whose writing did not end: their parts are kept, and paid for, until somebody gives the upload up.
-//! OpenDAL begins uploads and has no way to find them again.
+//! Interrupted multipart uploads in S3. S3 keeps and bills their parts until they are aborted. The module lists and aborts them, as OpenDAL
+//! starts uploads but can't find them again.
 
 use crate::place::{Kind, Place, encoded, join};
 use crate::remote::{client, whole};
@@ -14,26 +14,26 @@ use serde::Deserialize;
 use std::sync::OnceLock;
 use std::time::SystemTime;
 
-/// Pages of uploads of names that begin alike, 1000 on each.
+/// Maximum number of pages of uploads with the same prefix; each page has up to 1000.
 const PAGES_MAX: usize = 100;
-/// Longest page.
+/// Maximum length of a page in bytes.
 const PAGE_BYTES_MAX: u64 = 16 << 20;
-/// What a signature says that no body has.
+/// Header of a signature that does not cover the body.
 const UNSIGNED: (&str, &str) = ("x-amz-content-sha256", "UNSIGNED-PAYLOAD");
 
-/// The uploads of a bucket.
+/// Uploads of a bucket.
 #[derive(Debug)]
 pub(crate) struct Uploads {
-    /// Made when it is needed first, which is seldom.
+    /// Client, created at its first use, which is rare.
     client: OnceLock<Client>,
-    /// Of the bucket.
+    /// URL of the bucket.
     url: String,
-    /// What keys begin with there.
+    /// Prefix of the keys.
     root: String,
     signer: Option<Signer<Credential>>,
 }
 
-/// One that did not end, as S3 tells of it.
+/// Incomplete upload, as S3 lists it.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct Upload {
@@ -53,7 +53,7 @@ struct Page {
 }
 
 impl Upload {
-    /// Whether it was begun then or later. What says no time was.
+    /// Returns whether the upload was started at or after `since`. An upload without valid time counts as older.
     fn is_since(&self, since: SystemTime) -> bool {
         let begun = self.initiated.parse::<Timestamp>();
         begun.is_ok_and(|begun| begun.as_system_time() >= since)
@@ -61,7 +61,7 @@ impl Upload {
 }
 
 impl Uploads {
-    /// Of a place in S3.
+    /// Returns the uploads of a place; `None` if it is not in S3.
     pub(crate) fn open(place: &Place, keys: &Keys) -> Option<Self> {
         let Kind::S3 {
             bucket,
@@ -98,7 +98,7 @@ impl Uploads {
         })
     }
 
-    /// Gives up all uploads of a file that were begun since then.
+    /// Aborts all uploads of a file that were started at or after `since`.
     pub(crate) async fn give_up(
         &self,
         path: &str,
@@ -120,7 +120,7 @@ impl Uploads {
         Ok(())
     }
 
-    /// All uploads of names that begin so.
+    /// Returns all uploads whose keys have this prefix.
     async fn begun(&self, prefix: &str) -> Result<Vec<Upload>, String> {
         let (mut found, mut after) = (Vec::new(), String::new());
         for _ in 0..PAGES_MAX {
@@ -142,7 +142,7 @@ impl Uploads {
         Err(format!("there are more than {} of them", PAGES_MAX * 1000))
     }
 
-    /// What is answered. What is to go may have gone.
+    /// Sends a request and returns the answer. A missing upload is no error of an abort.
     async fn ask(&self, method: Method, target: &str) -> Result<Bytes, String> {
         let is_end = method == Method::DELETE;
         let asked = http::Request::builder()

@@ -1,5 +1,5 @@
-//! HDFS by its REST interface, WebHDFS. OpenDAL's client writes files under their own names, and takes what is there away before the
-//! new one has its name.
+//! HDFS by its REST interface, WebHDFS. OpenDAL's client is not used: it writes files under their own names, and deletes an existing file
+//! before the new one has its name.
 
 use crate::look::Seen;
 use crate::place::{encoded, join};
@@ -17,16 +17,16 @@ use std::time::{Duration, UNIX_EPOCH};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-/// Longest answer that is not the bytes of a file: a folder has many names.
+/// Maximum length of an answer that is not the bytes of a file: a folder may have many names.
 const SAID_BYTES_MAX: u64 = 4 << 20;
-/// Pieces of a file that wait to be sent.
+/// Maximum number of pieces of a file that wait to be sent.
 const PIECES_MAX: usize = 2;
 
 struct Server {
     client: Client,
     endpoint: String,
     root: Root,
-    /// Who asks, as it is added to each question.
+    /// User or token, as a parameter of each request.
     who: String,
     keys: Keys,
 }
@@ -50,7 +50,7 @@ pub(crate) fn open(endpoint: &str, root: &str, keys: &Keys) -> Tree {
     Tree::new(endpoint, WebHdfs(Arc::new(server)))
 }
 
-/// What a file is, and its tag: HDFS never gives the number of a file to another one.
+/// Returns type and tag of a file. HDFS never reuses the number of a file.
 fn seen(path: &str, status: &Value) -> Result<Seen, Why> {
     let number = |name: &str| status[name].as_u64().unwrap_or(0);
     let path = path.to_owned();
@@ -86,7 +86,7 @@ impl WebHdfs {
         server.client.request(method, url)
     }
 
-    /// What was answered, if that was no error.
+    /// Returns the answer to a request, unless it is an error.
     async fn answer(&self, path: &str, question: RequestBuilder) -> Result<Response, Why> {
         let sent = timely(path, question.send()).await?;
         let answer = sent.map_err(|error| self.away(path, error))?;
@@ -99,7 +99,7 @@ impl WebHdfs {
         Err(self.refusal(path, status, &said))
     }
 
-    /// The whole of an answer that is no longer than it may be.
+    /// Reads a whole answer. Fails if it is longer than `most` bytes.
     async fn whole(&self, path: &str, answer: Response, most: u64) -> Result<Bytes, Why> {
         let whole = crate::remote::whole(answer, most);
         let whole = tokio::time::timeout(SILENCE, whole).await;
@@ -125,7 +125,7 @@ impl WebHdfs {
     }
 
     fn away(&self, path: &str, error: reqwest::Error) -> Why {
-        // The token is in the address.
+        // The address contains the token, so errors must not contain the address.
         let error = error.without_url();
         let mut reason = error.to_string();
         let mut source = std::error::Error::source(&error);
@@ -173,7 +173,7 @@ impl WebHdfs {
         seen(path, &status["FileStatus"])
     }
 
-    /// The data node that a file is read from or written to.
+    /// Returns the address of the data node for a read or write of a file.
     async fn location(&self, method: Method, path: &str, what: &str) -> Result<String, Why> {
         let question = self.question(method, path, &format!("{what}&noredirect=true"));
         let told = self.json(path, question).await?;
@@ -222,7 +222,7 @@ impl Files for WebHdfs {
 
     fn begin<'a>(&'a self, path: &'a str) -> Asked<'a, Box<dyn Begun>> {
         Box::pin(async move {
-            // Folders above are made by the server; that of the store is not to be.
+            // The server creates missing parent folders. The folder of the store itself must exist already.
             self.status("").await?;
             let what = "CREATE&overwrite=false";
             let location = self.location(Method::PUT, path, what).await?;
@@ -277,11 +277,11 @@ impl Files for WebHdfs {
     }
 }
 
-/// A folder that is listed, 1000 names at a time unless the server has another limit.
+/// Running listing of a folder, with 1000 names per page unless the server has another limit.
 struct Listing {
     server: WebHdfs,
     path: String,
-    /// The last name that was told; none when all were.
+    /// Last returned name; `None` at the end.
     after: Option<String>,
 }
 
@@ -323,7 +323,7 @@ impl Listing {
     }
 }
 
-/// A file that is written: all of it in one request, to a data node.
+/// File that is being written, in one request to a data node.
 struct Writing {
     pieces: Option<mpsc::Sender<Bytes>>,
     written: JoinHandle<Result<(), Why>>,

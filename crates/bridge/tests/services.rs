@@ -1,4 +1,4 @@
-//! What all stores do, by real servers of each kind. What one does otherwise is in docs/bridges.md, and here in `Able`.
+//! Behaviour that all stores have in common, tested with real servers of each kind. docs/bridges.md, and `Able` here, list the differences.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod files;
@@ -17,7 +17,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::time::{Duration, SystemTime};
 use tidemill_bridge::{Bridge, Error, Listed, Object, Over, Place, Seen};
 
-/// Names that are odd somewhere, and are files everywhere.
+/// Names that are unusual on some systems and valid on all.
 const ODD: [&str; 10] = [
     "a b",
     "100%",
@@ -42,7 +42,7 @@ async fn content(bridge: &Bridge, path: &str) -> Vec<u8> {
     read(bridge, &object).await.unwrap()
 }
 
-/// Files below a folder, and what is passed by.
+/// Returns the files below a folder, and the skipped paths.
 async fn listed(bridge: &Bridge, folder: &str) -> (BTreeSet<String>, Vec<String>) {
     let (mut files, mut passed) = (BTreeSet::new(), Vec::new());
     let mut all = bridge.list(folder);
@@ -50,7 +50,7 @@ async fn listed(bridge: &Bridge, folder: &str) -> (BTreeSet<String>, Vec<String>
         match all.next().await {
             Ok(Some(Listed::Object(object))) => assert!(files.insert(object.path)),
             Ok(Some(Listed::Passed(path, _))) => passed.push(path),
-            // A folder that is not there has nothing in it in some stores.
+            // In some stores, a missing folder is an empty one.
             Err(error) if error.is_missing() => break,
             end => break assert!(end.unwrap().is_none()),
         }
@@ -77,13 +77,13 @@ async fn entries(bridge: &Bridge, folder: &str) -> BTreeSet<String> {
     }
 }
 
-/// Nothing is there that is not whole: neither in listings, nor, where that can be seen, on the server's disk.
+/// Checks that no incomplete file exists, neither in listings nor, if visible, on the server's disk.
 async fn nothing_is_left(server: &Server, bridge: &Bridge, folder: &str) {
     assert_eq!(listed(bridge, folder).await.0, BTreeSet::new());
     if let Some(files) = &server.files {
         let left = files.join(folder);
         let left = || std::fs::read_dir(&left).map_or(0, Iterator::count);
-        // What was dropped is removed a moment later.
+        // Data of dropped writers is removed shortly after.
         for _ in 0..200 {
             if left() == 0 {
                 return;
@@ -94,7 +94,7 @@ async fn nothing_is_left(server: &Server, bridge: &Bridge, folder: &str) {
     }
 }
 
-/// Another second, where the store tells no finer.
+/// Waits for the next second, if the store's tags have only seconds.
 async fn later(server: &Server) {
     if !server.able.tells_all {
         tokio::time::sleep(Duration::from_millis(1100)).await;
@@ -115,7 +115,7 @@ async fn files_are_written_read_and_removed(server: &Server) {
         (first, 10)
     );
     assert_eq!(bridge.look("w/x").await.unwrap(), Seen::Folder);
-    // Some servers take what is asked for below a file for nonsense.
+    // Some servers reject a path below a file as invalid.
     assert!(bridge.stat("w/x/a/below").await.is_err());
     for path in ["w/none", "none/none"] {
         let error = bridge.stat(path).await.unwrap_err();
@@ -137,7 +137,7 @@ async fn files_are_written_read_and_removed(server: &Server) {
     bridge.remove("w/large").await.unwrap();
     assert!(bridge.stat("w/large").await.unwrap_err().is_missing());
     assert!(read(&bridge, &also).await.unwrap() == large);
-    // A file that is not there may be removed or not; a folder never is.
+    // Removing a missing file may succeed or fail; removing a folder always fails.
     if let Err(error) = bridge.remove("w/large").await {
         assert!(error.is_missing(), "{error}");
     }
@@ -167,7 +167,7 @@ async fn what_is_changed_is_another_one(server: &Server) {
     assert!(reader.next().await.unwrap().is_some());
     later(server).await;
     put(&bridge, "c/big", &vec![7; 9 << 20]).await;
-    // At the next piece, or at the end.
+    // The error occurs at the next piece or at the end.
     let error = loop {
         match reader.next().await {
             Ok(piece) => assert!(piece.is_some(), "it was read as a whole"),
@@ -177,7 +177,7 @@ async fn what_is_changed_is_another_one(server: &Server) {
     assert!(matches!(error, Error::Changed(_)), "{error}");
     let error = bridge.read_at(&old, 5, 5).await.unwrap_err();
     assert!(matches!(error, Error::Changed(_)), "{error}");
-    // Shorter, and longer.
+    // The new file is shorter, then longer.
     for length in [10, 10 << 20] {
         let old = bridge.stat("c/big").await.unwrap();
         put(&bridge, "c/big", &vec![8; length]).await;
@@ -242,7 +242,7 @@ async fn nothing_half_is_seen_and_writers_do_not_mix(server: &Server) {
     }
     one.finish().await.unwrap();
     assert!(content(&bridge, "h/y").await == vec![1; 20 << 20]);
-    // Where it has lost its parts to the other one it says so.
+    // A server that has lost its parts to the other writer reports an error.
     let last = if two.finish().await.is_ok() { 2 } else { 1 };
     assert!(content(&bridge, "h/y").await == vec![last; 20 << 20]);
     bridge.remove("h/y").await.unwrap();
@@ -313,7 +313,7 @@ async fn wrong_keys_are_refused_and_never_told(server: &Server) {
     assert!(server.open().stat("k").await.unwrap_err().is_missing());
 }
 
-/// The server goes in the middle, and comes back.
+/// Stops the server in the middle of reads and writes, and starts it again.
 async fn a_server_that_goes_takes_nothing_along(server: &Server) {
     let bridge = server.open();
     let large = noise(server.able.large, 3);
@@ -326,7 +326,7 @@ async fn a_server_that_goes_takes_nothing_along(server: &Server) {
         tokio::time::sleep(Duration::from_millis(700)).await;
         gate.open();
     });
-    // Who reads goes on when it is back.
+    // The reader continues when the server is available again.
     while let Some(piece) = reader.next().await.unwrap() {
         all.extend_from_slice(&piece);
     }
@@ -357,7 +357,7 @@ async fn a_server_that_goes_takes_nothing_along(server: &Server) {
     assert!(content(&other_bridge, "g/x").await == large);
     let names = ["g/x"].map(str::to_owned);
     assert_eq!(listed(&other_bridge, "g").await.0, names.into());
-    // The same bridge is good again.
+    // The same bridge works again.
     write(&bridge, "g/x", &other).await.unwrap();
     assert!(content(&bridge, "g/x").await == other);
 }
@@ -422,7 +422,7 @@ async fn sftp_never_follows_links_or_blocks_on_pipes() {
     assert!(bridge.remove("way/secret").await.is_err());
     assert!(bridge.entries("way").await.is_err());
     assert!(!server.folder().join("new").exists() && !server.folder().join("deep").exists());
-    // A link is replaced, not followed.
+    // The write replaces a link and does not follow it.
     put(&bridge, "link", b"mine").await;
     assert_eq!(std::fs::read(server.folder().join("secret")).unwrap(), b"s");
     assert_eq!(std::fs::read(files.join("link")).unwrap(), b"mine");
@@ -482,7 +482,7 @@ async fn sftp_requires_known_host_and_uses_named_keys_only() {
     }
     std::fs::write(&known, lines).unwrap();
     server.open().check().await.unwrap();
-    // Not those of whoever runs this.
+    // The keys of the user who runs the tests are not used.
     let known_only = format!("known_hosts = \"{}\"\n", known.display());
     let error = server.open_with(&known_only).check().await.unwrap_err();
     assert!(matches!(error, Error::Refused { .. }), "{error:?}");
@@ -492,7 +492,7 @@ async fn sftp_requires_known_host_and_uses_named_keys_only() {
     let error = Bridge::open(&place, &servers::keys(&server.keys)).unwrap_err();
     assert!(error.to_string().contains("chmod 600"), "{error}");
     std::fs::set_permissions(&identity, PermissionsExt::from_mode(0o600)).unwrap();
-    // Keys that are taken back are good until the connection ends.
+    // Revoked keys are valid until the connection ends.
     let bridge = server.open();
     put(&bridge, "a", b"a").await;
     std::fs::write(server.folder().join("authorized"), "").unwrap();

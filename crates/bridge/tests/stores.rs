@@ -103,7 +103,7 @@ async fn wrong_keys_are_refused_and_never_printed() {
             );
         }
     }
-    // Keys that are taken back while they are used, and given again.
+    // Keys are revoked while they are used, and granted again.
     let object = good.stat("a").await.unwrap();
     server.state().key = Some("other".into());
     assert!(matches!(
@@ -166,7 +166,7 @@ async fn give_up_aborts_only_uploads_of_that_file() {
         };
         server.state().uploads.insert(id.into(), upload);
     };
-    // 2026-05-01, midnight.
+    // This is 2026-05-01, midnight.
     let since = UNIX_EPOCH + Duration::from_secs(1_777_593_600);
     let (later, before) = ("2026-05-01T00:00:01.000Z", "2026-04-30T23:59:59Z");
     begin("1", "top/ä b", later);
@@ -182,7 +182,7 @@ async fn give_up_aborts_only_uploads_of_that_file() {
     assert!(error.contains("AccessDenied"), "{error}");
 }
 
-/// There is something, and it is no file.
+/// A path below a file is an error, as the parent exists and is no folder.
 async fn below_a_file() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("a"), "a").unwrap();
@@ -251,7 +251,7 @@ async fn local_bridge_never_escapes_root_by_links_dots_or_pipes() {
         assert!(write(&bridge, path, b"x").await.is_err(), "{path}");
     }
     assert!(!outside.path().join("new").exists());
-    // A link is replaced, not followed.
+    // The write replaces a link and does not follow it.
     write(&bridge, "d/link", b"mine").await.unwrap();
     assert_eq!(std::fs::read(outside.path().join("secret")).unwrap(), b"s");
     assert_eq!(std::fs::read(root.join("d/link")).unwrap(), b"mine");
@@ -312,7 +312,7 @@ async fn store_lists_as_tree_and_range_read_is_of_one_version() {
     std::fs::create_dir_all(folder.path().join("a/b")).unwrap();
     symlink("/etc/passwd", folder.path().join("a/link")).unwrap();
     let put = |content: &[u8]| {
-        // Another file: clocks of file systems are slow.
+        // A new file has another inode: the clocks of file systems are coarse.
         let part = folder.path().join("part");
         std::fs::write(&part, content).unwrap();
         std::fs::rename(&part, folder.path().join("a/b/x")).unwrap();
@@ -358,7 +358,7 @@ async fn store_lists_as_tree_and_range_read_is_of_one_version() {
     assert_eq!(tree(&stores[1], "many").await.len(), 2500);
 }
 
-/// A server that answers all with this and counts how often it was asked; its address.
+/// Starts a server that returns this answer to all requests and counts them. Returns its address and the counter.
 async fn answers(host: &str, answer: String) -> (String, Arc<AtomicUsize>) {
     let listener = tokio::net::TcpListener::bind((host, 0)).await.unwrap();
     let address = listener.local_addr().unwrap().to_string();

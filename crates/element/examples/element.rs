@@ -1,6 +1,6 @@
-//! The smallest program that is an element: `element ID FOLDER SERVER`, with SERVER as `http://host:port`.
+//! Smallest program that runs an element: `element ID FOLDER SERVER`, with SERVER as `http://host:port`.
 //!
-//! The tests of this crate start it to kill it, and use it as the program that built-in kernels run in.
+//! The tests of this crate start and kill it. It is also the program in which built-in kernels run.
 
 use tidemill_element::{Config, Element};
 

@@ -1,5 +1,5 @@
-//! Sleep: whether an element has nothing to do, and the process that is there while it sleeps, which has one connection to the
-//! server and nothing else.
+//! Sleep of an element: detection that the element is idle, and the wait of the suspended process. That process keeps one connection to the
+//! server and uses nothing else.
 
 use crate::attach::{PAUSE_MAX, PAUSE_MIN};
 use crate::config::Config;
@@ -17,7 +17,7 @@ use tidemill_wire::convert::role_name;
 use tidemill_wire::v1::{self, from_element, to_element};
 use tokio_stream::StreamExt as _;
 
-/// Requests that are being answered, and when the last of them was.
+/// Number of open requests, and the time when the last one ended.
 #[derive(Debug)]
 pub(crate) struct Traffic(Mutex<(usize, Instant)>);
 
@@ -27,7 +27,7 @@ impl Default for Traffic {
     }
 }
 
-/// A request, until its answer has been sent.
+/// Open request, until its answer has been sent.
 #[derive(Debug)]
 pub(crate) struct Answering(Arc<Traffic>);
 
@@ -37,7 +37,7 @@ impl Traffic {
         Answering(self.clone())
     }
 
-    /// Since when there has been none; `None`: there is one.
+    /// Returns the time since the last request ended; `None` while a request is open.
     pub(crate) fn quiet(&self) -> Option<Duration> {
         let (open, last) = *self.0.lock();
         (open == 0).then(|| last.elapsed())
@@ -51,14 +51,14 @@ impl Drop for Answering {
     }
 }
 
-/// The body of an answer, which ends the request with itself.
+/// Body of an answer. The request ends when the body is dropped.
 #[derive(Debug)]
 struct Counted {
     body: Body,
     _answering: Answering,
 }
 
-/// Has a request last until its answer has been sent.
+/// Returns a body that keeps its request open until the answer has been sent.
 pub(crate) fn counted(body: Body, answering: Answering) -> Body {
     Body::new(Counted {
         body,
@@ -86,7 +86,7 @@ impl HttpBody for Counted {
     }
 }
 
-/// Waits until the element of this configuration is to wake. Must not be called while it runs.
+/// Waits until the server wakes the element of this configuration. Must not be called while the element runs.
 pub async fn until_woken(config: &Config) {
     let mut pause = PAUSE_MIN;
     let mut told = None;
@@ -105,7 +105,7 @@ pub async fn until_woken(config: &Config) {
     }
 }
 
-/// One connection; whether the element is to wake.
+/// Waits during one connection. Returns whether the element has to wake.
 async fn wait(config: &Config) -> Result<bool, String> {
     let server = Server::connect(&config.server, config.credential.as_ref()).await;
     let server = server.map_err(|error| error.to_string())?;
@@ -126,11 +126,11 @@ async fn wait(config: &Config) -> Result<bool, String> {
     let hello = v1::FromElement {
         message: Some(from_element::Message::Hello(hello)),
     };
-    // The stream stays open: its end would be ours.
+    // The outgoing stream stays open: its end would end the connection.
     let outgoing = tokio_stream::once(hello).chain(tokio_stream::pending());
     let mut incoming = match server.array().attach(outgoing).await {
         Ok(incoming) => incoming.into_inner(),
-        // The element itself is to hear that it was taken out, and ends.
+        // The element wakes to receive the message of its removal, and then ends.
         Err(status) if condition::ELEMENT_REMOVED.is_why(&status) => return Ok(true),
         Err(status) => return Err(server.explain(status).to_string()),
     };

@@ -1,8 +1,8 @@
-//! The element's one connection to the server: `Array.Attach`.
+//! The element's one connection to the server: `Array.Attach`. The module passes the server's messages to the element and sends the
+//! element's reports (next: `server/src/...`).
 //!
-//! It is opened again for ever when it breaks. Each time the element says which labels it knows and sends all
-//! outcomes that were not acknowledged; so what is lost with a connection is sent again by one side or the
-//! other, and ids make that harmless.
+//! A broken connection is always opened again. The element then sends the labels that it knows and all outcomes that were not acknowledged.
+//! So one of the two sides repeats each message that was lost with a connection; ids make the repetition harmless.
 
 use crate::error::Error;
 use crate::node::Node;
@@ -20,30 +20,30 @@ use tokio_stream::wrappers::UnboundedReceiverStream;
 /// First pause before the connection is opened again; it doubles up to [`PAUSE_MAX`].
 pub(crate) const PAUSE_MIN: Duration = Duration::from_millis(50);
 
-/// Longest pause.
+/// Maximum pause.
 pub(crate) const PAUSE_MAX: Duration = Duration::from_secs(3);
 
-/// How long the server may take to hear that the element sleeps.
+/// Time limit for the server to accept the message that the element sleeps.
 const LAST_WORD: Duration = Duration::from_secs(5);
 
-/// Why a connection ended.
+/// Reason why a connection ended.
 #[derive(Debug, thiserror::Error)]
 enum Ended {
-    /// The element can't go on.
+    /// The element can't continue.
     #[error(transparent)]
     Fatal(#[from] Error),
     /// The server can't be reached or refuses.
     #[error(transparent)]
     Client(#[from] tidemill_client::Error),
-    /// The server ended it.
+    /// The server ended the connection.
     #[error("the server ended the connection")]
     Closed,
-    /// The server's key is none.
+    /// The server's key is invalid.
     #[error("the server's first message makes no sense: {0}")]
     Key(#[from] tidemill_wire::capability::Refusal),
 }
 
-/// Stays attached until that can't be; gives the reason.
+/// Stays attached until the element can't continue. Returns the reason.
 pub(crate) async fn stay(node: Arc<Node>) -> Error {
     let mut pause = PAUSE_MIN;
     let mut told = None;
@@ -60,7 +60,7 @@ pub(crate) async fn stay(node: Arc<Node>) -> Error {
             error if told == Some(error.to_string()) => {
                 tracing::debug!(%error, "still without a server");
             }
-            // A server that went away may come back as one that can't be trusted, which is to be told, too.
+            // A server that was lost may return with an identity that can't be trusted. That is a new problem to log.
             error => {
                 tracing::warn!(%error, element = %node.config.element, "without a server; trying again for ever");
                 told = Some(error.to_string());
@@ -108,7 +108,8 @@ async fn attach(node: &Arc<Node>, welcomed: &mut bool) -> Result<std::convert::I
                 }
                 let asleep = from_element::Message::Asleep(v1::Asleep {});
                 node.parts().reports.send(asleep);
-                // The server ends the connection when it has heard that. If it has not, it is told again.
+                // The server ends the connection when it has received the message. If it has not, the message is repeated with the next
+                // connection.
                 let heard = async { while let Ok(Some(_)) = incoming.message().await {} };
                 let _ = tokio::time::timeout(LAST_WORD, heard).await;
                 return Err(Error::Suspended.into());
@@ -145,7 +146,7 @@ async fn on_welcome(node: &Node, welcome: &v1::Welcome) -> Result<(), Ended> {
     Ok(())
 }
 
-/// Keeps notes about names, and compares the lengths of files with those that the server noted.
+/// Stores notes about names, and compares the lengths of files with the lengths that the server noted.
 fn on_notes(node: &Arc<Node>, notes: v1::NameNotes) {
     let node = Arc::clone(node);
     let about: Vec<ObjectId> = notes
@@ -162,7 +163,7 @@ fn on_notes(node: &Arc<Node>, notes: v1::NameNotes) {
     };
     let db = node.parts().db.clone();
     let runtime = tokio::runtime::Handle::current();
-    // The server sends a note once, and files go outside only by their notes.
+    // The server sends a note once, and files are settled outside only after their notes.
     let durable = node.parts().outside.is_some();
     db.submit(durable, put, move |kept| match kept {
         Ok((change, wrong)) => {
@@ -179,16 +180,16 @@ fn on_notes(node: &Arc<Node>, notes: v1::NameNotes) {
             let noted = from_element::Message::Noted(noted);
             node.parts().reports.send(noted);
         }
-        // They are sent again with the next connection.
+        // The server sends the notes again with the next connection.
         Err(error) => tracing::warn!(%error, "notes about names can't be kept"),
     });
 }
 
 fn on_message(node: &Arc<Node>, message: Message) {
     match message {
-        // Handled where it can be waited for.
+        // The session handles these messages itself, as it must wait for them.
         Message::Welcome(_) | Message::Suspend(_) => {}
-        // It is.
+        // The element is awake already.
         Message::Wake(_) => {}
         Message::Labels(labels) => node.labels().accept(labels.labels),
         Message::Abort(abort) => node.labels().abort(LabelId(abort.label)),

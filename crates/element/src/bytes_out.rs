@@ -1,4 +1,4 @@
-//! The bytes of an object as the body of an answer: which of them, and how they are read ahead.
+//! Body of an answer that contains bytes of an object: the range, and the read-ahead. The module only reads the object.
 
 use crate::http::PIECE_BYTES;
 use crate::store::ReadAt;
@@ -8,19 +8,19 @@ use parking_lot::Mutex;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Pieces that are read before the one before them has been sent.
+/// Number of pieces that are read before the piece before them has been sent.
 const AHEAD: usize = 2;
 
-/// Buffers that are kept for use again: memory that is touched for the first time is slow.
+/// Maximum number of buffers that are kept for reuse: the first use of new memory is slow.
 const BUFFERS_MAX: usize = 64;
 
-/// Buffers of one piece each.
+/// Pool of buffers of one piece each.
 #[derive(Debug, Default)]
 pub(crate) struct Pool {
     buffers: Mutex<Vec<Vec<u8>>>,
 }
 
-/// A buffer that goes back to its pool when the last piece made of it was sent.
+/// Buffer that returns to its pool after the last piece of it was sent.
 struct Pooled {
     buffer: Vec<u8>,
     length: usize,
@@ -42,7 +42,7 @@ impl Drop for Pooled {
     }
 }
 
-/// Reads a range piece by piece. It ends with an error if the object turns out to be shorter.
+/// Reads a range piece by piece. The stream ends with an error if the object is shorter than the range.
 pub(crate) fn stream(
     bytes: Arc<dyn ReadAt>,
     range: Range<u64>,
@@ -71,7 +71,7 @@ fn pieces(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
     })
 }
 
-/// The bytes of ranges, one after the other.
+/// Returns the bytes of ranges, one after the other.
 pub(crate) fn gather(bytes: &dyn ReadAt, ranges: &[(u64, u64)]) -> std::io::Result<Vec<u8>> {
     let mut all = Vec::new();
     for &(start, end) in ranges {

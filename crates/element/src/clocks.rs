@@ -1,29 +1,30 @@
-//! Whether the clock of this element's host agrees with that of the server's: capabilities end at times of the server's.
+//! Comparison of the clocks of the element's host and of the server. The server's clock decides when capabilities expire. The module has no
+//! effects.
 
 use parking_lot::Mutex;
 use std::time::{Duration, Instant};
 use tidemill_wire::{condition, v1};
 
-/// Clocks that differ by less do no harm.
+/// Minimum difference that is reported. Smaller differences do no harm.
 const APART_MIN: Duration = Duration::from_secs(60);
 
-/// See the module.
+/// Last known time of the server; see the module.
 #[derive(Debug, Default)]
 pub(crate) struct Clocks(Mutex<Option<(u64, Instant)>>);
 
 impl Clocks {
-    /// The server says what time it is, in nanoseconds since 1970; 0: an earlier release, which says nothing.
+    /// Records the server's time, in nanoseconds since 1970. 0: the server is of an earlier release and sends no time.
     pub(crate) fn heard(&self, server_ns: u64) {
         *self.0.lock() = (server_ns != 0).then(|| (server_ns, Instant::now()));
     }
 
-    /// The state of this host's clock at this time of it; `None` if the difference does no harm.
+    /// Returns the condition of this host's clock at the time `now_ns`; `None` if the difference does no harm.
     pub(crate) fn condition(&self, element: u32, now_ns: u64) -> Option<v1::Condition> {
         let apart = self.trouble(now_ns);
         (!apart.is_empty()).then(|| condition::ELEMENT_CLOCK.of(Some(element), apart))
     }
 
-    /// The difference between the two clocks, as text for people, at this time of the host's clock; empty if it does no harm.
+    /// Returns the difference between the two clocks at the host's time `now_ns`, as text for people; empty if it does no harm.
     fn trouble(&self, now_ns: u64) -> String {
         let Some((server_ns, at)) = *self.0.lock() else {
             return String::new();

@@ -1,8 +1,9 @@
-//! Comparing objects with hashes that clients name, so that all of an object is read once however many ask.
+//! Comparison of objects with hashes that clients send. An object is read once for all concurrent clients. The module starts threads that
+//! read the store and write hashes to the database.
 //!
-//! A client that may read an object may ask whether it has a hash. Only the hash that this element computes is kept. An object is
-//! read by one thread at a time, for all who ask meanwhile; a user has one such thread at most, and the element [`RUNS_MAX`].
-//! Reading ends when no one who asked is connected any more.
+//! A client that may read an object may ask whether the object has a hash. Only the hash that this element computes is stored. One thread
+//! at a time reads an object, for all clients that ask during this time. Each user has at most one such thread, and the element
+//! [`RUNS_MAX`]. The read stops when none of its clients is connected any more.
 
 use crate::executor::Parts;
 use crate::http::Refused;
@@ -16,34 +17,34 @@ use tidemill_client::turns::Turns;
 use tidemill_core::id::ObjectId;
 use tokio::sync::{Semaphore, watch};
 
-/// Objects that are read at once.
+/// Maximum number of objects that are read concurrently.
 const RUNS_MAX: usize = 8;
-/// How long a turn is waited for: those before it may read long objects.
+/// Maximum time to wait for a turn: earlier turns may read long objects.
 const PATIENCE: Duration = Duration::from_secs(24 * 3600);
-/// An object that was read so recently is not read again for another hash.
+/// Time for which a verified object is not read again for another hash.
 const RECENT: Duration = Duration::from_secs(600);
-/// Objects that are remembered as read.
+/// Maximum number of objects that are remembered as verified.
 const RECENT_MAX: usize = 4096;
 
-/// See the module.
+/// Comparisons of an element; see the module.
 #[derive(Debug)]
 pub(crate) struct Confirms {
     runs: Mutex<HashMap<ObjectId, Arc<Run>>>,
     turns: Turns,
     threads: Arc<Semaphore>,
-    /// Objects that were what was sealed, and when they were read.
+    /// Objects that had their sealed content, and the time of the read.
     recent: Mutex<VecDeque<(ObjectId, Instant)>>,
 }
 
-/// An object that is being read.
+/// Object that is being read.
 #[derive(Debug)]
 struct Run {
-    /// How many wait for it. It changes while the table is locked.
+    /// Number of waiting clients. It changes only while the table is locked.
     askers: Mutex<usize>,
     ended: watch::Receiver<Option<Result<bool, String>>>,
 }
 
-/// Waits for a run.
+/// Client that waits for a run. Dropping it leaves the run.
 struct Asker {
     run: Arc<Run>,
 }
@@ -55,7 +56,7 @@ impl Drop for Asker {
 }
 
 impl Run {
-    /// Takes part in it, unless all who asked have left, so that it ends.
+    /// Joins the run; `None` if all its clients have left, so that it ends.
     fn join(self: &Arc<Self>) -> Option<Asker> {
         let mut askers = self.askers.lock();
         if *askers == 0 {
@@ -89,7 +90,7 @@ async fn has_hash(parts: &Arc<Parts>, object: ObjectId, theirs: Hash) -> Result<
 }
 
 impl Confirms {
-    /// Whether an object has this hash; an asker that leaves waits no more.
+    /// Returns whether an object has this hash. Dropping the future stops the wait.
     pub(crate) async fn confirm(
         self: &Arc<Self>,
         parts: &Arc<Parts>,
@@ -104,7 +105,7 @@ impl Confirms {
         Ok(self.read(uid, object, read).await? && has_hash(parts, object, theirs).await?)
     }
 
-    /// Has an object read, once for all who ask; whether it is what was sealed.
+    /// Reads an object once for all waiting clients. Returns whether it has its sealed content.
     async fn read(
         self: &Arc<Self>,
         uid: u32,
@@ -137,8 +138,7 @@ impl Confirms {
         self.runs.lock().get(&object)?.join()
     }
 
-    /// Begins to read, or takes part where somebody else has begun; `turn` is kept for as long as the thread runs. `None`: somebody
-    /// else has just read it.
+    /// Starts to read, or joins a running read. The thread holds `turn` until it ends. `None`: another client has just read the object.
     fn begin(
         self: &Arc<Self>,
         object: ObjectId,
@@ -149,7 +149,7 @@ impl Confirms {
         if let Some(asker) = runs.get(&object).and_then(Run::join) {
             return Some(asker);
         }
-        // A run that ends is remembered before it leaves the table.
+        // A run is added to the recent objects before it is removed from the table.
         if self.is_recent(object) {
             return None;
         }

@@ -1,7 +1,8 @@
-//! Copies of small objects, many at once: one request to the element that has them, one sync of the device for all.
+//! Batched copies of small objects: one request to the source element and one sync of the device for many objects. The module writes
+//! objects to the store.
 //!
-//! What can't be done in this way (the source is away, lacks one, or has other bytes than it said; there is no room) is left
-//! to be done one by one, which tells why it fails. So here nothing fails.
+//! An object that can't be copied in a batch is left to be copied alone, which reports the error. Examples: the source is offline, lacks
+//! the object or has other bytes than it declared, or the store is full. So the functions of this module never fail.
 
 use crate::executor::Parts;
 use crate::labels::{Labels, Live, failed};
@@ -15,10 +16,10 @@ use tidemill_core::id::{ElementId, LabelId, ObjectId};
 use tidemill_core::label::{FailureKind, Input, Lane, Operation, Sealed};
 use tidemill_wire::copies::{Given, OBJECT_BYTES_MAX, OBJECTS_BYTES_MAX, OBJECTS_MAX};
 
-/// A label that was taken.
+/// Label that was taken from the queue.
 pub(crate) type Taken = (LabelId, Live);
 
-/// The next labels that copy small objects, after one that was taken.
+/// Takes the next labels that copy small objects, after the label `first`.
 pub(crate) fn with_more(labels: &Labels, first: Taken) -> Vec<Taken> {
     let mut bytes = small(&first.1).unwrap_or(OBJECTS_BYTES_MAX);
     let mut taken = vec![first];
@@ -26,14 +27,14 @@ pub(crate) fn with_more(labels: &Labels, first: Taken) -> Vec<Taken> {
         let Some(next) = labels.try_next(Lane::Copy) else {
             break;
         };
-        // One that is large is the last, so that nothing waits for it.
+        // A large object is the last of its batch, so that no other object waits for it.
         bytes += small(&next.1).unwrap_or(OBJECTS_BYTES_MAX);
         taken.push(next);
     }
     taken
 }
 
-/// The length of a small object of another element.
+/// Returns the length of a small object of another element.
 fn small(live: &Live) -> Option<u64> {
     let Operation::Copy { from, to, .. } = &live.label.operation else {
         return None;
@@ -42,13 +43,13 @@ fn small(live: &Live) -> Option<u64> {
     small.then_some(from.size)
 }
 
-/// Makes what copies it can; gives the labels that are left.
+/// Makes as many copies as possible. Returns the labels that are left.
 pub(crate) fn make(parts: &Parts, labels: &Arc<Labels>, taken: Vec<Taken>) -> Vec<Taken> {
     let new = |(_, live): &&Taken| {
         let Operation::Copy { from, .. } = &live.label.operation else {
             return false;
         };
-        // A damaged one is made anew in its place, and what is here is not brought.
+        // A damaged object is recreated in its place, and an object that is stored here is not fetched.
         let known = |db: &rusqlite::Connection| records::has_object(db, from.object);
         small(live).is_some()
             && from.element != parts.element
@@ -77,7 +78,7 @@ pub(crate) fn make(parts: &Parts, labels: &Arc<Labels>, taken: Vec<Taken>) -> Ve
     left
 }
 
-/// Brings what was made to where it is to stay; what can't be is made again, one by one, which tells why.
+/// Moves the copies to their final place. A copy that can't be moved is made again alone, which reports the error.
 fn settle(parts: &Parts, made: &mut BTreeMap<LabelId, Work>) {
     let mut labels = Vec::with_capacity(made.len());
     let mut objects = Vec::with_capacity(made.len());
@@ -104,7 +105,7 @@ fn settle(parts: &Parts, made: &mut BTreeMap<LabelId, Work>) {
     }
 }
 
-/// Brings objects of one element.
+/// Fetches objects of one element.
 fn bring(parts: &Parts, element: ElementId, wanted: &[&Taken], made: &mut BTreeMap<LabelId, Work>) {
     let objects: Vec<(&Input, &[u8])> = wanted
         .iter()
@@ -129,7 +130,7 @@ fn bring(parts: &Parts, element: ElementId, wanted: &[&Taken], made: &mut BTreeM
     }
 }
 
-/// Puts the bytes of a copy in their place.
+/// Stores the bytes of a copy.
 fn keep(parts: &Parts, live: &Live, bytes: &[u8], hash: Hash) -> Option<Work> {
     let Operation::Copy { to, part, .. } = &live.label.operation else {
         return None;
@@ -166,8 +167,8 @@ fn keep(parts: &Parts, live: &Live, bytes: &[u8], hash: Hash) -> Option<Work> {
     Some(work)
 }
 
-/// What another element is given of objects that it copies, in their order; of one that it may not have, or that it is to ask
-/// for alone, that there is none.
+/// Returns the answer to an element that copies objects, in the order of the request. An object that the element may not read, or that it
+/// must request alone, is answered as missing.
 pub(crate) fn give(parts: &Parts, objects: &[Option<ObjectId>], with_bytes: bool) -> Vec<Given> {
     let sums = parts.db.read(|db| {
         let sum = |object: &Option<ObjectId>| match object {
@@ -205,7 +206,7 @@ pub(crate) fn give(parts: &Parts, objects: &[Option<ObjectId>], with_bytes: bool
             new.iter()
                 .try_for_each(|(object, hash)| records::set_hash(db, *object, hash))
         };
-        // It is hashed again later.
+        // If this fails, the object is hashed later.
         parts.db.submit(false, keep, drop);
     }
     given

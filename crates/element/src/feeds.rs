@@ -1,7 +1,7 @@
-//! Inputs that a label of the same job is still making on this element: they are read where its kernel writes them, in its
-//! private folder, until it has ended.
+//! Inputs that another label of the same job is still writing on this element. The module reads them in the private folder of that label
+//! until the label has ended.
 //!
-//! Nothing is believed of that folder but what a kernel could read itself: what is opened there is a plain file, through no link.
+//! It opens only files that a kernel could read itself: plain files, reached through no link.
 
 use crate::store::StoreError;
 use std::fs::File;
@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use tidemill_core::id::{LabelId, ObjectId};
 use tidemill_core::label::{Analysis, Label, Operation};
 
-/// How a label ended, for those that it feeds.
+/// Outcome of a label, for the labels that it feeds.
 #[derive(Debug, Default)]
 pub(crate) struct Fate(AtomicU8);
 
@@ -20,36 +20,36 @@ impl Fate {
     const WELL: u8 = 1;
     const BADLY: u8 = 2;
 
-    /// It has ended, and whether well. To be said after it can't be otherwise any more.
+    /// Sets the outcome. Call it only when the outcome is final.
     pub(crate) fn seal(&self, well: bool) {
         let fate = if well { Self::WELL } else { Self::BADLY };
         self.0.store(fate, Ordering::Release);
     }
 
-    /// Whether its outputs are sealed and count.
+    /// Returns whether the outputs are sealed and valid.
     pub(crate) fn is_well(&self) -> bool {
         self.0.load(Ordering::Acquire) == Self::WELL
     }
 
-    /// Whether it will have no outputs.
+    /// Returns whether the label will have no outputs.
     pub(crate) fn is_bad(&self) -> bool {
         self.0.load(Ordering::Acquire) == Self::BADLY
     }
 }
 
-/// An input of a label that another makes while it runs.
+/// Input of a label that another label writes at the same time.
 #[derive(Clone, Debug)]
 pub(crate) struct Feed {
-    /// Its place among the inputs.
+    /// Index of the input.
     pub(crate) index: usize,
-    /// Which label makes it, by which name.
+    /// Label that writes the input, and the name of the output in it.
     pub(crate) maker: LabelId,
     pub(crate) name: String,
-    /// How that label ended.
+    /// Outcome of that label.
     pub(crate) fate: Arc<Fate>,
 }
 
-/// What a label analyses.
+/// Returns the analysis of a label, if it is one.
 pub(crate) fn analysis(label: &Label) -> Option<&Analysis> {
     match &label.operation {
         Operation::Analyse(analysis) => Some(analysis),
@@ -57,8 +57,8 @@ pub(crate) fn analysis(label: &Label) -> Option<&Analysis> {
     }
 }
 
-/// What another label makes of the inputs of one, each by its place and the name that the other gives it: `None` if one of them
-/// has to be there before, or none is made.
+/// Returns the inputs that the label of `maker` feeds, each with its index and the name of the output. `None` if one of its outputs must be
+/// complete before the start, or if it feeds none.
 pub(crate) fn fed_by(analysis: &Analysis, maker: &Analysis) -> Option<Vec<(usize, String)>> {
     if analysis.pipelined.is_empty() || analysis.surroundings.reads_all() {
         return None;
@@ -80,10 +80,10 @@ pub(crate) fn fed_by(analysis: &Analysis, maker: &Analysis) -> Option<Vec<(usize
     (!fed.is_empty()).then_some(fed)
 }
 
-/// A file as it is made.
+/// Output file that is being written.
 #[derive(Debug)]
 pub(crate) struct Making {
-    /// The private folder of the label that makes it, and its name there.
+    /// Private folder of the label that writes the file, and the name of the file in it.
     folder: PathBuf,
     name: String,
     fate: Arc<Fate>,
@@ -104,7 +104,8 @@ impl Making {
         &self.fate
     }
 
-    /// How long it is by now; 0 as long as it is not there. One of which nothing was `read` yet may have become another file.
+    /// Returns the present length; 0 if the file does not exist yet. While nothing was `read`, another file may have replaced it, so it is
+    /// opened again.
     pub(crate) fn size(&mut self, read: bool) -> u64 {
         if !read || self.file.is_none() {
             self.file = tidemill_kernel::open_as_made(&self.folder, &self.name).ok();

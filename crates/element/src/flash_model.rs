@@ -1,10 +1,10 @@
-//! The model of the flash below an element: what its writes will have done to a device of its capacity.
+//! Model of the flash device of an element: it estimates the effect of the element's writes on a device of its capacity. The module reads
+//! the database and keeps one snapshot file.
 //!
-//! The element tells what it wrote and removed by pushing an event to a list; once a status period the events
-//! are taken into a [`Ledger`], whose report goes into the status object. So nobody who writes waits for the
-//! model, and a snapshot of it in the folder lets wear go on over restarts. The snapshot is bookkeeping: a
-//! missing or damaged one is begun anew from the objects in the database, and nothing else depends on it.
-//! `docs/formats-element.md` has its layout and what counts as written.
+//! The element reports writes and removals by appending events to a list. Once per status period the events are added to a [`Ledger`],
+//! whose report is part of the status object. So no writer waits for the model. A snapshot in the folder preserves the wear over restarts.
+//! The snapshot is only bookkeeping: if it is missing or damaged, the model restarts from the objects in the database, and nothing else
+//! depends on it. `docs/formats-element.md` defines its layout and the counted writes.
 
 use crate::db::Db;
 use crate::records;
@@ -24,31 +24,31 @@ use tidemill_wire::v1;
 /// Version of the snapshot's layout around the ledger, which has a version of its own.
 pub const SNAPSHOT_VERSION: u32 = 1;
 
-/// What a snapshot begins with.
+/// First bytes of a snapshot.
 const MAGIC: [u8; 8] = *b"TMFLASH\n";
 
 /// Bytes before the ledger: magic, version, capacity, since, left out.
 const HEADER_BYTES: usize = 8 + 4 + 8 + 8 + 8;
 
-/// Bytes after it: the hash of all before.
+/// Bytes after the ledger: the hash of all bytes before.
 const HASH_BYTES: usize = 32;
 
 /// Time between two snapshots while the element writes.
 const SNAPSHOT_PERIOD: Duration = Duration::from_secs(60);
 
-/// Events that wait for the model; bytes of those beyond are left out.
+/// Maximum number of waiting events. The bytes of further events are left out.
 const EVENTS_MAX: usize = 1 << 20;
 
-/// Set in the id of a copy that was pulled from another element. Ids of data objects do not have it.
+/// Bit in the id of a copy that was pulled from another element. Ids of data objects do not have it.
 const PULLED: u64 = 1 << 63;
 
-/// The model of one element's device. Telling it something takes well below a microsecond.
+/// Model of one element's device. Reporting an event takes well below a microsecond.
 #[derive(Debug)]
 pub struct FlashModel {
     path: PathBuf,
     capacity_bytes: u64,
     events: Mutex<Vec<Event>>,
-    /// Bytes of events for which there was no room.
+    /// Bytes of events beyond the maximum.
     dropped_bytes: AtomicU64,
     state: Mutex<State>,
     report: Mutex<Option<v1::FlashModel>>,
@@ -62,50 +62,50 @@ enum Event {
 
 #[derive(Debug)]
 enum State {
-    /// Not read yet.
+    /// The snapshot was not read yet.
     Unread,
-    /// In use.
+    /// The model is in use.
     Open(Box<Book>),
-    /// Stopped, or there is no model of such a capacity.
+    /// The model was stopped, or no model exists for this capacity.
     Off,
 }
 
-/// The ledger and what is kept beside it.
+/// Ledger and its bookkeeping.
 #[derive(Debug)]
 struct Book {
     ledger: Ledger,
-    /// When it was begun.
+    /// Start of the ledger.
     since: Time,
-    /// Bytes that the ledger had no room for.
+    /// Bytes that did not fit into the ledger.
     left_out_bytes: u64,
-    /// Whether the snapshot is behind.
+    /// Whether the ledger has changed since the last snapshot.
     changed: bool,
-    /// When the last snapshot was made.
+    /// Time of the last snapshot.
     kept: Option<Instant>,
 }
 
-/// Why a snapshot is of no use.
+/// Reason why a snapshot can't be used.
 #[derive(Debug, thiserror::Error)]
 enum Unusable {
-    /// It is cut off or something else.
+    /// The file is truncated or is no snapshot.
     #[error("it is no snapshot of a flash model")]
     Foreign,
-    /// Another release made it.
+    /// Another release wrote it.
     #[error("it has version {0}, this program knows {SNAPSHOT_VERSION}")]
     Version(u32),
-    /// Its bytes changed.
+    /// Its bytes have changed.
     #[error("it is damaged")]
     Hash,
     /// The element has another capacity now.
     #[error("it is of a capacity of {0} bytes")]
     Capacity(u64),
-    /// The ledger in it.
+    /// The ledger in it is invalid.
     #[error(transparent)]
     Ledger(#[from] SnapshotError),
 }
 
 impl FlashModel {
-    /// The model of a device of `capacity_bytes` whose snapshot is in `folder`. Reads nothing yet.
+    /// Returns the model of a device of `capacity_bytes` whose snapshot is in `folder`. Reads nothing yet.
     #[must_use]
     pub fn new(folder: &Path, capacity_bytes: u64) -> Self {
         Self {
@@ -118,24 +118,24 @@ impl FlashModel {
         }
     }
 
-    /// An object was sealed and that is kept.
+    /// Records that an object was sealed and stored in the database.
     pub fn on_written(&self, object: ObjectId, bytes: u64) {
         let object = object.0;
         self.push(Event::Wrote { object, bytes });
     }
 
-    /// An object was removed and that is kept.
+    /// Records that an object was removed from the database.
     pub fn on_removed(&self, object: ObjectId) {
         self.push(Event::Removed { object: object.0 });
     }
 
-    /// A copy of another element's object was made here with `bytes` written for it: none for a link.
+    /// Records that another element's object was copied to this element, with `bytes` written for it: 0 for a link.
     pub fn on_pulled(&self, object: ObjectId, bytes: u64) {
         let object = object.0 | PULLED;
         self.push(Event::Wrote { object, bytes });
     }
 
-    /// Such a copy was removed.
+    /// Records that such a copy was removed.
     pub fn on_pulled_removed(&self, object: ObjectId) {
         let object = object.0 | PULLED;
         self.push(Event::Removed { object });
@@ -150,18 +150,18 @@ impl FlashModel {
         }
     }
 
-    /// What the model said when it was last settled; `None` before, and if there is no model.
+    /// Returns the report of the last settlement; `None` before, and if no model exists.
     #[must_use]
     pub fn report(&self) -> Option<v1::FlashModel> {
         *self.report.lock()
     }
 
-    /// Takes the events into the model and keeps a snapshot if one is due. The first call reads the last
-    /// snapshot and compares it with the objects of `db`, which are in `store`. Blocks.
+    /// Adds the events to the model and writes a snapshot if one is due. The first call reads the last snapshot and compares it with the
+    /// objects of `db`, which are in `store`. Blocks.
     pub fn settle(&self, db: &Db, store: &dyn Store) {
         let mut state = self.state.lock();
         if let State::Unread = *state {
-            // Events are taken after this look at the database, so none is missed: each is told once it is kept.
+            // The database is read before the events are taken. Each event is reported after its transaction, so no event is missed.
             match db.read(records::data_objects) {
                 Ok(objects) => *state = self.open(&objects, store),
                 Err(error) => tracing::warn!(%error, "the flash model waits for the database"),
@@ -178,7 +178,7 @@ impl FlashModel {
         }
     }
 
-    /// Keeps what there is and ends the model. Blocks.
+    /// Writes a final snapshot and ends the model. Blocks.
     pub fn stop(&self) {
         let mut state = self.state.lock();
         self.take_events(&mut state);
@@ -257,7 +257,7 @@ impl Book {
         })
     }
 
-    /// Objects never change and their ids are never used again, so one that is known needs no second look.
+    /// Objects never change and ids are never reused, so a known object is skipped.
     fn wrote(&mut self, object: u64, bytes: u64) {
         if bytes == 0 || self.ledger.contains(object) {
             return;
@@ -273,7 +273,7 @@ impl Book {
         self.changed |= self.ledger.removed(object);
     }
 
-    /// Makes up for what happened after the snapshot, of which only the objects that are there now tell.
+    /// Adds the changes after the snapshot, as far as the existing objects show them.
     fn reconcile(&mut self, objects: &[ObjectId], allocated: impl Fn(ObjectId) -> u64) {
         let there: BTreeSet<u64> = objects.iter().map(|object| object.0).collect();
         let known = self.ledger.objects();
@@ -371,7 +371,7 @@ fn scaled(ratio: f64, by: f64) -> u64 {
     (ratio * by).round() as u64
 }
 
-/// The model as JSON, with the fields of the protocol.
+/// Returns the model as JSON, with the fields of the protocol.
 #[must_use]
 pub fn json(model: &v1::FlashModel) -> Value {
     json!({

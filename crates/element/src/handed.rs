@@ -1,11 +1,12 @@
-//! Memory beside the objects of an element on a disk, for what the tasks of a job hand to each other.
+//! Memory of an element on a disk for outputs that the tasks of a job hand to each other. The module writes only files below its folder.
 //!
-//! A task writes where all tasks do, so that no kernel ever finds memory full; what it has made is then copied here, if there is
-//! room, and is never on its way to the disk again. The file system in memory is the element's own or, without root and where users
-//! can't pass through the element's folder, a folder of the host's shared memory (`crate::memory`); what is taken is counted here either way.
+//! A task writes its outputs to its private folder as always, so that no kernel ever finds the memory full. The output is then copied to
+//! the memory if it fits, and is not written back to the disk. The memory is a file system of the element or a folder of the host's shared
+//! memory (`crate::memory`). The latter is used without root, and where users can't pass through the element's folder. The module counts
+//! the used bytes in both cases.
 //!
-//! Kernels find their inputs by hard links elsewhere, which lead into no other file system. So they get a symbolic link here, and have
-//! to pass through the folder, which nobody can list: a file's name has 128 bits that only its readers come to know.
+//! Kernels find other inputs through hard links, which can't cross file systems. For these inputs they get a symbolic link and must pass
+//! through the folder. Nobody can list the folder: the name of a file has 128 random bits that only its readers learn.
 
 use crate::folder::{close_for_ever, copy_with_holes};
 use parking_lot::Mutex;
@@ -15,10 +16,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 use tidemill_core::id::ObjectId;
 
-/// The folder, in that of the element.
+/// Name of the folder in the element's folder.
 pub(crate) const FOLDER: &str = "handed";
 
-/// See the module.
+/// Memory for intermediate outputs; see the module.
 #[derive(Debug)]
 pub(crate) struct Handed {
     folder: PathBuf,
@@ -32,7 +33,7 @@ struct Held {
     objects: HashMap<ObjectId, (PathBuf, u64)>,
 }
 
-/// A name that nobody can guess, which begins with the object's.
+/// Returns a random name that begins with the object's id.
 fn new_name(object: ObjectId) -> io::Result<String> {
     let mut secret = [0; 16];
     rustix::rand::getrandom(&mut secret, rustix::rand::GetRandomFlags::empty())?;
@@ -40,7 +41,7 @@ fn new_name(object: ObjectId) -> io::Result<String> {
     Ok(format!("{:016x}-{secret}", object.0))
 }
 
-/// The object of a name, if it is that of a whole one.
+/// Returns the object of a name, if it is the name of a complete file.
 fn object_of(name: &str) -> Option<ObjectId> {
     let (object, secret) = name.split_once('-')?;
     let whole = secret.len() == 32 && secret.bytes().all(|byte| byte.is_ascii_hexdigit());
@@ -48,9 +49,9 @@ fn object_of(name: &str) -> Option<ObjectId> {
 }
 
 impl Handed {
-    /// Finds what is there; what was being copied is removed.
+    /// Finds the existing files and removes incomplete ones.
     pub(crate) fn open(element: &Path, capacity_bytes: u64) -> io::Result<Self> {
-        // Kernels are given paths of it, and may not pass through the folder of the element.
+        // Kernels get paths in this folder, and may not pass through the folder of the element.
         let folder = element.join(FOLDER).canonicalize()?;
         let mut held = Held::default();
         for file in std::fs::read_dir(&folder)? {
@@ -71,24 +72,24 @@ impl Handed {
         })
     }
 
-    /// The file of an object that is here.
+    /// Returns the file of an object in memory.
     pub(crate) fn find(&self, object: ObjectId) -> Option<PathBuf> {
         let held = self.held.lock();
         held.objects.get(&object).map(|(path, _)| path.clone())
     }
 
-    /// The objects that are here.
+    /// Returns the objects in memory.
     pub(crate) fn objects(&self) -> Vec<ObjectId> {
         self.held.lock().objects.keys().copied().collect()
     }
 
-    /// Bytes that are taken, and that there are.
+    /// Returns the used bytes and the capacity.
     #[cfg(test)]
     fn space(&self) -> (u64, u64) {
         (self.held.lock().bytes, self.capacity_bytes)
     }
 
-    /// Makes a copy of a file the sealed object, if there is room; whether there was.
+    /// Copies a file into memory as the sealed object, if it fits. Returns whether it did.
     pub(crate) fn take(&self, object: ObjectId, file: &File, bytes: u64) -> bool {
         self.forget(object);
         {
@@ -121,13 +122,13 @@ impl Handed {
             .and_then(|copy| close_for_ever(&copy))
             .and_then(|()| std::fs::rename(&new, &path));
         if copied.is_err() {
-            // The error of the copy is the one to tell.
+            // The caller reports the error of the copy.
             let _ = std::fs::remove_file(&new);
         }
         copied.map(|()| path)
     }
 
-    /// An object is here no more; whether it was.
+    /// Removes an object from memory. Returns whether it existed.
     pub(crate) fn forget(&self, object: ObjectId) -> bool {
         let mut held = self.held.lock();
         let Some((path, bytes)) = held.objects.remove(&object) else {
@@ -180,7 +181,7 @@ mod tests {
         assert!(path.metadata().unwrap().permissions().readonly());
         assert!(handed.forget(ObjectId(1)) && !handed.forget(ObjectId(1)));
         assert!(!path.exists());
-        // Nowhere to copy to: it is no failure.
+        // Without the folder, `take` only returns false.
         std::fs::remove_dir(folder.path().join(FOLDER)).unwrap();
         assert!(!handed.take(ObjectId(3), &file, 600));
         assert_eq!(handed.space().0, 0);

@@ -1,7 +1,7 @@
-//! The element's HTTP routes; `tidemill_wire::route` lists them.
+//! HTTP routes of the element; `tidemill_wire::route` lists them. They use the element's store, database and labels.
 //!
-//! Every request for an object shows its capability. File work is done on blocking threads, in pieces of a
-//! mebibyte, since a file is read as fast as it was written in large pieces.
+//! Every request for an object carries a capability. File work runs on blocking threads, in pieces of one mebibyte, since files are written
+//! and read fastest in large pieces.
 
 use crate::asleep::counted;
 use crate::bytes_out::{self, Pool};
@@ -49,34 +49,34 @@ use tidemill_wire::route::{
 use tokio::net::TcpListener;
 use tokio::sync::{OwnedSemaphorePermit, watch};
 
-/// Bytes written or read at once.
+/// Bytes per read or write.
 pub const PIECE_BYTES: usize = 1 << 20;
 
-/// Longest value of an attribute that clients set.
+/// Maximum length of an attribute that clients set.
 const ATTRIBUTE_BYTES_MAX: usize = 64 << 10;
 
-/// Longest path of a file outside.
+/// Maximum length of an external path.
 const PATH_BYTES_MAX: usize = 4096;
 
-/// Longest body of a request that is not an object's bytes.
+/// Maximum length of a body that is not an object's bytes.
 const BODY_BYTES_MAX: usize = 8 << 20;
 
-/// How long such a body may take.
+/// Time limit for the transfer of such a body.
 const BODY_MAX: Duration = Duration::from_secs(10);
 
-/// Pages below are the element's own.
+/// First attribute page for clients. Lower pages belong to the element.
 const CLIENT_PAGES: u32 = 0x100;
 
-/// Connections of one ordinary user at once. A mount's count for the user it asked for last.
+/// Maximum number of concurrent connections of one ordinary user. The connections of a mount count for the user of its last request.
 const CONNECTIONS_EACH_MAX: usize = 256;
 
-/// Bodies of one user that are held in memory at once.
+/// Maximum number of bodies of one user that are held in memory concurrently.
 const BODIES_EACH_MAX: usize = 4;
 
-/// Receives of one user, and waits for room, at once: they last.
+/// Maximum number of concurrent requests of one user that receive messages or wait for space in a channel. Such requests last long.
 const WAITS_EACH_MAX: usize = 64;
 
-/// What handlers work with.
+/// State for the handlers.
 #[derive(Clone, Debug)]
 pub(crate) struct Context {
     node: Arc<Node>,
@@ -87,7 +87,7 @@ pub(crate) struct Context {
     confirms: Arc<Confirms>,
 }
 
-/// The element's connections, as axum takes them.
+/// Listener of the element, in axum's form.
 struct Incoming(Listener);
 
 impl axum::serve::Listener for Incoming {
@@ -103,7 +103,7 @@ impl axum::serve::Listener for Incoming {
     }
 }
 
-/// The place of a connection.
+/// Entry of a connection in the limit of its user.
 #[derive(Clone, Debug)]
 struct Came(Guest);
 
@@ -113,13 +113,13 @@ impl Connected<IncomingStream<'_, Incoming>> for Came {
     }
 }
 
-/// Serves until told to stop.
+/// Serves until the stop signal.
 pub(crate) async fn serve(node: Arc<Node>, listener: TcpListener, mut stop: watch::Receiver<bool>) {
     let identity = node.identity.as_ref().map(Identity::current);
     let listener = Incoming(Listener::new(listener, identity, CONNECTIONS_EACH_MAX));
     let router = router(node).into_make_service_with_connect_info::<Came>();
     let served = axum::serve(listener, router).with_graceful_shutdown(async move {
-        // An element that was dropped stops serving too.
+        // An element that was dropped stops serving, too.
         let _ = stop.wait_for(|stop| *stop).await;
     });
     if let Err(error) = served.await {
@@ -169,8 +169,8 @@ fn router(node: Arc<Node>) -> axum::Router {
         .with_state(context)
 }
 
-/// Lets nobody in who shows no capability of this element, before anything of the body is read. Whether it is the right
-/// one is up to the handlers.
+/// Rejects requests without a valid capability of this element, before it reads their body. Each handler checks whether the capability
+/// allows the request.
 async fn gate(
     State(context): State<Context>,
     ConnectInfo(Came(guest)): ConnectInfo<Came>,
@@ -188,7 +188,7 @@ async fn gate(
     Ok(answer.map(|body| counted(body, answering)))
 }
 
-/// Why a request is refused.
+/// Reason why a request is refused.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Refused {
     #[error("{0}")]
@@ -303,13 +303,13 @@ impl IntoResponse for Refused {
     }
 }
 
-/// Requests that fail.
+/// Limiter for log messages about failed requests.
 static FAILED: Sparse = Sparse::new();
 
 pub(crate) type Answer = Result<Response, Refused>;
 
 impl Context {
-    /// The object of a path, if the request's capability allows `wanted` on it.
+    /// Returns the object of a path, if the request's capability allows `wanted` on it.
     pub(crate) fn authorize(
         &self,
         shown: &Capability,
@@ -333,12 +333,12 @@ impl Context {
         &self.node
     }
 
-    /// A turn to send a body that is held in memory.
+    /// Waits for a turn of the user to send a body that is held in memory.
     pub(crate) async fn body_of(&self, uid: u32) -> Result<OwnedSemaphorePermit, Busy> {
         self.bodies.take(uid).await
     }
 
-    /// A turn to wait for others.
+    /// Waits for a turn of the user for a request that waits for others.
     pub(crate) async fn wait_of(&self, uid: u32) -> Result<OwnedSemaphorePermit, Busy> {
         self.waits.take(uid).await
     }
@@ -349,7 +349,7 @@ impl Context {
         Ok(self.node.revoked.check(shown)?)
     }
 
-    /// What a capability says that this array signed, in hexadecimal.
+    /// Decodes a capability in hexadecimal and verifies that this array signed it.
     async fn read(&self, hex: &[u8]) -> Result<Capability, Refused> {
         let text = std::str::from_utf8(hex).ok();
         let capability = text.and_then(route::parse_hex).ok_or(Refusal::Malformed)?;
@@ -383,7 +383,7 @@ async fn read(
         false => store.open(object),
     };
     let opened = find(&context, object, open).await?;
-    // Who writes it may read back what was written; for all others it does not exist yet.
+    // The writer may read back its own bytes; for all others an unsealed object does not exist yet.
     if !opened.stat.sealed && shown.rights & (rights::WRITE | rights::UNSEALED) == 0 {
         return Err(Refused::Unsealed(object.0));
     }
@@ -462,7 +462,7 @@ async fn head(
     Ok((headers, Body::empty()).into_response())
 }
 
-/// Looks for an object. If it can't be had although it is kept, that is noted: others are not to ask for it again.
+/// Calls `look` for an object. If the object is recorded but not readable, records the damage, so that others do not ask for it again.
 async fn find<T: Send + 'static>(
     context: &Context,
     object: ObjectId,
@@ -578,7 +578,7 @@ async fn copy(
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
-/// All that is outside is reached with the element's keys, so who may say what of it is a file has to be the array's own.
+/// The element's keys give access to the whole external store. So only root and the user of the array may link files of it.
 async fn link(
     State(context): State<Context>,
     Path(id): Path<String>,
@@ -711,7 +711,7 @@ struct WithBytes {
     bytes: bool,
 }
 
-/// What another element needs to copy many objects.
+/// Returns the data with which another element copies many objects.
 async fn copies(
     State(context): State<Context>,
     Query(WithBytes { bytes }): Query<WithBytes>,
@@ -744,13 +744,13 @@ fn refuse(result: &mut SealResult, refused: &Refused) {
     result.message = refused.to_string();
 }
 
-/// A body to seal with, whose attributes are those that the server has signed. All that counts of what the client tells is
-/// `durable` and `lost`, and of the path the name by which a lost writer's open file is shown in the log.
+/// Returns the body of a seal with the attributes that the server has signed. Only these fields of the client's body are used: `durable`,
+/// `lost`, and from the path the name that the log shows for an open file of a lost writer.
 fn attested(shown: &Capability, told: SealBody) -> (SealBody, OsString) {
     let name = std::path::Path::new(&told.path).file_name();
     let name = name.unwrap_or_default().to_owned();
     let signed = shown.attributes.unwrap_or(Attributes {
-        // Of an earlier release: it is nobody's file, and the server says later whose it is.
+        // The capability is of an earlier release: the object belongs to no file, and the server sends the owner later.
         inode: 0,
         uid: shown.uid,
         gid: shown.uid,
@@ -758,7 +758,7 @@ fn attested(shown: &Capability, told: SealBody) -> (SealBody, OsString) {
         part: None,
     });
     let body = SealBody {
-        // It became one of several parts after the capability was signed: without a note nobody knows what of it is the file's.
+        // The object became one of several parts after the capability was signed. Without a note, its place in the file is unknown.
         inode: match (signed.part, told.part) {
             (None, Some(_)) => 0,
             _ => signed.inode,
@@ -774,7 +774,7 @@ fn attested(shown: &Capability, told: SealBody) -> (SealBody, OsString) {
     (body, name)
 }
 
-/// Seals objects with one change of the database. An object that was sealed before keeps what was kept of it.
+/// Seals objects with one transaction of the database. An object that was sealed before keeps its attributes.
 async fn seal_objects(
     context: &Context,
     objects: Vec<(ObjectId, (SealBody, OsString))>,
@@ -856,7 +856,7 @@ async fn folded(
     made(state, (id, of), shown, (body, true)).await
 }
 
-/// Whose child does it is the server's word; others ask for themselves.
+/// The server may reduce for any user; other callers reduce only for themselves.
 async fn made(
     State(context): State<Context>,
     (Path(id), Query(For { uid, gid })): (Path<String>, Query<For>),
@@ -879,7 +879,7 @@ async fn made(
         made
     };
     match tokio::task::spawn_blocking(work).await? {
-        // Says whether it is damaged.
+        // `find` determines whether the object is damaged.
         Err(ReduceTrouble::Store(error)) => {
             find(&context, object, move |_| Err::<(), _>(error)).await?;
             Err(Refused::Missing("such object"))
@@ -893,7 +893,7 @@ struct Folder {
     folder: u8,
 }
 
-/// Only the server has the right to remove object 0, and so to see what there is.
+/// Only the server has the right to remove object 0. The same right allows listing.
 async fn list(
     State(context): State<Context>,
     Query(Folder { folder }): Query<Folder>,
@@ -1040,7 +1040,7 @@ async fn read_rows<T: Send + 'static>(
     Ok(tokio::task::spawn_blocking(move || db.read(read)).await??)
 }
 
-/// Takes a body into memory, whose sender has a turn meanwhile and may not keep it for long.
+/// Reads a body into memory. Its sender holds a turn during this time, so the time is limited.
 pub(crate) async fn collect(body: Body, bytes_max: usize) -> Result<Bytes, Refused> {
     let mut body = body.into_data_stream();
     let all = async {

@@ -1,7 +1,7 @@
-//! The element's key and certificate, by which those who connect know it.
+//! Key and certificate with which the element identifies itself to its clients. The module stores them in the element's database.
 //!
-//! The key is made once and stays in `element.db`. The server certifies it whenever the element attaches; the
-//! last certificate is kept, so that an element serves when it starts before its server.
+//! The key is created once and stays in `element.db`. The server certifies it whenever the element attaches. The last certificate is
+//! stored, so that an element can serve when it starts before its server.
 
 use crate::db::{Db, DbError};
 use crate::error::Error;
@@ -14,7 +14,7 @@ use tokio::sync::watch;
 const PRIVATE_KEY: &str = "private key";
 const CERTIFICATE: &str = "certificate";
 
-/// See the module.
+/// Identity of an element; see the module.
 #[derive(Debug)]
 pub struct Identity {
     key: Vec<u8>,
@@ -23,10 +23,10 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Brings back key and certificate, or makes a key.
+    /// Loads key and certificate, or creates a key.
     ///
     /// # Errors
-    /// If the database can't be read or holds something else.
+    /// If the database can't be read or contains invalid data.
     pub fn open(db: &Db) -> Result<Self, Error> {
         let (kept, certificate) = db.read(|connection| {
             Ok((
@@ -61,19 +61,19 @@ impl Identity {
         Ok(identity)
     }
 
-    /// What the server is to certify: a point of P-256, uncompressed.
+    /// Returns the public key that the server certifies: a point of P-256, uncompressed.
     #[must_use]
     pub fn public_key(&self) -> &[u8] {
         &self.public_key
     }
 
-    /// What new connections are shown.
+    /// Returns the identity for new connections.
     #[must_use]
     pub fn current(&self) -> watch::Receiver<Option<tls::Identity>> {
         self.current.subscribe()
     }
 
-    /// Shows this certificate (DER) from now on, and keeps it.
+    /// Uses this certificate (DER) from now on, and stores it.
     ///
     /// # Errors
     /// If it is for another key, or the database fails.
@@ -83,7 +83,7 @@ impl Identity {
         let change = move |connection: &rusqlite::Connection| {
             records::set_identity(connection, CERTIFICATE, &certificate)
         };
-        // One that is lost is made again at the next attachment.
+        // A lost certificate is issued again at the next attachment.
         db.write(false, change).await.map_err(DbError::into)
     }
 

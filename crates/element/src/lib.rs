@@ -1,12 +1,12 @@
-//! The storage node: keeps objects, serves them over HTTP, and runs the labels that the server sends.
+//! The storage node: it stores objects, serves them over HTTP, and runs the labels that the server sends.
 //!
 //! ```text
-//!   http ──► store (folder) ◄── task ◄── executor ◄── attach ◄── server
-//!     └────► db (one writer, group commit) ◄──┘  └──► runner (tidemill_kernel), pull (other elements)
+//!    http ──► store (folder) ◄── task ◄── executor ◄── attach ◄── server
+//!      └────► db (one writer, group commit) ◄──┘  └──► runner (tidemill_kernel), pull (other elements)
 //! ```
 //!
-//! [`Element::start`] brings one up in this process. It owns its folder and nothing else: it knows no names,
-//! no jobs, and decides nothing about where work goes.
+//! [`Element::start`] starts an element in this process. The element owns its folder and nothing else. It knows no names and no jobs, and
+//! does not decide where work runs.
 
 mod asleep;
 mod attach;
@@ -77,12 +77,11 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-/// How long to wait for a folder that is in use: a kernel of an element that was just killed holds the lock
-/// until it is killed too.
+/// Time to wait for a folder that is in use: a kernel of a killed element holds the lock until the kernel is killed, too.
 const LOCK_MAX: Duration = Duration::from_secs(3);
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
-/// An element that runs in this process. [`Element::stop`] it; if it is only dropped, its threads go on.
+/// Element that runs in this process. End it with [`Element::stop`]; if it is only dropped, its threads continue.
 #[derive(Debug)]
 pub struct Element {
     node: Arc<Node>,
@@ -90,13 +89,13 @@ pub struct Element {
     attached: JoinHandle<Error>,
     refreshing: JoinHandle<()>,
     serving: JoinHandle<()>,
-    /// Held as long as the folder is in use.
+    /// Lock file, held while the folder is in use.
     _lock: File,
 }
 
 impl Element {
-    /// Starts an element: opens its folder, takes up its queue, serves HTTP, and attaches to the server as
-    /// soon as that can be reached. Must be called on a multi-thread tokio runtime.
+    /// Starts an element: opens its folder, loads its queue, serves HTTP, and attaches to the server as soon as the server is reachable.
+    /// Must be called on a multi-thread tokio runtime.
     ///
     /// # Errors
     /// If its folder, address or kernels can't be used; see [`Error`].
@@ -109,7 +108,7 @@ impl Element {
         let in_memory = config.medium == Medium::Memory;
         let counts_room = in_memory && memory::prepare(&config)?;
         if in_memory && !counts_room {
-            // Its file system is as large as that.
+            // The element's own file system already has this size.
             config.capacity_bytes = None;
         }
         std::fs::create_dir_all(&config.folder).map_err(in_folder)?;
@@ -168,26 +167,26 @@ impl Element {
         })
     }
 
-    /// How others reach it, `https://host:port` or `http://host:port`.
+    /// Returns the URL for others, `https://host:port` or `http://host:port`.
     #[must_use]
     pub fn url(&self) -> &str {
         &self.node.url
     }
 
-    /// What its parts share.
+    /// Returns the shared state of the element.
     #[must_use]
     pub fn node(&self) -> &Arc<Node> {
         &self.node
     }
 
-    /// Its store, if that is outside of the array, for who looks at what is there.
+    /// Returns the interface to the element's external store, for the follower that scans it. `None` if the store is not external.
     #[must_use]
     pub fn follower(&self) -> Option<Follower> {
         let outside = self.node.parts().outside.as_ref();
         outside.map(|outside| Follower::new(Arc::clone(outside)))
     }
 
-    /// Waits until the element can't go on, and says why. It still has to be stopped.
+    /// Waits until the element can't continue, and returns the reason. The element must still be stopped.
     pub async fn failed(&mut self) -> Error {
         match (&mut self.attached).await {
             Ok(error) => error,
@@ -195,11 +194,11 @@ impl Element {
         }
     }
 
-    /// Stops it: kernels are killed and run again at the next start, what was acknowledged is kept.
+    /// Stops the element. Kernels are killed and run again at the next start; acknowledged data stays.
     pub async fn stop(self) {
         self.attached.abort();
         self.refreshing.abort();
-        // The server of a stopped element has ended already if nobody listens.
+        // An error means that the HTTP server has already ended.
         let _ = self.stop.send(true);
         let node = Arc::clone(&self.node);
         let ended = tokio::task::spawn_blocking(move || {
@@ -214,8 +213,8 @@ impl Element {
     }
 }
 
-/// Lets this process have as many files open as it may: a task's inputs are held while it runs, and it may have thousands.
-/// Kernels have a bound of their own.
+/// Raises the limit of open files of this process to its maximum. A running task holds all its inputs open, possibly thousands. Kernels
+/// have their own limit.
 fn open_many_files() {
     use rustix::process::{Resource, getrlimit, setrlimit};
     let mut limit = getrlimit(Resource::Nofile);
@@ -266,13 +265,13 @@ fn open(config: &Config, runtime: tokio::runtime::Handle) -> Result<Parts, Error
     })
 }
 
-/// Where objects are, and the same once more if they stay outside.
+/// Store of objects, and the same store once more if the objects stay outside.
 type Stores = (Arc<dyn store::Store>, Option<Arc<Outside>>);
 
-/// Opens the store. Under the id of the status object, which has no bytes, it keeps an empty file: what a task
-/// reads that has a file as input that never had a byte, and so no object of its own.
+/// Opens the store. Under the id of the status object, which has no bytes, it stores an empty file. A task reads this file in place of an
+/// input file that never had a byte and therefore has no object.
 fn open_store(config: &Config, db: &Db, runtime: &tokio::runtime::Handle) -> Result<Stores, Error> {
-    // What is near goes when it has settled, so that it is not bounded.
+    // Near files are removed after they have settled, so their total is not limited here.
     let capacity = config.capacity_bytes.filter(|_| config.outside.is_none());
     let mut store = FolderStore::open(&config.folder, capacity)?;
     if let Some(bytes) = config.intermediate_bytes {
@@ -290,14 +289,14 @@ fn open_store(config: &Config, db: &Db, runtime: &tokio::runtime::Handle) -> Res
     Ok((Arc::clone(&outside) as Arc<dyn store::Store>, Some(outside)))
 }
 
-/// Makes sure that no other process has the folder.
+/// Ensures that no other process uses the folder.
 async fn lock(config: &Config) -> Result<File, Error> {
     let path = config.folder.join("lock");
     let failed = |source| Error::Folder {
         path: path.clone(),
         source,
     };
-    // Tasks pass through to their private folders but can't list what else there is.
+    // Tasks can pass through to their private folders but can't list the other files.
     std::fs::set_permissions(&config.folder, Permissions::from_mode(0o711)).map_err(failed)?;
     let file = File::options()
         .write(true)

@@ -1,12 +1,11 @@
-//! The folder of an element whose medium is memory.
+//! Folder of an element whose medium is memory. The module creates and mounts such folders.
 //!
-//! As root it is a file system in memory of the element's own (tmpfs), mounted on the folder: its size is a bound that nobody passes,
-//! who writes in place neither. It stays when the element ends, so that a process that was killed loses nothing; it is gone with
-//! the host, or when it is unmounted. Others have no file system of their own: their folder is a link to one of the host's
-//! shared memory, and the element counts what is taken.
+//! As root, the folder is a file system in memory (tmpfs) of the element, mounted on the folder. Its size is a hard limit, also for writers
+//! in place. It stays mounted when the element ends, so that a killed process loses nothing. Its content is lost when the host restarts or
+//! when it is unmounted. Without root, the folder is a link to a folder of the host's shared memory, and the element counts the used bytes.
 //!
-//! What tasks hand to each other in memory is in a folder like that, which kernels come to by its path. They are other users where the
-//! element is root, so where users can't pass through the folders above, it is in the host's shared memory as well.
+//! The outputs that tasks hand to each other in memory are in such a folder, too. Kernels open them by path. If the element runs as root,
+//! kernels run as other users; if these can't pass through the parent folders, the folder is also in the host's shared memory.
 
 use crate::config::{Config, machine_memory_bytes};
 use crate::db::{Db, DbError};
@@ -22,26 +21,26 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// Where the host's shared memory is.
+/// Path of the host's shared memory.
 const SHARED: &str = "/dev/shm";
-/// What `statfs` says of a file system in memory (`TMPFS_MAGIC` of Linux).
+/// Type of a file system in memory, as `statfs` returns it (`TMPFS_MAGIC` of Linux).
 const TMPFS: i64 = 0x0102_1994;
-/// Less is of no use: the database sets 12 MiB aside, and no file is placed where less than 16 MiB are free.
+/// Minimum capacity in bytes: the database reserves 12 MiB, and no file is placed on an element with less than 16 MiB of free space.
 pub const CAPACITY_BYTES_MIN: u64 = 64 << 20;
-/// The mode of a folder of shared memory that only its user enters …
+/// Mode of a folder of shared memory that only its user can enter …
 const PRIVATE: u32 = 0o700;
-/// … and of one that others pass through and can't list.
+/// … and of a folder that others can pass through but not list.
 const PASSED: u32 = 0o711;
-/// The bit of a mode that lets everybody pass through a folder.
+/// Mode bit that allows all users to pass through a folder.
 const OTHERS_PASS: u32 = 0o001;
-/// The key of the table `identity`.
+/// Key of the memory's number in the table `identity`.
 const MEMORY: &str = "memory";
 
-/// Makes the folder of an element in memory, or finds it again. Gives whether the element has to count what is taken, because its
-/// file system does not bound it.
+/// Creates or finds the folder of an element in memory. Returns whether the element must count the used bytes, because the file system does
+/// not limit them.
 ///
 /// # Errors
-/// [`Error::Memory`] says why there is none.
+/// [`Error::Memory`] with the reason.
 pub(crate) fn prepare(config: &Config) -> Result<bool, Error> {
     let folder = &config.folder;
     let capacity = config.capacity_bytes.ok_or_else(|| Error::Memory {
@@ -52,10 +51,10 @@ pub(crate) fn prepare(config: &Config) -> Result<bool, Error> {
     own_or_shared(folder, capacity, PRIVATE).map_err(|trouble| refused(folder, &trouble))
 }
 
-/// Makes the folder of what tasks hand to each other, of so many bytes, in that of the element, or finds it again.
+/// Creates or finds the folder, in the element's folder, for outputs that tasks hand to each other, with this capacity in bytes.
 ///
 /// # Errors
-/// [`Error::Memory`] says why there is none.
+/// [`Error::Memory`] with the reason.
 pub(crate) fn prepare_handed(element: &Path, capacity: u64) -> Result<(), Error> {
     let folder = element.join(handed::FOLDER);
     fits(&folder, capacity, "--intermediate-memory")?;
@@ -65,7 +64,7 @@ pub(crate) fn prepare_handed(element: &Path, capacity: u64) -> Result<(), Error>
     let linked = folder.is_symlink();
     let made = match closed {
         Some(closed) => leave_own(&folder, closed).and_then(|()| shared(&folder, mode)),
-        // It was made when they could not, and may hold files.
+        // The link was created when users could not pass through, and its target may contain files.
         None if linked => shared(&folder, mode),
         None => own_or_shared(&folder, capacity, mode).map(drop),
     };
@@ -92,7 +91,8 @@ fn fits(folder: &Path, capacity: u64, flag: &str) -> Result<(), Error> {
     })
 }
 
-/// A file system of the folder's own or, where there can be none, a folder of shared memory of that mode; whether it is that.
+/// Creates a file system of the folder's own or, if that is not allowed, a folder of shared memory with that mode. Returns whether it is
+/// shared memory.
 fn own_or_shared(folder: &Path, capacity: u64, mode: u32) -> Result<bool, Trouble> {
     let own = match rustix::process::geteuid().is_root() {
         true => own(folder, capacity),
@@ -100,7 +100,7 @@ fn own_or_shared(folder: &Path, capacity: u64, mode: u32) -> Result<bool, Troubl
     };
     match own {
         Ok(()) => Ok(false),
-        // A container's root may mount nothing either.
+        // Root of a container may not be allowed to mount either.
         Err(Trouble::System(error)) if error.kind() == io::ErrorKind::PermissionDenied => {
             shared(folder, mode).map(|()| true)
         }
@@ -108,7 +108,7 @@ fn own_or_shared(folder: &Path, capacity: u64, mode: u32) -> Result<bool, Troubl
     }
 }
 
-/// The first of the folders from the root to this one that not everybody may pass through.
+/// Returns the first folder on the path from the root that other users can't pass through.
 fn closed_to_users(folder: &Path) -> Option<&Path> {
     let above: Vec<_> = folder.ancestors().collect();
     let closed = |folder: &&&Path| {
@@ -118,7 +118,7 @@ fn closed_to_users(folder: &Path) -> Option<&Path> {
     above.iter().rev().find(closed).copied()
 }
 
-/// Takes memory in the element's own folder away, to which kernels do not come any more: if nothing is in it.
+/// Unmounts the memory in the element's own folder, which kernels can no longer reach. Fails if it contains files.
 fn leave_own(folder: &Path, closed: &Path) -> Result<(), Trouble> {
     if folder.is_symlink() || !folder.is_dir() || !in_memory(folder)? {
         return Ok(());
@@ -132,7 +132,7 @@ fn leave_own(folder: &Path, closed: &Path) -> Result<(), Trouble> {
     Ok(std::fs::remove_dir(folder)?)
 }
 
-/// Why there is no folder in memory.
+/// Reason why the folder can't be in memory.
 #[derive(Debug, thiserror::Error)]
 enum Trouble {
     #[error("{0}")]
@@ -148,13 +148,13 @@ enum Trouble {
     Closed(PathBuf),
 }
 
-/// A file system of the folder's own.
+/// Mounts a file system of the folder's own.
 fn own(folder: &Path, capacity: u64) -> Result<(), Trouble> {
     std::fs::create_dir_all(folder)?;
     let size = CString::new(format!("size={capacity},mode=0711")).map_err(io::Error::other)?;
     let flags = MountFlags::NOSUID | MountFlags::NODEV;
     if is_own(folder)? {
-        // It may have been given another size.
+        // The configured size may have changed.
         return Ok(mount_remount(folder, flags, &size).map_err(io::Error::from)?);
     }
     if let Some(file) = std::fs::read_dir(folder)?.next() {
@@ -163,7 +163,7 @@ fn own(folder: &Path, capacity: u64) -> Result<(), Trouble> {
     Ok(mount("tidemill", folder, "tmpfs", flags, size.as_c_str()).map_err(io::Error::from)?)
 }
 
-/// Whether a file system in memory is mounted there.
+/// Returns whether a file system in memory is mounted on the folder.
 fn is_own(folder: &Path) -> io::Result<bool> {
     let above = folder.join("..");
     Ok(in_memory(folder)? && folder.metadata()?.dev() != above.metadata()?.dev())
@@ -173,7 +173,7 @@ fn in_memory(folder: &Path) -> io::Result<bool> {
     Ok(i128::from(statfs(folder)?.f_type) == i128::from(TMPFS))
 }
 
-/// A folder of the host's shared memory, of that mode, to which `folder` is a link.
+/// Creates a folder of the host's shared memory with that mode, and makes `folder` a link to it.
 fn shared(folder: &Path, mode: u32) -> Result<(), Trouble> {
     let uid = rustix::process::geteuid().as_raw();
     let ours = |metadata: &Metadata| metadata.is_dir() && metadata.uid() == uid;
@@ -199,7 +199,7 @@ fn shared(folder: &Path, mode: u32) -> Result<(), Trouble> {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error.into()),
         _ => {}
     }
-    // Anybody can make folders there.
+    // Any user can create folders in shared memory, so the owner is checked.
     if !target.symlink_metadata().is_ok_and(|found| ours(&found)) {
         return Err(Trouble::Foreign(target));
     }
@@ -210,17 +210,17 @@ fn shared(folder: &Path, mode: u32) -> Result<(), Trouble> {
     Ok(std::os::unix::fs::symlink(&target, folder)?)
 }
 
-/// The number of this memory: another one than before says that all that was in it is gone. It is kept before anybody is told.
+/// Returns the number of this memory. A changed number shows that the former content is lost. The number is stored before it is reported.
 ///
 /// # Errors
-/// If it can't be kept.
+/// If the database can't store it.
 pub(crate) async fn id(db: &Db) -> Result<u64, DbError> {
     let kept = db.read(|connection| records::identity(connection, MEMORY))?;
     if let Some(bytes) = kept.and_then(|bytes| <[u8; 8]>::try_from(bytes).ok()) {
         return Ok(u64::from_le_bytes(bytes));
     }
     let mut bytes = [0; 8];
-    // The system has random numbers whenever an element can be started; what it had before it can't be taken for.
+    // The system has random numbers whenever an element can start. Memory with the former content always has the former number.
     let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
     let id = u64::from_le_bytes(bytes).max(1);
     let keep = move |connection: &rusqlite::Connection| {
@@ -235,8 +235,7 @@ mod tests {
     use super::*;
     use std::fs::Permissions;
 
-    /// The memory of another user is never used, whatever made the folder and wherever its link leads. A dangling link
-    /// is repaired.
+    /// The memory of another user is never used, whatever made the folder and wherever its link leads. A dangling link is repaired.
     #[test]
     fn shared_memory_folder_must_be_own_and_is_reused() {
         let above = tempfile::tempdir().unwrap();
@@ -261,8 +260,7 @@ mod tests {
         }
     }
 
-    /// Kernels of root's elements run as other users. They reach the memory whatever the modes of the folders above
-    /// are.
+    /// Kernels of root's elements run as other users. They reach the memory whatever the modes of the folders above are.
     #[test]
     fn handed_folder_is_reachable_by_all_users() {
         if !rustix::process::geteuid().is_root() {
@@ -284,7 +282,7 @@ mod tests {
         assert_eq!(closed_to_users(&target), None);
         assert_eq!(target.metadata().unwrap().mode() & 0o777, PASSED);
         std::fs::write(handed.join("file"), "kept").unwrap();
-        // It stays where it is when the folder is opened, and when that is closed again.
+        // The file stays in its place when the parent folder is opened, and when it is closed again.
         for open in [0o711, 0o700] {
             mode(&above_path, open);
             prepare().unwrap();
@@ -295,7 +293,7 @@ mod tests {
         mode(&above_path, 0o711);
         prepare().unwrap();
         if handed.is_symlink() {
-            // A container's root.
+            // Root of a container can't mount.
             std::fs::remove_dir_all(std::fs::read_link(&handed).unwrap()).unwrap();
             return;
         }

@@ -1,22 +1,21 @@
-//! The programs of this host that the server has asked for: it is told again when one of them comes or goes, so that
-//! tasks go only where their program is.
+//! Programs on this host that the server has asked for. The module reports installed and removed programs to the server (next:
+//! `server/src/...`), so that tasks are placed only where their program exists.
 
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use tidemill_wire::v1;
 
-/// Names that are looked at again. What is asked for beyond is answered once.
+/// Maximum number of names that are checked again. Queries about further names are answered once.
 const NAMES_MAX: usize = 4096;
 
-/// What was asked for, and what was answered.
+/// Names that the server asked for, with the last answer.
 #[derive(Debug, Default)]
 pub struct Programs {
     known: Mutex<BTreeMap<String, bool>>,
 }
 
 impl Programs {
-    /// Answers a question. `has` looks whether there is a program. What is told last is what is known here, whoever else
-    /// tells something.
+    /// Answers a query. `has` returns whether a program exists. The lock ensures that the last report always equals the state known here.
     pub fn answer(
         &self,
         question: v1::FindPrograms,
@@ -40,10 +39,10 @@ impl Programs {
         tell(answer);
     }
 
-    /// Looks at all of them again and tells what is different now, if anything is.
+    /// Checks all names again and reports the differences, if any.
     pub fn look(&self, has: impl Fn(&str) -> bool, tell: impl FnOnce(v1::Programs)) {
         let names: Vec<String> = self.known.lock().keys().cloned().collect();
-        // Not under the lock: folders of programs may be slow.
+        // This runs without the lock: folders of programs may be slow.
         let now: Vec<(String, bool)> = names
             .into_iter()
             .map(|name| {
@@ -73,7 +72,7 @@ impl Programs {
 mod tests {
     use super::*;
 
-    /// What is told when programs are looked at again.
+    /// Returns the report of a repeated check.
     fn news(programs: &Programs, has: impl Fn(&str) -> bool) -> Option<(Vec<String>, Vec<String>)> {
         let mut told = None;
         programs.look(has, |news| {

@@ -1,8 +1,8 @@
-//! What a kernel reads of its inputs beside what it finds of them as files: it asks by a pipe, and a thread of this process answers
-//! until it has ended (`docs/own-kernels.md`). So the sandbox needs no network, and the kernel gets no bytes but those of its inputs.
+//! Reads of inputs that a kernel does not have as files. The kernel sends requests through a pipe, and a thread of this process answers
+//! until the kernel has ended (`docs/own-kernels.md`). So the sandbox needs no network, and the kernel gets only bytes of its inputs.
 //!
-//! Whatever the kernel does with its ends of the pipes: one request is looked at at a time, of at most 4 KiB, and one answer of at most
-//! 4 MiB is held.
+//! Whatever the kernel does with its ends of the pipes: the thread handles one request at a time, of at most 4 KiB, and holds one answer of
+//! at most 4 MiB.
 
 use crate::executor::Parts;
 use crate::labels::Live;
@@ -18,30 +18,30 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use tidemill_core::label::{Analysis, Failure, FailureKind};
 
-/// Longest request, with the end of its line: what one write to a pipe puts there as a whole.
+/// Maximum length of a request, with the end of its line: one write to a pipe of this length is atomic.
 const REQUEST_BYTES_MAX: usize = 4096;
 
-/// Bytes of one answer.
+/// Maximum bytes of one answer.
 const ANSWER_BYTES_MAX: u64 = 4 << 20;
 
-/// How long the pipes are waited for before it is looked again whether the kernel is still there.
+/// Time to wait for the pipes before the next check whether the kernel still runs.
 const LOOK_EVERY: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 100_000_000,
 };
 
-/// Errors of requests, as Linux numbers them.
+/// Error numbers of answers, as on Linux.
 const NO_ENTRY: i32 = 2;
 const INPUT_OUTPUT: i32 = 5;
 const INVALID: i32 = 22;
 
-/// Why a request has no bytes for an answer.
+/// Reason why a request is not answered with bytes.
 struct Refused {
     errno: i32,
     why: String,
 }
 
-/// See the module.
+/// Server of a kernel's reads; see the module.
 #[derive(Debug)]
 pub(crate) struct Reads<'a> {
     parts: &'a Parts,
@@ -64,25 +64,25 @@ impl<'a> Reads<'a> {
         }
     }
 
-    /// Bytes that came from other elements.
+    /// Returns the bytes that came from other elements.
     pub(crate) fn moved_bytes(&self) -> u64 {
         self.moved_bytes.load(Ordering::Relaxed)
     }
 
-    /// Bytes that the kernel was given.
+    /// Returns the bytes that the kernel received.
     pub(crate) fn read_bytes(&self) -> u64 {
         self.read_bytes.load(Ordering::Relaxed)
     }
 
-    /// Why bytes could not be had that it asked for.
+    /// Returns the reason why requested bytes were not available, once.
     pub(crate) fn lost(&self) -> Option<Failure> {
         self.lost.lock().take()
     }
 
-    /// Answers for as long as `run` takes.
+    /// Answers requests while `run` runs.
     ///
     /// # Errors
-    /// If there can be no thread that does.
+    /// If the thread can't be started.
     pub(crate) fn meanwhile<T>(
         &self,
         [ask, answer]: [File; 2],
@@ -95,7 +95,7 @@ impl<'a> Reads<'a> {
             let served = served.spawn_scoped(scope, serve)?;
             let result = run();
             ended.store(true, Ordering::Release);
-            // An empty line; where the pipe is full nobody waits for more.
+            // An empty line wakes the thread. If the pipe is full, the thread is not waiting.
             let _ = wake.write(b"\n");
             let _ = served.join();
             Ok(result)
@@ -183,7 +183,7 @@ impl<'a> Reads<'a> {
     }
 }
 
-/// Where it asks from, how many bytes, and of what.
+/// Decodes a request: offset, number of bytes, and name of the input.
 fn parsed(line: &[u8]) -> Option<(u64, u64, &str)> {
     let line = str::from_utf8(line).ok()?;
     let (offset, rest) = line.split_once(' ')?;
@@ -191,7 +191,8 @@ fn parsed(line: &[u8]) -> Option<(u64, u64, &str)> {
     Some((offset.parse().ok()?, length.parse().ok()?, name))
 }
 
-/// The next line of what was asked; one that is too long comes in parts, which are no requests. `None`: nobody asks any more.
+/// Returns the next request line. A line that is too long is returned in parts, which are invalid requests. `None`: no more requests
+/// follow.
 fn next_line(ask: &mut File, asked: &mut Vec<u8>, over: &dyn Fn() -> bool) -> Option<Vec<u8>> {
     loop {
         if over() {
@@ -213,7 +214,7 @@ fn next_line(ask: &mut File, asked: &mut Vec<u8>, over: &dyn Fn() -> bool) -> Op
     }
 }
 
-/// Hands bytes over; `None`: nobody takes them any more.
+/// Sends bytes; `None`: the kernel no longer reads them.
 fn send(to: &mut File, mut bytes: &[u8], over: &dyn Fn() -> bool) -> Option<()> {
     while !bytes.is_empty() {
         if over() {
@@ -227,12 +228,12 @@ fn send(to: &mut File, mut bytes: &[u8], over: &dyn Fn() -> bool) -> Option<()> 
     Some(())
 }
 
-/// Waits a while for a pipe that is not ready.
+/// Waits for a limited time for a pipe that is not ready.
 fn wait(pipe: &File, flags: PollFlags, error: &io::Error) -> Option<()> {
     match error.kind() {
         io::ErrorKind::Interrupted => Some(()),
         io::ErrorKind::WouldBlock => {
-            // It is looked again, whatever comes of it.
+            // The caller retries in any case.
             let _ = poll(&mut [PollFd::new(pipe, flags)], Some(&LOOK_EVERY));
             Some(())
         }

@@ -1,7 +1,6 @@
-//! Rows of the element's database: what is kept of objects, tasks, labels and the element itself.
+//! Rows of the element's database: objects, tasks, labels and the element's identity.
 //!
-//! Functions here run inside a change of [`crate::db::Db`] and know the tables of `docs/formats.md`; they
-//! decide nothing.
+//! The functions run inside a change of [`crate::db::Db`] and use the tables of `docs/formats.md`. They make no decisions.
 
 use rusqlite::{Connection, OptionalExtension, Result, params};
 use tidemill_core::attribute::{object, task};
@@ -15,19 +14,19 @@ use tidemill_wire::route::SealBody;
 pub mod kind {
     /// Bytes.
     pub const DATA: i64 = 0;
-    /// A task collection.
+    /// Collection of a task.
     pub const TASK: i64 = 1;
-    /// A linked collection.
+    /// Linked collection.
     pub const LINKED: i64 = 2;
-    /// The status object.
+    /// Status object.
     pub const STATUS: i64 = 3;
 }
 
 /// States of an object (`object.state`).
 pub mod state {
-    /// Of a task collection whose task failed.
+    /// Collection of a task that failed.
     pub const FAILED: i64 = 0;
-    /// Sealed, or a task that ended well.
+    /// Sealed object, or collection of a task that succeeded.
     pub const SEALED: i64 = 1;
 }
 
@@ -35,13 +34,13 @@ pub mod state {
 const QUEUED: i64 = 0;
 const ENDED: i64 = 1;
 
-/// Acknowledged labels that are still kept, so that one that is sent once more is known.
+/// Number of acknowledged labels that are kept, so that a repeated label is recognised.
 pub const ACKED_KEPT: i64 = 10_000;
 
-/// Who and what an object belongs to, kept as its attributes.
+/// Owner and file of an object, stored as its attributes.
 #[derive(Clone, Debug)]
 pub struct ObjectRecord {
-    /// The object.
+    /// Object.
     pub id: ObjectId,
     /// Length in bytes.
     pub size: u64,
@@ -53,34 +52,34 @@ pub struct ObjectRecord {
     pub path: String,
     /// Permission bits, if known.
     pub mode: Option<u32>,
-    /// The task that made it.
+    /// Task that made the object.
     pub task: Option<u64>,
-    /// When it was sealed.
+    /// Time of the seal.
     pub sealed_at: Time,
-    /// What it is a part of.
+    /// Version that the object is a part of.
     pub part: Option<PartOf>,
-    /// What its bytes hash to, where that is known already.
+    /// Hash of its bytes, if it is already known.
     pub hash: Option<Hash>,
-    /// Whether it lies in memory.
+    /// Whether the object is stored in memory.
     pub memory: bool,
 }
 
 /// BLAKE3 of an object's bytes.
 pub type Hash = [u8; 32];
 
-/// What is kept of a sealed object, to compare it with.
+/// Length and hash of a sealed object, for comparisons.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sum {
     /// Length in bytes.
     pub size: u64,
-    /// `None`: it has not been hashed yet.
+    /// Hash; `None`: the object has not been hashed yet.
     pub hash: Option<Hash>,
-    /// What is wrong with it, for people.
+    /// Damage of the object, for people.
     pub damage: Option<String>,
 }
 
 impl ObjectRecord {
-    /// Of an object that a client wrote and sealed. The body's attributes are those that the server has signed.
+    /// Returns the record of an object that a client wrote and sealed. The body's attributes are the ones that the server has signed.
     #[must_use]
     pub fn written(id: ObjectId, size: u64, body: &SealBody, sealed_at: Time) -> Self {
         Self {
@@ -102,14 +101,14 @@ impl ObjectRecord {
     }
 }
 
-/// An attribute's value.
+/// Value of an attribute.
 #[derive(Clone, Copy, Debug)]
 enum Value<'a> {
     Number(u64),
     Text(&'a str),
 }
 
-/// Keeps a sealed object and its attributes; keeping it again replaces them.
+/// Stores a sealed object and its attributes. A second call replaces them.
 ///
 /// # Errors
 /// If SQLite refuses.
@@ -149,7 +148,7 @@ pub fn put_object(connection: &Connection, record: &ObjectRecord) -> Result<()> 
     }
 }
 
-/// The objects that lie in memory.
+/// Returns the objects that are stored in memory.
 ///
 /// # Errors
 /// If SQLite refuses.
@@ -162,7 +161,7 @@ pub(crate) fn in_memory(connection: &Connection) -> Result<Vec<ObjectId>> {
     rows.map(|id| Ok(ObjectId(id?.cast_unsigned()))).collect()
 }
 
-/// Whether an object is kept as sealed already.
+/// Returns whether an object is recorded as sealed.
 ///
 /// # Errors
 /// If SQLite refuses.
@@ -172,7 +171,7 @@ pub fn has_object(connection: &Connection, id: ObjectId) -> Result<bool> {
         .exists([signed(id.0)])
 }
 
-/// What a sealed object is compared with.
+/// Returns length, hash and damage of a sealed object.
 ///
 /// # Errors
 /// If SQLite refuses.
@@ -197,7 +196,7 @@ pub fn sum(connection: &Connection, id: ObjectId) -> Result<Option<Sum>> {
         .optional()
 }
 
-/// Some sealed objects that have not been hashed.
+/// Returns some sealed objects that have not been hashed.
 ///
 /// # Errors
 /// If SQLite refuses.
@@ -213,7 +212,7 @@ pub fn unhashed(connection: &Connection, max: u32) -> Result<Vec<ObjectId>> {
         .collect()
 }
 
-/// Keeps what an object hashes to, if it is kept and was not hashed.
+/// Stores the hash of an object, if the object is recorded and has no hash yet.
 ///
 /// # Errors
 /// If SQLite refuses.
@@ -224,7 +223,7 @@ pub fn set_hash(connection: &Connection, id: ObjectId, hash: &Hash) -> Result<()
     Ok(())
 }
 
-/// Keeps what is wrong with an object, or that nothing is; whether it is kept at all.
+/// Sets or clears the damage of an object. Returns whether the object is recorded.
 ///
 /// # Errors
 /// If SQLite refuses.
@@ -235,7 +234,7 @@ pub fn set_damage(connection: &Connection, id: ObjectId, damage: Option<&str>) -
     Ok(changed > 0)
 }
 
-/// The damaged objects after one, in order, and what is wrong with each.
+/// Returns the damaged objects after `after`, in order, each with its damage.
 ///
 /// # Errors
 /// If SQLite refuses.
@@ -256,7 +255,7 @@ pub fn damaged(
         .collect()
 }
 
-/// All data objects that are kept as sealed.
+/// Returns all data objects that are recorded as sealed.
 ///
 /// # Errors
 /// If SQLite refuses.
@@ -269,7 +268,7 @@ pub fn data_objects(connection: &Connection) -> Result<Vec<ObjectId>> {
         .collect()
 }
 
-/// Forgets an object and its attributes. Collections it was in keep its id: lineage outlives data.
+/// Deletes an object and its attributes. Collections that contained it keep its id: lineage outlives data.
 ///
 /// # Errors
 /// If SQLite refuses.
@@ -285,7 +284,7 @@ pub fn remove_object(connection: &Connection, id: ObjectId) -> Result<()> {
     Ok(())
 }
 
-/// Keeps a task that ended: its collections and its tracker's last state (AnalyzeThis Fig. 3).
+/// Stores an ended task: its collections and the last state of its tracker (AnalyzeThis Fig. 3).
 ///
 /// # Errors
 /// If SQLite refuses.
@@ -298,7 +297,7 @@ pub fn put_task(
     let collection = ObjectId::task_collection(analysis.task);
     let inputs = ObjectId::input_collection(analysis.task);
     let outputs = ObjectId::output_collection(analysis.task);
-    // An earlier try of the task may have left attributes that this one does not have.
+    // An earlier attempt of the task may have left attributes that this attempt does not have.
     remove_object(connection, collection)?;
     let ended = outcome.result.is_ok();
     let object_state = if ended { state::SEALED } else { state::FAILED };
@@ -345,7 +344,7 @@ pub fn put_task(
     Ok(())
 }
 
-/// What a task read of its inputs; `None`: all of all.
+/// Returns the selections of a task's inputs as JSON; `None`: the task read all inputs completely.
 fn selections(analysis: &Analysis) -> Option<String> {
     let all = analysis.inputs.iter().map(|input| &input.selection);
     if all.clone().all(Selection::is_whole) {
@@ -439,7 +438,7 @@ pub fn put_status(connection: &Connection, attributes: &[(u32, Vec<u8>)]) -> Res
     Ok(())
 }
 
-/// One attribute.
+/// Returns one attribute.
 ///
 /// # Errors
 /// If SQLite refuses.
@@ -457,7 +456,7 @@ pub fn attribute(
         .optional()
 }
 
-/// All attributes of an object as (page, number, value), in order.
+/// Returns all attributes of an object as (page, number, value), in order.
 ///
 /// # Errors
 /// If SQLite refuses.
@@ -472,7 +471,7 @@ pub fn attributes(connection: &Connection, id: ObjectId) -> Result<Vec<(u32, u32
         .collect()
 }
 
-/// The objects of a collection, in order.
+/// Returns the objects of a collection, in order.
 ///
 /// # Errors
 /// If SQLite refuses.
@@ -485,31 +484,31 @@ pub fn members(connection: &Connection, collection: ObjectId) -> Result<Vec<Obje
         .collect()
 }
 
-/// What is kept of a label.
+/// Row of a label.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LabelRecord {
-    /// Its id.
+    /// Id.
     pub id: LabelId,
-    /// Its place in the order of arrival.
+    /// Number in the order of arrival.
     pub seq: u64,
-    /// The protobuf message it came as; empty once it was acknowledged.
+    /// Protobuf message of the label; empty once it was acknowledged.
     pub payload: Vec<u8>,
-    /// The protobuf message of its outcome, if it ended.
+    /// Protobuf message of its outcome, if it ended.
     pub outcome: Option<Vec<u8>>,
 }
 
-/// What was known of a label that was to be kept.
+/// Former state of a label that is accepted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kept {
-    /// Nothing: it is kept now.
+    /// The label was unknown and is stored now.
     New,
-    /// It is queued or runs.
+    /// The label is queued or running.
     Queued,
-    /// It ended like this.
+    /// The label has ended with this outcome.
     Ended(Vec<u8>),
 }
 
-/// Keeps a label unless it is known.
+/// Stores a label unless it is known.
 ///
 /// # Errors
 /// If SQLite refuses.
@@ -542,7 +541,7 @@ pub fn accept_label(connection: &Connection, label: &LabelRecord) -> Result<Kept
     Ok(Kept::New)
 }
 
-/// Keeps how a label ended.
+/// Stores the outcome of a label.
 ///
 /// # Errors
 /// If SQLite refuses.
@@ -553,7 +552,7 @@ pub fn end_label(connection: &Connection, id: LabelId, outcome: &[u8]) -> Result
     Ok(())
 }
 
-/// Notes that the server has kept the outcomes of these labels.
+/// Records that the server has stored the outcomes of these labels.
 ///
 /// # Errors
 /// If SQLite refuses.
@@ -566,7 +565,7 @@ pub fn ack_labels(connection: &Connection, ids: &[LabelId]) -> Result<()> {
     Ok(())
 }
 
-/// Forgets acknowledged labels but the last [`ACKED_KEPT`].
+/// Deletes acknowledged labels except the last [`ACKED_KEPT`].
 ///
 /// # Errors
 /// If SQLite refuses.
@@ -578,7 +577,7 @@ pub fn prune_labels(connection: &Connection) -> Result<usize> {
         .execute([ACKED_KEPT])
 }
 
-/// Labels whose outcome the server has not acknowledged, in order of arrival.
+/// Returns the labels whose outcome the server has not acknowledged, in order of arrival.
 ///
 /// # Errors
 /// If SQLite refuses.
@@ -589,7 +588,7 @@ pub fn open_labels(connection: &Connection) -> Result<Vec<LabelRecord>> {
         .collect()
 }
 
-/// Acknowledged labels that are still kept, with their outcomes.
+/// Returns the acknowledged labels that are kept, with their outcomes.
 ///
 /// # Errors
 /// If SQLite refuses.
@@ -609,7 +608,7 @@ fn label_of(row: &rusqlite::Row<'_>) -> Result<LabelRecord> {
     })
 }
 
-/// A value of the element's identity.
+/// Returns a value of the element's identity.
 ///
 /// # Errors
 /// If SQLite refuses.
@@ -631,7 +630,7 @@ pub fn set_identity(connection: &Connection, key: &str, value: &[u8]) -> Result<
     Ok(())
 }
 
-/// SQLite's integers are signed; the bits are kept.
+/// Converts an id for SQLite, whose integers are signed. The bits stay the same.
 fn signed(id: u64) -> i64 {
     id.cast_signed()
 }

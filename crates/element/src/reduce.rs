@@ -1,7 +1,8 @@
-//! Reductions of arrays beside their bytes: who may have one now, and the children that do them (`docs/reductions.md`).
+//! Reductions of arrays on the element that stores their bytes: turns of users, and the child processes that compute
+//! (`docs/reductions.md`).
 //!
-//! A child belongs to one user and serves request after request until it has been idle, or used, for long enough. What one
-//! request does to its child is told to nobody else.
+//! A child belongs to one user. It serves requests until it has been idle for a time or has served a maximum number of requests. An effect
+//! of a request on its child is not visible to other users.
 
 use crate::executor::Parts;
 use crate::store::{ReadAt, StoreError};
@@ -19,23 +20,23 @@ use tidemill_kernel::reducing::{
 };
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// How long a request waits for its turn.
+/// Maximum time that a request waits for its turn.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// How long a child may have nothing to do, and how often that is looked at.
+/// Maximum idle time of a child, and the interval of its check.
 const IDLE_MAX: Duration = Duration::from_secs(30);
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
-/// Requests that one child serves.
+/// Maximum number of requests per child.
 const REQUESTS_MAX: u32 = 100_000;
 
-/// Children that have nothing to do, for each core.
+/// Maximum number of idle children per core.
 const IDLE_PER_CORE: usize = 2;
 
-/// Longest body of a request: the order, and bytes that are elsewhere.
+/// Maximum length of a request's body in bytes: the order, and bytes of other elements.
 pub(crate) const BODY_BYTES_MAX: usize = SENT_BYTES_MAX + (5 << 20);
 
-/// Why there is no result.
+/// Reason why a reduction failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ReduceTrouble {
     #[error(transparent)]
@@ -54,7 +55,7 @@ pub(crate) enum ReduceTrouble {
     Child(ReduceError),
 }
 
-/// A child that waits for work.
+/// Child that waits for work.
 #[derive(Debug)]
 struct Idle {
     owner: Owner,
@@ -64,7 +65,7 @@ struct Idle {
     served: u32,
 }
 
-/// The children of an element.
+/// Children of an element.
 #[derive(Debug)]
 pub(crate) struct Reducers {
     parts: Arc<Parts>,
@@ -76,7 +77,7 @@ pub(crate) struct Reducers {
     watched: AtomicBool,
 }
 
-/// The right to have one array reduced.
+/// Permission to reduce one array.
 #[derive(Debug)]
 pub(crate) struct Turn {
     _own: OwnedSemaphorePermit,
@@ -97,7 +98,7 @@ impl Reducers {
         }
     }
 
-    /// Waits until it is the user's turn.
+    /// Waits for the user's turn.
     pub(crate) async fn turn(&self, owner: Owner) -> Result<Turn, ReduceTrouble> {
         let own = self.of_each.take(owner.uid).await?;
         let any = tokio::time::timeout(PATIENCE, self.of_all.clone().acquire_owned()).await;
@@ -108,8 +109,8 @@ impl Reducers {
         })
     }
 
-    /// Has work done on what is, in part, in an object; gives what was made, in postcard. `body` is an order, or with `batch` a
-    /// batch, behind its length, and what is sent with it. Blocks.
+    /// Reduces values whose bytes are at least partly in an object. Returns the result in postcard. `body` contains a length, the order
+    /// (with `batch` a batch of orders) of this length, and the bytes that the client sends with it. Blocks.
     pub(crate) fn reduce(
         &self,
         owner: Owner,
@@ -160,7 +161,7 @@ impl Reducers {
             let used = child.served > 0;
             self.put(child);
             match made {
-                // Perhaps it ended while it had nothing to do.
+                // The child may have ended while it was idle; a new one is started.
                 Err(ReduceError::Ended(_)) if used => {}
                 made => return made,
             }
@@ -210,13 +211,13 @@ impl Reducers {
         }
         let mut idle = self.idle.lock();
         idle.push_back(used);
-        // The one that has waited for longest makes room.
+        // The child that has waited longest is ended.
         let ended = (idle.len() > self.idle_max).then(|| idle.pop_front());
         drop(idle);
         drop(ended);
     }
 
-    /// Takes out the children that have had nothing to do for a while; whether there are no others.
+    /// Removes the children that have been idle for too long. Returns them, and whether none is left.
     fn tired(&self) -> (Vec<Idle>, bool) {
         let mut idle = self.idle.lock();
         let place = idle.partition_point(|idle| idle.since.elapsed() >= IDLE_MAX);
@@ -227,7 +228,7 @@ impl Reducers {
         (ended, idle.is_empty())
     }
 
-    /// Ends children that have had nothing to do for a while, as long as there are any.
+    /// Starts a task that ends children that have been idle for too long. It runs until no child is left.
     pub(crate) fn watch(self: &Arc<Self>) {
         if self.watched.swap(true, Ordering::AcqRel) {
             return;
@@ -270,7 +271,7 @@ fn parse(body: &[u8], batch: bool) -> Result<(Work, &[u8]), ReduceTrouble> {
     Ok((work.map_err(|_| ReduceTrouble::Malformed)?, sent))
 }
 
-/// Work that needs no file: what that has is sent, too.
+/// Converts work to work without file: the bytes of the file are sent, too.
 fn gathered(work: Work, bytes: &dyn ReadAt, mut sent: &[u8]) -> std::io::Result<(Work, Vec<u8>)> {
     let mut all = Vec::new();
     let pieces = work.pieces().map(|piece| {

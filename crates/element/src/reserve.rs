@@ -1,11 +1,12 @@
-//! Space that the database has for itself, so that an element whose device is full still seals, removes and reports.
+//! Space reserved for the database. With it, an element whose device is full can still seal, remove and report. The module changes the
+//! files of the database.
 //!
-//! Three files grow when SQLite commits, and none of them may have to when there is no room:
+//! Three files grow when SQLite commits. None of them may need to grow when the device is full:
 //!
-//! - the write-ahead log has blocks set aside beyond its end ([`WAL_BYTES`]) and is never made shorter;
-//! - the log's index (`-shm`) is filled once; it is emptied, but not cut off, when the element starts, since blocks that are
-//!   given up may be gone the next moment;
-//! - the database itself has free pages ([`POOL_BYTES`]), made while there was room, which SQLite uses before it grows.
+//! - The write-ahead log has blocks allocated beyond its end ([`WAL_BYTES`]) and is never truncated.
+//! - The log's index (`-shm`) is filled once. At the start of the element it is cleared but not truncated, since freed blocks may be used
+//!   by others at once.
+//! - The database itself has free pages ([`POOL_BYTES`]), created while the device had space. SQLite uses them before it grows the file.
 
 use parking_lot::Mutex;
 use rusqlite::Connection;
@@ -19,50 +20,50 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tidemill_kernel::locks::{Lock, try_lock_byte};
 use tidemill_wire::{condition, v1};
 
-/// Set aside for the write-ahead log: SQLite folds it back at half of that.
+/// Bytes allocated for the write-ahead log: SQLite checkpoints it at half of that.
 const WAL_BYTES: u64 = 8 << 20;
 
-/// Pages of the log from which on it is made to begin anew before more is written, if the device is nearly full.
+/// Length of the log, in pages, at which it is restarted before further writes, if the device is nearly full.
 const WAL_PAGES_MAX: i64 = 1500;
 
-/// Of the log's index: enough for a log four times as long.
+/// Bytes of the log's index: enough for a log four times as long.
 const INDEX_BYTES: u64 = 64 << 10;
 
-/// Free pages that the database is given.
+/// Bytes of free pages in the database.
 const POOL_BYTES: u64 = 4 << 20;
 
-/// Commits in which the pool is filled.
+/// Number of rows with which the pool is filled.
 const PIECES: i64 = 8;
 
-/// The pool is filled again when less than this is left and there is room.
+/// The pool is filled again below this size, if the device has space.
 const POOL_REFILL_BYTES: u64 = POOL_BYTES / 4 * 3;
 
-/// With less than this left, the element gets no new files.
+/// Below this size of the pool, the element gets no new files.
 const POOL_SHORT_BYTES: u64 = POOL_BYTES / 4;
 
-/// The device is nearly full when it has less than this free: the pool is not filled then.
+/// Free bytes of the device below which it is nearly full: the pool is not filled then.
 const PLENTY_BYTES: u64 = 16 << 20;
 
-/// The device is full when it has less than this free.
+/// Free bytes of the device below which it is full.
 const FULL_BYTES: u64 = 1 << 20;
 
-/// Changes between two looks at the pool while there is plenty.
+/// Changes between two checks of the pool while the device has much space.
 const CHANGES_PER_LOOK: usize = 256;
 
-/// The byte of the log's index by which processes tell each other that they use it (`UNIX_SHM_DMS` of SQLite).
+/// Byte of the log's index with which processes signal that they use it (`UNIX_SHM_DMS` of SQLite).
 const INDEX_IN_USE: i64 = 128;
 
-/// How the space stands; known to all who ask.
+/// State of the space, shared with all readers.
 #[derive(Debug)]
 pub(crate) struct Left {
     pool_bytes: AtomicU64,
     device_bytes: AtomicU64,
-    /// Why the last commit failed, until one succeeds.
+    /// Error of the last commit, until a commit succeeds.
     failed: Mutex<Option<String>>,
 }
 
 impl Default for Left {
-    /// As much as can be.
+    /// Returns the state before the first check: unlimited space.
     fn default() -> Self {
         Self {
             pool_bytes: AtomicU64::new(u64::MAX),
@@ -77,13 +78,13 @@ impl Left {
         self.device_bytes.load(Ordering::Relaxed) < FULL_BYTES
     }
 
-    /// Whether the database may soon be unable to keep anything.
+    /// Returns whether the database may soon be unable to commit.
     pub(crate) fn is_short(&self) -> bool {
         self.device_bytes.load(Ordering::Relaxed) < PLENTY_BYTES
             && self.pool_bytes.load(Ordering::Relaxed) < POOL_SHORT_BYTES
     }
 
-    /// Notes how a commit went. The log gets one line when commits begin to fail and one when they succeed again.
+    /// Records the result of a commit. One line is logged when commits start to fail and one when they succeed again.
     pub(crate) fn committed(&self, failed: Option<&rusqlite::Error>) {
         let why = failed.map(ToString::to_string);
         let mut failed = self.failed.lock();
@@ -97,7 +98,7 @@ impl Left {
         *failed = why;
     }
 
-    /// The states of the database, and of the device that it is on.
+    /// Returns the conditions of the database and of its device.
     pub(crate) fn conditions(&self, element: u32) -> Vec<v1::Condition> {
         let full = self.trouble();
         let mut found = Vec::new();
@@ -110,7 +111,7 @@ impl Left {
         found
     }
 
-    /// What is wrong, for people; empty if nothing is.
+    /// Returns the problem, for people; empty if none exists.
     fn trouble(&self) -> String {
         if !self.is_full() && !self.is_short() {
             return String::new();
@@ -125,18 +126,18 @@ impl Left {
     }
 }
 
-/// Keeps the space.
+/// Keeper of the space.
 #[derive(Debug)]
 pub(crate) struct Reserve {
     folder: PathBuf,
     left: Arc<Left>,
     changes: usize,
-    /// What the log was told last.
+    /// States that were logged last.
     told: (bool, bool),
 }
 
 impl Reserve {
-    /// Sets aside what is not yet, as far as there is room. The database is open and has its tables.
+    /// Allocates the missing space, as far as the device has any. The database is open and has its tables.
     pub(crate) fn new(path: &Path, connection: &Connection) -> Self {
         let folder = path.parent().unwrap_or(Path::new(".")).to_owned();
         if let Err(error) = hold_log(path) {
@@ -155,12 +156,13 @@ impl Reserve {
         reserve
     }
 
-    /// What others may know.
+    /// Returns the state of the space for other modules.
     pub(crate) fn left(&self) -> Arc<Left> {
         Arc::clone(&self.left)
     }
 
-    /// To be called after each commit, of so many changes: one system call while there is plenty of room.
+    /// Checks the space. Call it after each commit with the number of its changes. It costs one system call while the device has much
+    /// space.
     pub(crate) fn look(&mut self, connection: &Connection, changes: usize) {
         self.changes += changes;
         let Ok(space) = rustix::fs::statvfs(&self.folder) else {
@@ -206,13 +208,13 @@ impl Reserve {
     }
 }
 
-/// Folds the log back and has the next commit write at its begin. Waits for readers.
+/// Checkpoints the log, so that the next commit writes at its start. Waits for readers.
 pub(crate) fn begin_log_anew(connection: &Connection) -> rusqlite::Result<()> {
     connection.query_row("PRAGMA wal_checkpoint(RESTART)", [], |_| Ok(()))
 }
 
-/// Folds the log back into the database. Between two folds the database file says of itself that its log has more, and the
-/// log that it has not: a copy of the file alone is known by that.
+/// Checkpoints the log into the database. A row that says "the log has more changes" is written before the checkpoint and reaches the
+/// database file. It is reset after the checkpoint, in the log. So the row identifies a copy of the database file without its log.
 pub(crate) fn fold(connection: &Connection, mode: Fold) -> rusqlite::Result<()> {
     mark(connection, true)?;
     let folded = match mode {
@@ -223,12 +225,12 @@ pub(crate) fn fold(connection: &Connection, mode: Fold) -> rusqlite::Result<()> 
     folded
 }
 
-/// How the log is folded back.
+/// Kind of checkpoint.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Fold {
-    /// All of it; waits for readers.
+    /// The whole log; waits for readers.
     Anew,
-    /// As far as no reader is in the way.
+    /// As far as possible without waiting for readers.
     Passive,
 }
 
@@ -246,14 +248,13 @@ fn pool_bytes(connection: &Connection) -> rusqlite::Result<u64> {
     Ok(u64::try_from(bytes).unwrap_or(0))
 }
 
-/// Pages in the log.
+/// Returns the number of pages in the log.
 pub(crate) fn log_pages(connection: &Connection) -> rusqlite::Result<i64> {
     let sql = "PRAGMA wal_checkpoint(NOOP)";
     connection.query_row(sql, [], |row| row.get(1))
 }
 
-/// Makes the database as long as it has to be. The pages are free once [`drop_pieces`] has run, and SQLite never gives
-/// them back to the system.
+/// Extends the database to its full size. The pages are free once [`drop_pieces`] has run, and SQLite never returns them to the system.
 fn fill(connection: &Connection) -> rusqlite::Result<()> {
     let bytes = i64::try_from(POOL_BYTES).unwrap_or(i64::MAX) / PIECES;
     for piece in 0..PIECES {
@@ -285,20 +286,19 @@ fn open(path: &Path) -> io::Result<File> {
         .open(path)
 }
 
-/// Sets blocks aside beyond the end of the log, which SQLite then writes into.
+/// Allocates blocks beyond the end of the log, for SQLite's later writes.
 fn hold_log(path: &Path) -> io::Result<()> {
     let log = open(&beside(path, "-wal"))?;
     Ok(fallocate(&log, FallocateFlags::KEEP_SIZE, 0, WAL_BYTES)?)
 }
 
-/// Fills the log's index with zeros and says that it is in use, so that SQLite takes it as it is instead of cutting it
-/// off and making it grow again. To be called before the database is opened; the file has to stay open until all
-/// connections are closed, since closing it earlier would take SQLite's own locks away.
+/// Fills the log's index with zeros and marks it as used, so that SQLite does not truncate it and extend it again. Call it before the
+/// database is opened. The file must stay open until all connections are closed: closing it earlier would release SQLite's own locks.
 ///
-/// This is what SQLite does itself when it is the first to open a database (`unixLockSharedMemory`), but for the blocks.
+/// SQLite does the same when it is the first to open a database (`unixLockSharedMemory`), except for the blocks.
 ///
 /// # Errors
-/// If there is no room, or the file system knows no such locks: SQLite then makes the index as it always does.
+/// If the device is full, or the file system does not support such locks: SQLite then creates the index as usual.
 pub(crate) fn hold_index(path: &Path) -> io::Result<File> {
     let index = open(&beside(path, "-shm"))?;
     if try_lock_byte(&index, INDEX_IN_USE, Lock::Exclusive)? {
@@ -308,7 +308,7 @@ pub(crate) fn hold_index(path: &Path) -> io::Result<File> {
             index.write_all_at(&zeros, offset)?;
         }
     }
-    // If another process uses the index it is in order.
+    // If another process uses the index, the index is valid.
     try_lock_byte(&index, INDEX_IN_USE, Lock::Shared)?;
     Ok(index)
 }

@@ -1,4 +1,5 @@
-//! Capabilities that the server has taken back before their time: those for an object that expire by some time.
+//! Capabilities that the server has revoked early: capabilities for an object that expire before some time. The module only holds this
+//! list.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -6,12 +7,12 @@ use tidemill_core::id::ObjectId;
 use tidemill_wire::capability::{Capability, Refusal};
 use tidemill_wire::v1;
 
-/// See the module. Kept in memory: the server says it again to an element that was started anew.
+/// List of revocations, in memory only; see the module. The server repeats the revocations to an element that was restarted.
 #[derive(Debug, Default)]
 pub(crate) struct Revoked(Mutex<HashMap<ObjectId, u64>>);
 
 impl Revoked {
-    /// What the server takes back. Those that are over by themselves are forgotten.
+    /// Adds the server's revocations and removes the expired ones.
     pub(crate) fn on_revoke(&self, revoke: &v1::Revoke, now_ns: u64) {
         let mut until = self.0.lock();
         until.retain(|_, until_ns| *until_ns > now_ns);
@@ -21,7 +22,7 @@ impl Revoked {
         }
     }
 
-    /// Whether a capability that is good otherwise was not taken back.
+    /// Checks that an otherwise valid capability was not revoked.
     pub(crate) fn check(&self, capability: &Capability) -> Result<(), Refusal> {
         match self.0.lock().get(&capability.object) {
             Some(until_ns) if capability.expires_at_ns <= *until_ns => Err(Refusal::Expired),

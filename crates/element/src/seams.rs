@@ -1,5 +1,5 @@
-//! Where records begin whose length nobody knows: the bytes that they end with are looked for about the ends of stripes, on
-//! whichever element these are. Nothing else is read.
+//! Search for the starts of records of unknown length. The module reads bytes around the ends of stripes, on any element, and searches them
+//! for the bytes with which records end. It reads nothing else.
 
 use crate::pull::{Lies, PullError, Pulls};
 use crate::spans::{Around, Span, Spans};
@@ -9,22 +9,22 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use tidemill_core::layout::{RECORD_BYTES_MAX, SelectionError};
 
-/// Bytes that are looked at first: more than most lines have,
+/// Bytes of the first read: longer than most lines.
 const FIRST_BYTES: u64 = 4 << 10;
-/// and at most, each time four times as many.
+/// Maximum bytes per read; each read is four times as long as the one before.
 const NEXT_BYTES_MAX: u64 = 1 << 20;
 
-/// See the module.
+/// Search for starts of records; see the module.
 pub(crate) struct Seams<'a> {
     lies: &'a Lies,
     spans: Spans<'a>,
     buffer: Vec<u8>,
-    /// What was looked for last, and what was found: the same for all between.
+    /// Last search and its result, which is the same for all offsets between them.
     last: RangeInclusive<u64>,
 }
 
 impl<'a> Seams<'a> {
-    /// `runs`: those whose begins and ends are looked for, in this order.
+    /// Creates a search. `runs` are the ranges whose starts and ends will be searched, in this order.
     pub(crate) fn new(
         pulls: &'a Arc<Pulls>,
         lies: &'a Lies,
@@ -44,8 +44,8 @@ impl<'a> Seams<'a> {
         }
     }
 
-    /// The first record that begins at a byte or behind it: at the begin of the file, or behind what records end with. The end
-    /// of the file, if none does.
+    /// Returns the start of the first record at or after a byte. A record starts at the start of the file, or after the end of another
+    /// record. Returns the end of the file if no further record starts.
     pub(crate) fn begin(&mut self, at: u64, end: &[u8]) -> Result<u64, PullError> {
         if !self.last.contains(&at) {
             self.last = at..=self.look(at, end)?;
@@ -71,14 +71,14 @@ impl<'a> Seams<'a> {
             if to - at > RECORD_BYTES_MAX {
                 return Err(SelectionError::RecordLength(at).into());
             }
-            // What it ends with may lie across.
+            // The end of a record may cross the border between two reads.
             from = to - (end.len() as u64 - 1);
             length = (length * 4).min(NEXT_BYTES_MAX);
             to = (from + length).min(size);
         }
     }
 
-    /// Reads bytes of the file; what objects lack at their ends is zeros.
+    /// Reads bytes of the file. Bytes after the end of an object are zeros.
     fn read(&mut self, window: Range<u64>) -> Result<(), PullError> {
         let spans = spans_of(self.lies, window.clone()).map(|(_, span)| span);
         if window.end - window.start > FIRST_BYTES {
@@ -89,7 +89,7 @@ impl<'a> Seams<'a> {
     }
 }
 
-/// Reads bytes of a file; what objects lack at their ends is zeros. Gives how many came from elsewhere.
+/// Reads bytes of a file. Bytes after the end of an object are zeros. Returns how many bytes came from other elements.
 pub(crate) fn read_window(
     lies: &Lies,
     spans: &mut Spans<'_>,
@@ -120,13 +120,13 @@ pub(crate) fn read_window(
     Ok(moved)
 }
 
-/// What is read first for the record that begins at a byte or behind it.
+/// Returns the first range to read for the first record at or after a byte.
 fn first_window(at: u64, end: &[u8], size: u64) -> Range<u64> {
     let from = at.saturating_sub(end.len() as u64);
     from..(from + FIRST_BYTES).min(size)
 }
 
-/// What objects have of some bytes of the file, each with the place of its first byte among these.
+/// Returns the parts of a range of the file that objects hold, each with its offset in the range.
 pub(crate) fn spans_of(lies: &Lies, window: Range<u64>) -> impl Iterator<Item = (u64, Span)> {
     let from = window.start;
     lies.layout.pieces(window).filter_map(move |piece| {

@@ -1,24 +1,24 @@
-//! Which folders of its host an element shows to kernels that ask for them: its administrator allows some, and none of
-//! them, nor what a link in them leads to, holds what is the array's or the system's own.
+//! Folders of the host that an element shows to kernels on request. The administrator allows some folders. Folders of the array and of the
+//! system are never shown, also not as the target of a link.
 
 use crate::config::Config;
 use std::path::{Path, PathBuf};
 use tidemill_client::Endpoint;
 use tidemill_kernel::SYSTEM_PATHS;
 
-/// Never shown, nor what lies in them, nor what they lie in: secrets, devices, and sockets of the host.
+/// Folders that are never shown, with all folders below and above them: secrets, devices, and sockets of the host.
 const NEVER: [&str; 7] = ["/boot", "/dev", "/etc", "/proc", "/root", "/run", "/sys"];
 
-/// See the module.
+/// Rules for the folders; see the module.
 #[derive(Debug)]
 pub(crate) struct Shown {
-    /// As the administrator wrote them; what they lead to may come later.
+    /// Folders as the administrator wrote them. Their targets may be created later.
     allowed: Vec<PathBuf>,
     hidden: Vec<PathBuf>,
 }
 
 impl Shown {
-    /// By the element's configuration.
+    /// Returns the rules from the element's configuration.
     #[must_use]
     pub(crate) fn new(config: &Config) -> Self {
         let mut hidden: Vec<PathBuf> = NEVER.iter().map(PathBuf::from).collect();
@@ -33,7 +33,7 @@ impl Shown {
         }
     }
 
-    /// Where a folder that a task asks for really is, if it may be shown. Beyond the allowed folders nothing is looked at.
+    /// Returns the real path of a requested folder, if it may be shown. Paths outside of the allowed folders are not accessed.
     #[must_use]
     pub(crate) fn find(&self, asked: &str) -> Option<PathBuf> {
         let system = SYSTEM_PATHS.iter().map(Path::new);
@@ -50,7 +50,7 @@ impl Shown {
         (found.is_dir() && !self.hides(&found)).then_some(found)
     }
 
-    /// A folder that the administrator has all kernels see; said in the log if that can't be.
+    /// Returns a folder that all kernels may see by configuration. Logs a warning if it can't be shown.
     #[must_use]
     pub(crate) fn own(&self, folder: &Path) -> Option<PathBuf> {
         let found = folder.canonicalize().ok();
@@ -62,7 +62,7 @@ impl Shown {
         found.map(|_| folder.to_owned())
     }
 
-    /// The folders that may be asked for, by their names.
+    /// Returns the names of the folders that tasks may request.
     pub(crate) fn offered(&self) -> impl Iterator<Item = String> {
         let names = self.allowed.iter().filter_map(|folder| folder.to_str());
         names.map(|name| format!("{}/", name.trim_end_matches('/')))

@@ -1,5 +1,4 @@
-//! Bytes of the parts of a file, wherever these lie. What is read in small spans over the network is asked for many spans at a
-//! time.
+//! Reader of bytes of the parts of a file, from this element or from others. Small spans from other elements are requested many at a time.
 
 use crate::pull::{Lies, PullError, Pulls, Reader, Source, read_span};
 use bytes::Bytes;
@@ -11,14 +10,14 @@ use std::sync::Arc;
 use tidemill_core::id::ObjectId;
 use tidemill_wire::route::{RANGES_BYTES_MAX, RANGES_MAX};
 
-/// Spans up to this long are asked for together.
+/// Maximum length of a span that is requested together with others.
 const SMALL_BYTES: u64 = 16 << 10;
 
-/// How many are asked for at once.
+/// Number of spans per request.
 const AHEAD: usize = 256;
 const _: () = assert!(AHEAD <= RANGES_MAX && AHEAD as u64 * SMALL_BYTES <= RANGES_BYTES_MAX);
 
-/// Where objects are that this element has, and whether all is given up.
+/// Function that returns the file of an object on this element, and function that returns whether the read was cancelled.
 pub(crate) type Around<'a> = (
     &'a dyn Fn(ObjectId) -> Option<PathBuf>,
     &'a dyn Fn() -> bool,
@@ -27,7 +26,7 @@ pub(crate) type Around<'a> = (
 /// Bytes of a part.
 pub(crate) type Span = (usize, Range<u64>);
 
-/// See the module.
+/// Reader of spans; see the module.
 pub(crate) struct Spans<'a> {
     pulls: &'a Arc<Pulls>,
     lies: &'a Lies,
@@ -38,7 +37,7 @@ pub(crate) struct Spans<'a> {
 }
 
 impl<'a> Spans<'a> {
-    /// `ahead`: what is going to be read, in order. It may be more or less than what is read then.
+    /// Creates a reader. `ahead` are the expected spans in their order. The actual reads may differ.
     pub(crate) fn new(
         pulls: &'a Arc<Pulls>,
         lies: &'a Lies,
@@ -55,7 +54,7 @@ impl<'a> Spans<'a> {
         }
     }
 
-    /// Hands the bytes of a span on, piece by piece; gives whether they are on this element.
+    /// Passes the bytes of a span to `place`, piece by piece. Returns whether they are on this element.
     pub(crate) fn read(
         &mut self,
         span: Span,
@@ -85,7 +84,7 @@ impl<'a> Spans<'a> {
         })
     }
 
-    /// Asks for small spans that come next.
+    /// Requests the next small spans.
     fn ask_ahead(&mut self) -> Result<(), PullError> {
         self.known.clear();
         let mut next = Vec::new();
@@ -99,7 +98,7 @@ impl<'a> Spans<'a> {
         self.ask(next)
     }
 
-    /// Asks at once for all that is small of what is going to be read before anything else.
+    /// Requests all small spans of the next reads in one request.
     pub(crate) fn prepare(&mut self, spans: impl Iterator<Item = Span>) -> Result<(), PullError> {
         let unknown = spans.filter(|span| self.is_to_ask(span) && !self.known.contains_key(span));
         let unknown: Vec<Span> = unknown.take(AHEAD).collect();
@@ -118,7 +117,7 @@ impl<'a> Spans<'a> {
             )
     }
 
-    /// What can't be had so is asked for alone when its turn comes.
+    /// Requests spans. A span that is not returned is requested alone when it is read.
     fn ask(&mut self, spans: Vec<Span>) -> Result<(), PullError> {
         let mut wanted: BTreeMap<usize, Vec<Range<u64>>> = BTreeMap::new();
         for (part, bytes) in spans {

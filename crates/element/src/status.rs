@@ -1,7 +1,8 @@
-//! The element's status object: what it can hold, what it does, and how long kernels took on it.
+//! Status object of the element: its capacity, its activity, and the run times of kernels. The module writes the object's attributes; the
+//! status also goes to the server (next: `server/src/...`).
 //!
-//! Counters are kept in memory as things happen; on a period they are written as attribute page 3 of the
-//! status object (AnalyzeThis §3.1.1, "AFE Status") and sent to the server.
+//! Counters are updated in memory. Periodically they are written as attribute page 3 of the status object (AnalyzeThis §3.1.1, "AFE
+//! Status") and sent to the server.
 
 use crate::{flash_model, records};
 use parking_lot::Mutex;
@@ -13,20 +14,20 @@ use tidemill_core::event::History;
 use tidemill_core::id::ObjectId;
 use tidemill_wire::v1;
 
-/// Kernels whose history is kept; the one with the fewest runs goes first.
+/// Maximum number of kernels with a history. The kernel with the fewest runs is removed first.
 const KERNELS_MAX: usize = 4096;
 
-/// What the element counts.
+/// Counters of the element.
 #[derive(Debug, Default)]
 pub struct Counters {
     bytes_written: AtomicU64,
     bytes_read: AtomicU64,
     history: Mutex<BTreeMap<String, History>>,
-    /// Bytes that came over HTTP for objects that are not sealed yet.
+    /// Bytes that arrived over HTTP, for objects that are not sealed yet.
     arriving: Mutex<HashMap<ObjectId, u64>>,
 }
 
-/// A run-time history as it is kept.
+/// Stored form of a run-time history.
 #[derive(Clone, Copy, Debug, Default, serde::Serialize, serde::Deserialize)]
 struct Kept {
     runs: u64,
@@ -35,10 +36,10 @@ struct Kept {
 }
 
 impl Counters {
-    /// Goes on where the element was when it stopped.
+    /// Loads the counters from the database.
     ///
     /// # Errors
-    /// If SQLite refuses. A history that can't be read is begun anew.
+    /// If SQLite refuses. An unreadable history starts empty.
     pub fn load(connection: &Connection) -> Result<Self, rusqlite::Error> {
         let number = |number| {
             let value = records::attribute(connection, ObjectId::STATUS, status::PAGE, number)?;
@@ -65,36 +66,36 @@ impl Counters {
         })
     }
 
-    /// Bytes of an object arrived over HTTP.
+    /// Counts bytes of an object that arrived over HTTP.
     pub fn on_arrived(&self, object: ObjectId, bytes: u64) {
         self.bytes_written.fetch_add(bytes, Ordering::Relaxed);
         *self.arriving.lock().entry(object).or_default() += bytes;
     }
 
-    /// A client's object was sealed, which takes so many bytes on the device: those that did not arrive over HTTP were written
-    /// in place.
+    /// Counts a sealed object of a client, which takes `allocated` bytes on the device: bytes that did not arrive over HTTP were written in
+    /// place.
     pub fn on_sealed(&self, object: ObjectId, allocated: u64) {
         let arrived = self.arriving.lock().remove(&object).unwrap_or(0);
         let in_place = allocated.saturating_sub(arrived);
         self.bytes_written.fetch_add(in_place, Ordering::Relaxed);
     }
 
-    /// Bytes written so far.
+    /// Returns the bytes written so far.
     pub(crate) fn written_bytes(&self) -> u64 {
         self.bytes_written.load(Ordering::Relaxed)
     }
 
-    /// An object was removed.
+    /// Forgets the arrived bytes of a removed object.
     pub fn on_removed(&self, object: ObjectId) {
         self.arriving.lock().remove(&object);
     }
 
-    /// Bytes were written by a task or pulled.
+    /// Counts bytes that a task wrote or that were pulled.
     pub fn on_written(&self, bytes: u64) {
         self.bytes_written.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// A kernel ended well after `run_ns` over `input_bytes`.
+    /// Counts a successful run of a kernel: `run_ns` for `input_bytes`.
     pub fn on_run(&self, kernel: &str, run_ns: u64, input_bytes: u64) {
         self.bytes_read.fetch_add(input_bytes, Ordering::Relaxed);
         let mut history = self.history.lock();
@@ -110,7 +111,7 @@ impl Counters {
         entry.input_bytes = entry.input_bytes.saturating_add(input_bytes);
     }
 
-    /// Fills in what is counted here.
+    /// Adds the counters to a status.
     pub fn report(&self, element: &mut v1::Element) {
         element.bytes_written = self.bytes_written.load(Ordering::Relaxed);
         element.bytes_read = self.bytes_read.load(Ordering::Relaxed);
@@ -130,8 +131,8 @@ impl Counters {
     }
 }
 
-/// What has changed since a status was told, if that is only what changes all the time. Run times that kernels took the
-/// server has heard with their labels' ends.
+/// Returns the changes since the last sent status, if only the frequently changing fields have changed. The server already has the run
+/// times of kernels, from the outcomes of labels.
 #[must_use]
 pub fn standing(told: &v1::Element, now: &v1::Element) -> Option<v1::Standing> {
     let rest = |element: &v1::Element| v1::Element {
@@ -156,7 +157,7 @@ pub fn standing(told: &v1::Element, now: &v1::Element) -> Option<v1::Standing> {
     })
 }
 
-/// The attributes of the status object that say what `element` does.
+/// Returns the attributes of the status object for the status `element`.
 #[must_use]
 pub fn attributes(element: &v1::Element) -> Vec<(u32, Vec<u8>)> {
     let history: BTreeMap<&str, Kept> = element
@@ -194,13 +195,13 @@ pub fn attributes(element: &v1::Element) -> Vec<(u32, Vec<u8>)> {
     attributes
 }
 
-/// One-minute load average of the host in thousandths; 0 if it does not tell.
+/// Returns the one-minute load average of the host in thousandths; 0 if it is unknown.
 fn load_milli() -> u32 {
     let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let first = text.split_whitespace().next().unwrap_or("0");
     let (whole, part) = first.split_once('.').unwrap_or((first, "0"));
     let whole: u32 = whole.parse().unwrap_or(0);
-    // The kernel gives two digits.
+    // Linux prints two digits.
     let hundredths: u32 = part.parse().unwrap_or(0);
     whole
         .saturating_mul(1000)

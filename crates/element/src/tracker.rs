@@ -1,4 +1,4 @@
-//! The task tracker and the status object as JSON, for `GET /tasks`, `/status` and attributes.
+//! Task tracker and status object as JSON, for `GET /tasks`, `/status` and attributes. The functions have no effects.
 
 use crate::flash_model;
 use crate::labels::Live;
@@ -33,12 +33,12 @@ const TASK_NAMES: [(u32, &str, bool); 19] = [
     (task::SELECTIONS, "selections", false),
 ];
 
-/// Whether a label works for a task.
+/// Returns whether a label works for a task.
 pub(crate) fn is_of(live: &Live, id: TaskId) -> bool {
     matches!(&live.label.operation, Operation::Analyse(analysis) if analysis.task == id)
 }
 
-/// A label that is queued or runs.
+/// Returns a queued or running label as JSON.
 pub(crate) fn live_json(live: &Live) -> Value {
     let label = &live.label;
     let mut json = json!({
@@ -80,7 +80,7 @@ pub(crate) fn live_json(live: &Live) -> Value {
     json
 }
 
-/// A task that ended.
+/// Returns an ended task as JSON.
 pub(crate) fn ended_json(
     id: TaskId,
     attributes: &[(u32, u32, Vec<u8>)],
@@ -107,7 +107,7 @@ pub(crate) fn ended_json(
     json.into()
 }
 
-/// One attribute: its value as a number or text where its page says so, else in hexadecimal.
+/// Returns one attribute as JSON: a number or text according to its page, else hexadecimal.
 pub(crate) fn attribute_json(page: u32, number: u32, value: &[u8]) -> Value {
     let is_number = match page {
         object::PAGE if number == object::PART => None,
@@ -135,7 +135,7 @@ pub(crate) fn attribute_json(page: u32, number: u32, value: &[u8]) -> Value {
     }
 }
 
-/// What an element is and does.
+/// Returns the status of an element as JSON.
 pub fn status_json(element: &v1::Element) -> Value {
     let history: BTreeMap<&str, Value> = element
         .history

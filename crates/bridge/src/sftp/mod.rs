@@ -1,5 +1,5 @@
-//! SFTP, by OpenSSH's client. Of OpenDAL's client nobody hears why a connection fails, it makes the folder of the address where that
-//! is missing, and follows links.
+//! SFTP with OpenSSH's client, which runs as a child process. OpenDAL's client is not used: it does not report why a connection fails,
+//! creates the folder of the address if it is missing, and follows links.
 
 mod session;
 mod wire;
@@ -18,9 +18,9 @@ use std::sync::Arc;
 use tokio::sync::Mutex;
 use wire::{Answer, Attributes, Packet};
 
-/// Bytes of a file in one packet: what every server takes.
+/// Bytes of a file per packet: all servers accept this size.
 const PACKET_BYTES: u64 = 32 << 10;
-/// Packets of one file that are on their way at once.
+/// Maximum number of concurrent packets of one file.
 const PACKETS_AT_ONCE: usize = 64;
 
 const REPLACE: &str = "posix-rename@openssh.com";
@@ -31,11 +31,11 @@ struct Sftp {
     target: Target,
     root: Root,
     keys: Keys,
-    /// The connection, and what the server calls the store's folder.
+    /// Connection, and the server's path of the store's folder.
     now: Mutex<Option<(Arc<Session>, String)>>,
 }
 
-/// An open file or folder.
+/// Open file or folder.
 struct Handle {
     session: Arc<Session>,
     handle: Bytes,
@@ -84,7 +84,7 @@ fn odd(path: &str) -> Why {
     })
 }
 
-/// What a status says. `Missing` may be the end of a list, too.
+/// Converts a status. `Missing` may also be the end of a list.
 fn status(path: &str, mut answer: Answer) -> Result<(), Why> {
     if answer.kind != wire::STATUS {
         return Err(odd(path));
@@ -102,7 +102,7 @@ fn status(path: &str, mut answer: Answer) -> Result<(), Why> {
     .into())
 }
 
-/// Why there is another answer than what was asked for.
+/// Returns the error for an answer of another kind than expected.
 fn refusal(path: &str, answer: Answer) -> Why {
     status(path, answer).err().unwrap_or_else(|| odd(path))
 }
@@ -125,7 +125,7 @@ fn seen(path: &str, found: &Attributes) -> Result<Seen, Why> {
 }
 
 impl Sftp {
-    /// The connection; another one if it has ended.
+    /// Returns the connection. Opens another one if it has ended.
     async fn session(&self) -> Result<(Arc<Session>, String), Why> {
         let mut now = self.now.lock().await;
         if let Some((session, root)) = &*now
@@ -157,7 +157,7 @@ impl Sftp {
         Why::away(&path, reason)
     }
 
-    /// Whether no link is on the way to the folder of a path.
+    /// Fails if a link is on the path to the folder of a file.
     async fn is_straight(&self, session: &Session, root: &str, path: &str) -> Result<(), Why> {
         let Some((above, _)) = path.rsplit_once('/') else {
             return Ok(());
@@ -190,7 +190,7 @@ impl Sftp {
         self.attributes(session, path, packet).await
     }
 
-    /// What is at a path, if no link is on the way to it.
+    /// Returns the type of a path, if no link is on the path.
     async fn found(&self, session: &Session, root: &str, path: &str) -> Result<Seen, Why> {
         let straight = self.is_straight(session, root, path);
         let ((), found) = tokio::try_join!(straight, self.lstat(session, path))?;
@@ -221,7 +221,7 @@ impl Sftp {
         self.opened(session, path, packet).await
     }
 
-    /// Does what needs the folder of a path, if no link is on the way to that; makes it where it is missing.
+    /// Runs work in the folder of a path, if no link is on the path to the folder. Creates the folder if it is missing.
     async fn within<T, Work: Future<Output = Result<T, Why>>>(
         &self,
         (session, root): (&Session, &str),
@@ -242,7 +242,7 @@ impl Sftp {
         }
     }
 
-    /// Makes the folders above a path; not that of the store.
+    /// Creates the parent folders of a path, but not the folder of the store.
     async fn make_above(&self, session: &Session, path: &str) -> Result<(), Why> {
         for (at, _) in path.match_indices('/') {
             let above = &path[..at];
@@ -263,7 +263,7 @@ async fn ask(session: &Session, path: &str, packet: Packet) -> Result<Answer, Wh
     answer.map_err(|reason| Why::away(path, reason))
 }
 
-/// What the server calls a folder, links resolved.
+/// Returns the server's path of a folder, with links resolved.
 async fn real(session: &Session, path: &str) -> Result<String, Why> {
     let packet = Packet::new(wire::REALPATH).bytes(path.as_bytes());
     let mut answer = ask(session, path, packet).await?;
@@ -278,7 +278,7 @@ async fn real(session: &Session, path: &str) -> Result<String, Why> {
     name.ok_or_else(|| odd(path))
 }
 
-/// What is at a place of an open file, all of it.
+/// Reads exactly `count` bytes at an offset of an open file.
 async fn piece(handle: &Handle, path: &str, from: u64, count: u64) -> Result<Vec<u8>, Why> {
     let mut bytes = Vec::new();
     while (bytes.len() as u64) < count {
@@ -330,7 +330,7 @@ impl Files for Sftp {
         Box::pin(async move {
             let path = object.path.as_str();
             let (session, root) = self.session().await?;
-            // A server waits for who opens a pipe.
+            // The type is checked first, as a server blocks when it opens a pipe.
             let straight = self.is_straight(&session, &root, path);
             let ((), before) = tokio::try_join!(straight, self.lstat(&session, path))?;
             seen(path, &before)?.file(path)?;
@@ -348,8 +348,8 @@ impl Files for Sftp {
                     false => Err(Why::from(Error::Changed(path.to_owned()))),
                 }
             };
-            // The protocol has no word for not following links: what was opened is what was seen there, its owner and
-            // mode too, and is there still.
+            // The protocol has no flag to refuse links. So the attributes before the open, of the open file and after the open are
+            // compared, with owner and mode.
             let opened = is_same().await?;
             let straight = self.is_straight(&session, &root, path);
             let ((), after) = tokio::try_join!(straight, self.lstat(&session, path))?;
@@ -381,7 +381,7 @@ impl Files for Sftp {
             self.is_straight(&session, &root, path).await?;
             self.is_straight(&session, &root, other).await?;
             let able = over && session.can(REPLACE);
-            // Without more, a name that something has is not taken.
+            // Without the extension, a rename does not replace an existing file.
             let packet = match able {
                 true => Packet::new(wire::EXTENDED).bytes(REPLACE.as_bytes()),
                 false => Packet::new(wire::RENAME),
@@ -417,7 +417,7 @@ impl Files for Sftp {
                     .bytes(self.root.full(other).as_bytes());
                 match status(other, ask(&session, other, packet).await?) {
                     Err(why) if why.error.is_missing() => Err(why),
-                    // Some file systems know only one name of a file.
+                    // Some file systems do not support hard links.
                     linked => Ok(linked.is_ok()),
                 }
             };
@@ -435,7 +435,7 @@ impl Files for Sftp {
     }
 }
 
-/// A folder that is listed.
+/// Running listing of a folder.
 struct Listing {
     handle: Handle,
     path: String,
@@ -483,7 +483,7 @@ impl Names for Listing {
     }
 }
 
-/// A file that is written.
+/// File that is being written.
 struct Writing {
     handle: Handle,
     path: String,

@@ -1,5 +1,5 @@
-//! A connection: OpenSSH's own client, whose standard input and output are the channel. Many ask at once; each answer goes to whom it
-//! is for.
+//! Connection to an SFTP server: OpenSSH's client as a child process, whose standard input and output are the channel. Many requests run
+//! concurrently; the number in an answer identifies its request.
 
 use super::wire::{Answer, INIT, Packet, VERSION};
 use crate::store::SILENCE;
@@ -16,16 +16,16 @@ use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
-/// Longest packet that is taken: servers send at most 256 KiB and a little.
+/// Maximum length of a packet in bytes: servers send slightly more than 256 KiB at most.
 const PACKET_BYTES_MAX: u32 = 1 << 20;
-/// How long the client may take to end.
+/// Time limit for the client to end.
 const LAST_WORDS: Duration = Duration::from_secs(2);
-/// What is kept of what the client says before it ends.
+/// Maximum length of the stored messages of the client, in bytes.
 const SAID_BYTES_MAX: usize = 4096;
-/// Packets that wait to be sent: those of all who ask.
+/// Maximum number of packets of all requests that wait to be sent.
 const SENT_MAX: usize = 256;
 
-/// Whom to ask, and who asks.
+/// Server and account of a connection.
 #[derive(Clone)]
 pub(super) struct Target {
     pub(super) host: String,
@@ -39,7 +39,7 @@ type Waiting = BTreeMap<u32, oneshot::Sender<Answer>>;
 
 #[derive(Debug, Default)]
 struct Shared {
-    /// Who waits, by number; none when the connection has ended.
+    /// Senders for waiting requests, by number; `None` when the connection has ended.
     waiting: Mutex<Option<Waiting>>,
     said: Mutex<String>,
 }
@@ -50,7 +50,7 @@ pub(super) struct Session {
     send: mpsc::Sender<Vec<u8>>,
     next: std::sync::atomic::AtomicU32,
     tasks: [JoinHandle<()>; 3],
-    /// What the server can do beyond version 3.
+    /// Extensions of the server beyond version 3.
     able: BTreeSet<String>,
 }
 
@@ -60,7 +60,7 @@ fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
 
 fn command(target: &Target) -> Command {
     let mut ssh = Command::new("ssh");
-    // No agent, no question, nothing of anybody's settings: what is used is what is named.
+    // No agent, no question and no settings of the user: only the given values are used.
     ssh.env_clear();
     ssh.envs(std::env::var_os("PATH").map(|path| ("PATH", path)));
     ssh.args(["-F", "none", "-x", "-a", "-T"]);
@@ -112,7 +112,7 @@ async fn packet(from: &mut ChildStdout) -> std::io::Result<Answer> {
     Ok(Answer { kind, left })
 }
 
-/// Gives each answer to whom it is for, as long as there are any.
+/// Passes each answer to its request, until the connection ends.
 async fn answers(mut from: ChildStdout, shared: Arc<Shared>, mut child: Child) {
     while let Ok(mut answer) = packet(&mut from).await {
         let Some(number) = answer.number() else { break };
@@ -120,11 +120,11 @@ async fn answers(mut from: ChildStdout, shared: Arc<Shared>, mut child: Child) {
             .as_mut()
             .map(|all| all.remove(&number));
         if let Some(Some(waiting)) = waiting {
-            // Who asked may have gone.
+            // The caller may have stopped waiting.
             let _ = waiting.send(answer);
         }
     }
-    // What is said on the way out may come a little later than the end.
+    // The client may write its last messages shortly after it has closed the channel.
     let _ = tokio::time::timeout(LAST_WORDS, child.wait()).await;
     *lock(&shared.waiting) = None;
 }
@@ -148,8 +148,10 @@ async fn listen(mut from: tokio::process::ChildStderr, shared: Arc<Shared>) {
 }
 
 impl Session {
+    /// Starts the client and connects.
+    ///
     /// # Errors
-    /// What the client said.
+    /// The messages of the client.
     pub(super) async fn start(target: &Target) -> Result<Self, String> {
         let mut child = command(target).spawn().map_err(|error| {
             format!("the program ssh could not be started ({error}): install OpenSSH's client")
@@ -215,10 +217,10 @@ impl Session {
         Some((number, answer))
     }
 
-    /// Asks, and waits for the answer.
+    /// Sends a request and waits for the answer.
     ///
     /// # Errors
-    /// If the connection has ended or ends, or the server says nothing.
+    /// If the connection has ended or ends, or the server does not answer.
     pub(super) async fn ask(&self, packet: Packet) -> Result<Answer, String> {
         let ended = || {
             let said = lock(&self.shared.said).trim().to_owned();
@@ -239,14 +241,14 @@ impl Session {
         }
     }
 
-    /// Asks for what nobody waits for.
+    /// Sends a request whose answer is ignored.
     pub(super) fn tell(&self, packet: Packet) {
         if let Some((number, _)) = self.expect() {
             let sent = self.send.try_send(packet.sent(Some(number)));
             if let Err(TrySendError::Full(packet)) = sent
                 && let Ok(runtime) = Handle::try_current()
             {
-                // It waits behind what waits already, and ends with the connection.
+                // The packet is sent after the waiting ones. The task ends with the connection.
                 let send = self.send.clone();
                 runtime.spawn(async move { send.send(packet).await });
             }

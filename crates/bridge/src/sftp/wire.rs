@@ -1,4 +1,4 @@
-//! Packets of SFTP, version 3 (draft-ietf-secsh-filexfer-02), and those of OpenSSH's extensions that are used.
+//! Packets of SFTP, version 3 (draft-ietf-secsh-filexfer-02), and the used packets of OpenSSH's extensions. The functions have no effects.
 
 use bytes::{Buf, Bytes};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -38,7 +38,7 @@ const PERMISSIONS: u32 = 4;
 const TIMES: u32 = 8;
 const MORE: u32 = 0x8000_0000;
 
-/// What is asked for, without its number.
+/// Request without its number.
 #[derive(Debug)]
 pub(super) struct Packet(Vec<u8>);
 
@@ -64,7 +64,7 @@ impl Packet {
         packet
     }
 
-    /// As it is sent.
+    /// Returns the bytes of the packet.
     pub(super) fn sent(self, number: Option<u32>) -> Vec<u8> {
         let numbered = number.map_or(0, |_| 4);
         let count = u32::try_from(self.0.len() + numbered).unwrap_or(u32::MAX);
@@ -77,7 +77,7 @@ impl Packet {
     }
 }
 
-/// What is left of an answer. All give nothing if it is not there.
+/// Unread rest of an answer. The methods return `None` if a field is missing.
 #[derive(Debug)]
 pub(super) struct Answer {
     pub(super) kind: u8,
@@ -89,7 +89,7 @@ impl Answer {
         self.left.try_get_u32().ok()
     }
 
-    /// Whether it says that there is no more.
+    /// Returns whether the answer is the end of a file or list.
     pub(super) fn is_end(&self) -> bool {
         self.kind == STATUS && self.left.starts_with(&EOF.to_be_bytes())
     }
@@ -129,7 +129,7 @@ impl Answer {
     }
 }
 
-/// What is told of a file.
+/// Attributes of a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Attributes {
     pub(super) size: Option<u64>,
@@ -140,7 +140,7 @@ pub(super) struct Attributes {
 }
 
 impl Attributes {
-    /// A file is nothing, all else has a word.
+    /// Returns the type in words; `None` for a regular file.
     pub(super) fn kind(&self) -> Option<&'static str> {
         match self.mode.map(|mode| mode & 0o170_000) {
             Some(0o100_000) => None,
@@ -152,7 +152,7 @@ impl Attributes {
         }
     }
 
-    /// Another one when the file is, if that is not of the same second and length.
+    /// Returns the tag of the version. It differs between versions, unless they have the same length and were written in the same second.
     pub(super) fn tag(&self) -> String {
         let (size, modified_s) = (self.size.unwrap_or(0), self.modified_s.unwrap_or(0));
         format!("{size}-{modified_s}")

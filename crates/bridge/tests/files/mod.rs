@@ -1,9 +1,9 @@
-//! Files of a store as tests make, write and read them.
+//! Helpers of tests that create, write and read files of a store.
 
 use bytes::Bytes;
 use tidemill_bridge::{Bridge, Error, Object};
 
-/// Bytes that repeat nowhere near.
+/// Returns bytes without short repetitions.
 pub(crate) fn noise(count: usize, mut state: u64) -> Vec<u8> {
     let next = || {
         state ^= state << 13;

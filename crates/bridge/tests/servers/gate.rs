@@ -1,4 +1,4 @@
-//! What is between a store and who asks it, and can be shut: then the server is gone, in the middle of whatever it did.
+//! Proxy between a store and its clients. When it is shut, the server seems to disappear in the middle of any request.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};

@@ -1,4 +1,4 @@
-//! How each kind of server is started. `None`, and told, where it is not installed.
+//! Starts a server of each kind. Returns `None` and prints a message if the server is not installed.
 
 use super::{Able, Gate, Running, Server, installed, port, start, start_listening, wait};
 use crate::require::{skip, tell};
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use tempfile::TempDir;
 
-/// A folder that others reach by a protocol.
+/// Properties of a folder that is served by a protocol.
 const ABLE: Able = Able {
     tells_all: false,
     name_bytes_max: 255,
@@ -17,7 +17,7 @@ const ABLE: Able = Able {
     large: 40 << 20,
 };
 
-/// The server of a folder: it knows no wrong keys, and nobody sees what it has.
+/// Returns a server of a folder without wrong keys and without visible files.
 fn server(uri: String, keys: String, gate: Gate, running: Running, folder: TempDir) -> Server {
     Server {
         able: ABLE,
@@ -31,7 +31,7 @@ fn server(uri: String, keys: String, gate: Gate, running: Running, folder: TempD
     }
 }
 
-/// What a program says that does well.
+/// Returns the output of a program that must succeed.
 fn said(command: &mut Command) -> String {
     let output = command.output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -44,7 +44,7 @@ fn sshd() -> Option<PathBuf> {
     paths.into_iter().find(|path| path.exists())
 }
 
-/// A pair of keys at a path.
+/// Creates a pair of keys at a path.
 fn pair(path: &Path) {
     let make = ["-q", "-t", "ed25519", "-N", "", "-f"];
     said(Command::new("ssh-keygen").args(make).arg(path));
@@ -54,7 +54,7 @@ fn user() -> String {
     said(Command::new("id").arg("-un")).trim().to_owned()
 }
 
-/// OpenSSH's own server, of whoever runs the tests.
+/// Starts OpenSSH's server, as the user who runs the tests.
 pub(crate) fn sftp() -> Option<Server> {
     let Some(program) = sshd() else {
         skip("no sshd: install openssh-server");
@@ -74,7 +74,7 @@ pub(crate) fn sftp() -> Option<Server> {
         folder.path().display()
     );
     std::fs::write(at("settings"), settings).unwrap();
-    // As root it wants this, and Debian makes it when the system starts.
+    // As root, sshd needs this folder, which Debian creates at the start of the system.
     let _ = std::fs::create_dir_all("/run/sshd");
     let command = &mut Command::new(program);
     command.args(["-D", "-e", "-f"]).arg(at("settings"));
@@ -101,7 +101,7 @@ pub(crate) fn sftp() -> Option<Server> {
     })
 }
 
-/// A name node and a data node of Hadoop in one process; the ports of both protocols.
+/// Starts a name node and a data node of Hadoop in one process. Returns the ports of both protocols.
 fn hadoop(folder: &Path) -> Option<(Running, [u16; 2])> {
     let jars = installed("Hadoop", "hadoop/jars")?;
     let (names, web) = (port(), port());
@@ -148,11 +148,11 @@ pub(crate) fn hdfs() -> Option<Server> {
     of_hadoop(false)
 }
 
-/// What its makers give to all who try it.
+/// Public test key of Azurite.
 const AZURITE_KEY: &str =
     "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==";
 
-/// Makes a container, which OpenDAL does not.
+/// Program that creates a container, which OpenDAL does not.
 const MAKE_CONTAINER: &str = r#"
 import base64, datetime, hashlib, hmac, sys, urllib.request
 port, key = sys.argv[1], base64.b64decode(sys.argv[2])
@@ -164,7 +164,7 @@ url = f"http://127.0.0.1:{port}/devstoreaccount1/data?restype=container"
 urllib.request.urlopen(urllib.request.Request(url, method="PUT", headers=headers))
 "#;
 
-/// Azurite, by the makers of Azure.
+/// Starts Azurite, Microsoft's emulator of Azure.
 pub(crate) fn azblob() -> Option<Server> {
     let program = installed("Azurite", "npm/node_modules/.bin/azurite-blob")?;
     let folder = tempfile::tempdir().unwrap();
@@ -197,7 +197,7 @@ pub(crate) fn azblob() -> Option<Server> {
     })
 }
 
-/// A server that does as Google's; it knows no keys.
+/// Starts an emulator of Google's store. It has no keys.
 pub(crate) fn gcs() -> Option<Server> {
     let program = installed("fake-gcs-server", "bin/fake-gcs-server")?;
     let folder = tempfile::tempdir().unwrap();
@@ -237,7 +237,7 @@ pub(crate) fn gcs() -> Option<Server> {
     })
 }
 
-/// A server of WebDAV that listens at a port, and knows one user.
+/// Returns a WebDAV server that listens on a port and has one user.
 fn of_webdav(listening: u16, running: Running, files: PathBuf, folder: TempDir) -> Server {
     let gate = Gate::before(listening);
     let lines = |password: &str| format!("username = \"me\"\npassword = \"{password}\"\n");
@@ -249,7 +249,7 @@ fn of_webdav(listening: u16, running: Running, files: PathBuf, folder: TempDir) 
     }
 }
 
-/// A server of WebDAV that is written in Python.
+/// Starts a WebDAV server written in Python.
 pub(crate) fn webdav() -> Option<Server> {
     let program = installed("wsgidav", "venv/bin/wsgidav")?;
     let folder = tempfile::tempdir().unwrap();
@@ -277,7 +277,7 @@ pub(crate) fn webdav() -> Option<Server> {
     })
 }
 
-/// Apache's server of WebDAV, as its own user.
+/// Starts Apache's WebDAV server, with a user of its own.
 pub(crate) fn apache() -> Option<Server> {
     let program = Path::new("/usr/sbin/apache2");
     let root = rustix::process::geteuid().is_root();
@@ -293,7 +293,7 @@ pub(crate) fn apache() -> Option<Server> {
         std::fs::create_dir(path).unwrap();
         said(Command::new("chown").arg("www-data").arg(path));
     }
-    // What `htpasswd` makes of good-good.
+    // This is the output of `htpasswd` for good-good.
     let hash = said(Command::new("openssl").args(["passwd", "-apr1", "good-good"]));
     std::fs::write(at("users"), format!("me:{hash}")).unwrap();
     let (listening, modules) = (port(), "/usr/lib/apache2/modules");

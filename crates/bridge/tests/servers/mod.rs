@@ -1,4 +1,4 @@
-//! Real servers of stores for tests, each with a gate in front of it that can be shut. `scripts/stores.sh install` gets them.
+//! Real servers of stores for tests, each behind a gate that can be shut. `scripts/stores.sh install` installs them.
 #![allow(dead_code, unused_imports, reason = "each test binary uses its part")]
 
 mod gate;
@@ -23,46 +23,46 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tidemill_bridge::{Bridge, Keys, Place};
 
-/// What a kind of store can do, as docs/bridges.md says.
+/// Properties of a kind of store, as docs/bridges.md states them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Able {
-    /// It tells a file from another one of the same length that was written in the same second.
+    /// Whether the store distinguishes two files of the same length that were written in the same second.
     pub(crate) tells_all: bool,
-    /// Longest name, in bytes.
+    /// Maximum length of a name in bytes.
     pub(crate) name_bytes_max: usize,
-    /// What the server takes for something else.
+    /// Characters that the server interprets.
     pub(crate) never_in_names: &'static [char],
-    /// It has folders, not only keys.
+    /// Whether the store has folders, not only keys.
     pub(crate) folders: bool,
-    /// Files that are made to see pages.
+    /// Number of files that a test creates to get several pages.
     pub(crate) many: usize,
-    /// Bytes of a file that is large there.
+    /// Length of a large file in bytes.
     pub(crate) large: usize,
 }
 
-/// A server, and a store in it.
+/// Server, and a store on it.
 pub(crate) struct Server {
     pub(crate) able: Able,
     pub(crate) gate: Gate,
-    /// The address, through the gate.
+    /// Address, through the gate.
     pub(crate) uri: String,
-    /// Lines of a file of keys, and of one with a wrong one.
+    /// Lines of a file of keys, and of a file with a wrong key.
     pub(crate) keys: String,
     pub(crate) wrong: Option<String>,
-    /// Where the server has the files, if it has them as files.
+    /// Folder of the server's files, if it stores them as files.
     pub(crate) files: Option<PathBuf>,
-    /// It ends before its folder does.
+    /// Dropped before the folder.
     running: Running,
     folder: TempDir,
 }
 
-/// The program of a server, which ends with this.
+/// Process of a server. Dropping this value ends it.
 struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
         let child = &mut self.0;
-        // Some take their own children along when they are asked to end, and only then.
+        // Some servers end their child processes only on this signal.
         let _ = kill_process(Pid::from_child(child), Signal::TERM);
         for _ in 0..40 {
             if child.try_wait().is_ok_and(|ended| ended.is_some()) {
@@ -75,7 +75,7 @@ impl Drop for Running {
     }
 }
 
-/// Keys in a file, as a user has them.
+/// Reads keys from a file, as a user stores them.
 pub(crate) fn keys(lines: &str) -> Keys {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("keys");
@@ -103,7 +103,7 @@ fn port() -> u16 {
     bound.local_addr().unwrap().port()
 }
 
-/// Waits until something is so; the server says in its log why it is not.
+/// Waits until a condition is true. A failure prints the server's log.
 fn wait(what: &str, log: &Path, mut is: impl FnMut() -> bool) {
     let began = Instant::now();
     while !is() {
@@ -124,7 +124,7 @@ fn start(command: &mut Command, log: &Path) -> Running {
     Running(command.spawn().unwrap())
 }
 
-/// Starts what listens at a port, and waits until it does.
+/// Starts a server and waits until it listens on a port.
 fn start_listening(command: &mut Command, port: u16, log: &Path) -> Running {
     let running = start(command, log);
     let what = format!("{} listens", command.get_program().display());
@@ -134,7 +134,7 @@ fn start_listening(command: &mut Command, port: u16, log: &Path) -> Running {
     running
 }
 
-/// Where a server is that is in no path; it is told if it is not.
+/// Returns the path of a server outside of PATH. Prints a message if it is missing.
 fn installed(name: &str, path: &str) -> Option<PathBuf> {
     let folder = std::env::var_os("TIDEMILL_STORES");
     let path = folder.map(|folder| Path::new(&folder).join(path));

@@ -1,4 +1,4 @@
-//! A little of S3, and of HTTP, with faults on request.
+//! Fake server with parts of S3 and HTTP, and with faults on request.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Write as _;
@@ -8,58 +8,58 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-/// What is done instead of an answer.
+/// Fault in place of an answer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Fault {
     /// This status.
     Status(u16),
-    /// Half of the answer, and the connection is closed.
+    /// Half of the answer; then the connection is closed.
     Cut,
 }
 
-/// A file that is put there by parts.
+/// File that is uploaded in parts.
 #[derive(Debug, Default)]
 pub(crate) struct Upload {
     pub(crate) key: String,
-    /// When it was begun, as S3 says it.
+    /// Start of the upload, as S3 writes it.
     pub(crate) begun: String,
     pub(crate) parts: BTreeMap<u32, Vec<u8>>,
 }
 
-/// Something happens when so many more questions have been asked.
+/// Event after a number of further requests.
 #[derive(Debug)]
 pub(crate) struct Strike {
     pub(crate) left: usize,
-    /// What is asked then is done; in no case it is answered.
+    /// Whether the request is executed. It is never answered.
     pub(crate) done: bool,
     pub(crate) told: Sender<()>,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct State {
-    /// Content by key, and how often any was written.
+    /// Content by key, and the number of the write.
     pub(crate) objects: BTreeMap<String, (Vec<u8>, u64)>,
     writes: u64,
-    /// By their ids.
+    /// Uploads by id.
     pub(crate) uploads: BTreeMap<String, Upload>,
-    /// For reads of content, one after the other.
+    /// Faults of the next reads of content, in order.
     pub(crate) faults: VecDeque<Fault>,
-    /// No part of this number is taken.
+    /// Number of a part that is always refused.
     pub(crate) bad_part: Option<u32>,
-    /// The key id without which nothing of the bucket is given.
+    /// Required key id of requests to the bucket.
     pub(crate) key: Option<String>,
     pub(crate) lists: usize,
-    /// Lists that are given; those after them wait until more are.
+    /// Number of lists that are answered; later ones wait until it is raised.
     pub(crate) lists_given: Option<usize>,
-    /// What all that concerns the bucket is answered with: a status, and what S3 calls it. It says to come again in a second.
+    /// Answer to all requests to the bucket: a status, and S3's name of the error. It asks the client to retry after a second.
     pub(crate) deny: Option<(u16, &'static str)>,
-    /// How often that was.
+    /// Number of such answers.
     pub(crate) denied: usize,
-    /// Ranges of content that were asked for, by key.
+    /// Number of requested ranges of content, by key.
     pub(crate) reads: BTreeMap<String, usize>,
-    /// It takes questions and never answers them.
+    /// Whether requests are never answered.
     pub(crate) silent: bool,
-    /// It takes what is put there, and does not say so.
+    /// Whether uploads are executed but not answered.
     pub(crate) mute: bool,
     pub(crate) strike: Option<Strike>,
 }
@@ -158,7 +158,7 @@ impl StandIn {
             if strike.done {
                 self.state().answer(&request);
             }
-            // Who waits for it may have ended.
+            // The receiver may have ended.
             let _ = strike.told.send(());
             std::future::pending::<()>().await;
         }
@@ -340,7 +340,7 @@ impl State {
         reply(200, text)
     }
 
-    /// Whether what is there may be written over.
+    /// Returns whether the existing object may be replaced.
     fn may_put(&self, key: &str, request: &Request) -> bool {
         let now = self
             .objects
@@ -379,7 +379,7 @@ impl State {
 
     fn content(&mut self, key: &str, request: &Request) -> Reply {
         let Some((content, version)) = self.objects.get(key) else {
-            // What servers of HTTP show for a folder.
+            // HTTP servers return such a page for a folder.
             let below = |key: &&String| !key.is_empty() && key.starts_with(&request.path[1..]);
             let page = request.path.ends_with('/') && self.objects.keys().any(|key| below(&key));
             let mut none = reply(if page { 200 } else { 404 }, "");
@@ -424,7 +424,7 @@ impl State {
         }
     }
 
-    /// One at a time.
+    /// Lists one upload per page.
     fn list_uploads(&self, request: &Request) -> Reply {
         let given = |name: &str| request.query.get(name).cloned().unwrap_or_default();
         let (prefix, after) = (given("prefix"), given("upload-id-marker"));
@@ -445,7 +445,7 @@ impl State {
         reply(200, body)
     }
 
-    /// A thousand at a time, as S3 does.
+    /// Lists a thousand keys per page, as S3 does.
     fn list(&mut self, request: &Request) -> Reply {
         self.lists += 1;
         let prefix = request.query.get("prefix").cloned().unwrap_or_default();
@@ -455,7 +455,7 @@ impl State {
             .cloned()
             .unwrap_or_default();
         let grouped = request.query.contains_key("delimiter");
-        // A key, or what those have in common that a page shows as one.
+        // A key, or the common prefix that a page shows as one entry.
         let shown = |key: &str| match key[prefix.len()..].find('/') {
             Some(at) if grouped => key[..=prefix.len() + at].to_owned(),
             _ => key.to_owned(),

@@ -1,4 +1,4 @@
-//! Copies of many small objects at once: what of them can't be made harms no other, and a kill at any moment loses none.
+//! Copies of many small objects in one batch. A failed copy does not affect others, and a kill at any time loses no copy.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
 
@@ -17,7 +17,7 @@ use tidemill_wire::capability::rights;
 use tidemill_wire::copies::{CopyItem, OBJECTS_MAX, decode};
 use tidemill_wire::{route, v1};
 
-/// An element that has objects, and one that is to have copies of them.
+/// Element that has objects, and element that copies them.
 struct Two {
     folders: [tempfile::TempDir; 2],
     elements: [Element; 2],
@@ -58,7 +58,7 @@ impl Two {
     }
 }
 
-/// What an object holds here: of any length, and none.
+/// Returns the bytes of an object: of any length, including 0.
 fn bytes(object: u64) -> Vec<u8> {
     let length = usize::try_from(object * 37 % 5000).unwrap();
     object.to_le_bytes().repeat(length / 8)
@@ -68,7 +68,7 @@ fn file(folder: &Path, object: u64) -> std::path::PathBuf {
     folder.join(ObjectId(object).relative_path())
 }
 
-/// What an element keeps of an object's bytes.
+/// Returns the hash that an element has recorded for an object.
 fn hash(folder: &Path, object: u64) -> Option<Vec<u8>> {
     let db = rusqlite::Connection::open(folder.join("element.db")).unwrap();
     let sql = "SELECT hash FROM object WHERE id = ?1";
@@ -76,7 +76,7 @@ fn hash(folder: &Path, object: u64) -> Option<Vec<u8>> {
         .ok()
 }
 
-/// Other bytes, of which its element knows nothing.
+/// Changes bytes without the knowledge of the element.
 fn spoil(path: &Path) {
     let mode = |mode| std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
     mode(0o600);
@@ -95,7 +95,7 @@ async fn many_copies_arrive_and_one_failure_affects_no_other() {
         }
         let large = vec![b'x'; 3 << 20];
         put(&two.elements[0], 0x300, &large).await;
-        // One is lost, one has other bytes than it had when it was hashed, one is another's.
+        // One source is lost, one differs from its recorded hash, and one belongs to another user.
         let second = &mut two.connections[1];
         let spoilt = file(two.folders[0].path(), 0x120);
         second.labels(&[copy_label(1, 0x120, 1, 0x120)]);
@@ -220,7 +220,7 @@ async fn copy_without_capability_is_refused() {
     element.stop().await;
 }
 
-/// An element in a process of its own.
+/// Element in a process of its own.
 struct Killed(Child);
 
 impl Killed {
@@ -256,7 +256,7 @@ async fn element_killed_repeatedly_ends_with_all_copies() {
         let mut second = server.welcomed().await;
         let elements = [&first, &second].map(|one| one.hello.element.clone().unwrap());
         second.peers(elements.to_vec());
-        // Those of the round before may run before the element knows where others are, and fail.
+        // Labels of an earlier round may run before the element knows the addresses of others, and fail.
         let copy = |&object: &u64| copy_label(1000 * round + object, object, 1, object);
         let labels: Vec<v1::Label> = left.iter().map(copy).collect();
         second.labels(&labels);
@@ -269,7 +269,7 @@ async fn element_killed_repeatedly_ends_with_all_copies() {
             tokio::time::sleep(Duration::from_millis(5 << (round % 6))).await;
         }
         drop(child);
-        // What is kept is there: its source may be gone as soon as that was told.
+        // A recorded copy must exist: its source may be removed as soon as the outcome was reported.
         left = objects.clone();
         left.retain(|&object| match hash(target, object) {
             Some(kept) => {

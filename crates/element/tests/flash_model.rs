@@ -1,4 +1,4 @@
-//! The model of the device: fed by what the element really writes, and kept over restarts.
+//! The model of the device: it counts the actual writes of the element, and survives restarts.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
 
@@ -24,7 +24,7 @@ fn small(folder: &Path, server: &FakeServer) -> Config {
     config
 }
 
-/// Waits until the model in the status is as wanted.
+/// Waits until the model in the status fulfils the condition.
 async fn model(
     connection: &mut Connection,
     wanted: impl Fn(&v1::FlashModel) -> bool,
@@ -58,7 +58,7 @@ async fn status_counts_writes_overwrites_and_removals() {
     assert_eq!(written.used_bytes, written.flash_bytes);
     assert_eq!(written.write_amplification_milli, 1311);
 
-    // A file is overwritten: a new version is sealed, then the old one is removed. Ten times the device.
+    // A file is overwritten: a new version is sealed, then the old one is removed. The writes are ten times the device's capacity.
     connection.remove(&[1, 2, 3]).await;
     for version in 0..80 {
         put(&element, 100 + version, &vec![7; 8 * MIB]).await;
@@ -72,7 +72,7 @@ async fn status_counts_writes_overwrites_and_removals() {
     })
     .await;
     assert_eq!(worn.left_out_bytes, 0);
-    // Nine tenths of 640 MiB went over 64 MiB that had to be erased before.
+    // Nine tenths of the 640 MiB were written to 64 MiB that needed an erase first.
     let erases = worn.erases_mean_milli;
     assert!((7_000..10_000).contains(&erases), "{worn:?}");
     assert!(
@@ -113,7 +113,7 @@ async fn holes_of_sealed_files_are_not_counted_as_written() {
     config.capacity_bytes = Some(4 << 40);
     let element = Element::start(config).await.unwrap();
     let mut connection = server.welcomed().await;
-    // Written in place, as a mount on the same host does it.
+    // The file is written in place, like by a mount on the same host.
     let file = std::fs::File::create(folder.path().join(ObjectId(1).relative_path())).unwrap();
     file.write_all_at(&[1; 4096], 0).unwrap();
     file.write_all_at(&[1; 4096], 1 << 30).unwrap();
@@ -169,13 +169,13 @@ async fn killed_element_resumes_from_snapshot_and_objects() {
     put_there(&connection, 1, &vec![1; MIB]).await;
     put_there(&connection, 2, &vec![2; MIB]).await;
     let before = model(&mut connection, |model| model.host_bytes == 2 * MIB as u64).await;
-    // The snapshot is kept after that is told; only what it has may be expected after the kill.
+    // The snapshot is written after the report. Only the content of the snapshot can be expected after the kill.
     while !folder.path().join("flash").exists() {
         tokio::task::yield_now().await;
     }
     connection.remove(&[1]).await;
     put_there(&connection, 3, &vec![3; MIB]).await;
-    // What was removed is in the database once a later label is.
+    // The removal is in the database once the outcome of a later label is.
     connection.labels(&[program_label(1, "true", &[])]);
     connection.finished(1).await;
     child.kill().unwrap();
@@ -185,7 +185,7 @@ async fn killed_element_resumes_from_snapshot_and_objects() {
     let mut child = spawn(folder.path(), &server);
     let mut connection = server.welcomed().await;
     let after = model(&mut connection, |_| true).await;
-    // The snapshot, kept with the first write, has at least 1; 2 and 3 follow from their objects.
+    // The snapshot, written after the first write, contains at least object 1; objects 2 and 3 follow from the store.
     assert_eq!(after.host_bytes, 3 * MIB as u64, "{after:?}");
     assert_eq!(after.used_bytes, 2 * MIB as u64, "1 is gone: {after:?}");
     assert_eq!(after.since, before.since);
@@ -226,7 +226,7 @@ async fn damaged_or_missing_snapshot_is_rebuilt_from_objects() {
     }
 }
 
-/// Bytes that the second of two elements wrote when it pulled a megabyte to make a line of it.
+/// Returns the bytes that the second of two elements wrote when it pulled a megabyte and wrote one line of it.
 async fn written_by_a_pull(in_place: bool) -> (u64, u64) {
     let folders = [folder(), folder()];
     let mut server = FakeServer::start().await;
@@ -247,7 +247,7 @@ async fn written_by_a_pull(in_place: bool) -> (u64, u64) {
         .input("in", 5, 1)
         .output("out", 6)]);
     sealed(&second.finished(1).await);
-    // It is not kept for later, so the label's own output is all that takes space in the end.
+    // The pulled object is not kept, so only the output of the label takes space in the end.
     let model = model(&mut second, |model| {
         model.host_bytes > 0 && model.used_bytes == 4096
     })

@@ -1,5 +1,4 @@
-//! A folder as one output: what a kernel may put into it, what becomes of it, and what is left of it when the element
-//! dies or the kernel is hostile.
+//! A folder as one output: the allowed content, the resulting objects, and the clean-up after a crash of the element or a hostile kernel.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
 
@@ -10,7 +9,7 @@ use tidemill_core::folder::{DEPTH_MAX, FILES_MAX};
 use tidemill_element::Element;
 use tidemill_wire::v1;
 
-/// The first of the ids of the folder in these tests.
+/// First id of the folder in these tests.
 const FOLDER: u64 = 0x10_0000;
 
 async fn element() -> (tempfile::TempDir, FakeServer, Element, Connection) {
@@ -23,7 +22,7 @@ fn label(id: u64, script: &str) -> v1::Label {
         .output("out/cube/", FOLDER)
 }
 
-/// Names, objects and sizes of what lies in the folder.
+/// Returns names, objects and sizes of the files in the folder.
 fn files(outcome: &v1::LabelOutcome) -> Vec<(String, u64, u64)> {
     assert!(outcome.failure.is_none(), "{:?}", outcome.failure);
     let within = outcome.sealed.iter().filter(|one| !one.name.is_empty());
@@ -32,7 +31,7 @@ fn files(outcome: &v1::LabelOutcome) -> Vec<(String, u64, u64)> {
         .collect()
 }
 
-/// How many objects there are beside the element's own status.
+/// Returns the number of objects, without the element's status object.
 fn objects(folder: &std::path::Path) -> usize {
     let inner = std::fs::read_dir(folder.join("objects")).unwrap();
     let all: usize = inner
@@ -60,7 +59,7 @@ async fn files_of_folder_output_are_sealed_with_other_outputs() {
     assert_eq!(outcome.written_bytes, 20);
     assert_eq!(get(&element, FOLDER + 2).await, b"0\n");
     assert_eq!(get(&element, FOLDER + 3).await, b"input");
-    // The folder itself is none; the input, what the folder holds, and the other output are.
+    // The folder itself is no object. The input, the files of the folder and the other output are.
     assert_eq!(objects(folder.path()), 6);
     element.stop().await;
 }
@@ -110,7 +109,7 @@ async fn invalid_folder_output_fails_task_and_leaves_nothing() {
             ),
             "the names in the output \"out/cube/\" are too long",
         ),
-        // Each name becomes a file, so that one file with many names is more than may be written.
+        // Each name becomes a file, so one file with many names exceeds the limit.
         (
             "cd out/cube; head -c 600000 /dev/zero > a; for i in 1 2 3; do ln a $i; done"
                 .to_owned(),
@@ -178,7 +177,7 @@ async fn folder_over_capacity_releases_all_its_space() {
     let failed = connection.finished(1).await;
     assert_eq!(failure(&failed).kind, "device", "{failed:?}");
     assert_eq!(objects(folder.path()), 1);
-    // The same ids again, as a try after that would not have: all the room is there.
+    // A second label with the same ids finds the whole space free.
     connection.labels(&[label(2, &fill(4)).output("other", 7)]);
     assert_eq!(files(&connection.finished(2).await).len(), 4);
     element.stop().await;

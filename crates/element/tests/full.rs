@@ -1,4 +1,4 @@
-//! A device on which nothing else fits: seals, removals, outcomes of labels and a start of the element still do.
+//! A full device: seals, removals, outcomes of labels and a start of the element still succeed.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
 
@@ -16,7 +16,7 @@ use tidemill_core::id::ObjectId;
 use tidemill_element::Element;
 use tidemill_wire::capability::rights;
 
-/// A small device, unmounted in the end.
+/// Small device, unmounted when it is dropped.
 struct Device {
     path: PathBuf,
     _image: tempfile::TempDir,
@@ -28,7 +28,7 @@ fn run(program: &str, args: &[&str]) -> bool {
 }
 
 impl Device {
-    /// 50 MB of this kind; says so loudly and gives nothing where we can't have one.
+    /// Creates a device of 50 MB with this file system. Prints a message and returns `None` if this is not possible.
     fn new(kind: &str) -> Option<Self> {
         let image = folder();
         let path = image.path().join("device");
@@ -55,7 +55,7 @@ impl Device {
         None
     }
 
-    /// Takes all that is free, to the last byte.
+    /// Fills the device to its last byte.
     fn fill(&self) {
         for (name, piece) in [("filler", 1 << 20), ("more", 4096), ("last", 1)] {
             let mut file = File::options()
@@ -109,7 +109,7 @@ async fn a_full_device_takes_no_bytes_but_seals_removes_and_starts(kind: &str) {
     };
     let (element, mut connection) = start(&mut server).await;
     put(&element, 1, b"before").await;
-    // Written in place, as a mount on the same host does it.
+    // The files are written in place, like by a mount on the same host.
     for object in 2..FILES {
         std::fs::write(object_file(&device, object), b"in place").unwrap();
     }
@@ -130,7 +130,7 @@ async fn a_full_device_takes_no_bytes_but_seals_removes_and_starts(kind: &str) {
     let told = connection.status(|status| !status.trouble.is_empty()).await;
     assert!(told.trouble.contains("full"), "{}", told.trouble);
 
-    // Started again without a byte to spare, in order and not.
+    // The element is restarted without a free byte, once in order and once not.
     element.stop().await;
     device.fill();
     let (element, mut connection) = start(&mut server).await;
@@ -221,7 +221,7 @@ async fn seal_after_lost_writer_ignores_its_late_writes() {
         Objects::new(None).seal(&remote, &body).await.unwrap()
     };
     let path = |object: u64| folder.path().join(ObjectId(object).relative_path());
-    // A megabyte, a hole of another, and some bytes.
+    // The file has a megabyte of data, a megabyte of hole, and some bytes.
     let writer = File::create(path(1)).unwrap();
     writer.write_all_at(&[b'a'; 1 << 20], 0).unwrap();
     writer.write_all_at(b"end", 2 << 20).unwrap();
@@ -232,18 +232,18 @@ async fn seal_after_lost_writer_ignores_its_late_writes() {
     writer.write_all_at(b"late", 0).unwrap();
     writer.set_len(10).unwrap();
     assert_eq!((std::fs::read(path(1)).unwrap(), blocks(&path(1))), before);
-    // Said again, as after a lost answer.
+    // The request is repeated, as after a lost answer.
     assert_eq!(seal(1, true).await, size);
     assert_eq!(get(&element, 1).await, before.0);
     drop(writer);
 
-    // Without a writer it stays the file that it was.
+    // Without a writer, the object stays the same file.
     let inode = |path: &Path| std::os::unix::fs::MetadataExt::ino(&path.metadata().unwrap());
     std::fs::write(path(2), b"closed").unwrap();
     let file = inode(&path(2));
     assert_eq!(seal(2, true).await, 6);
     assert_eq!(inode(&path(2)), file);
-    // A mount that is there has the file open for writing when it has it sealed.
+    // A mount that still runs has the file open for writing when it seals the file.
     let own = File::create(path(3)).unwrap();
     let file = inode(&path(3));
     assert_eq!(seal(3, false).await, 0);
@@ -266,14 +266,14 @@ async fn outputs_without_commit_are_removed() {
     connection.running(2).await;
     child.kill().unwrap();
     child.wait().unwrap();
-    // As if it had been killed between the rename of the output and the commit.
+    // This is the state after a kill between the rename of the output and the commit.
     let output = folder.path().join(ObjectId(11).relative_path());
     std::fs::write(&output, b"half").unwrap();
     let other = folder.path().join(ObjectId(99).relative_path());
     std::fs::write(&other, b"somebody's").unwrap();
     child = spawn(folder.path(), &server);
     let mut connection = server.welcomed().await;
-    // The server has given the label elsewhere meanwhile.
+    // In the meantime, the server has given the label to another element.
     connection.abort(1);
     assert!(connection.finished(1).await.failure.is_some());
     assert!(!output.exists());
@@ -291,7 +291,7 @@ async fn failed_removal_reports_removed_objects() {
         .unwrap();
     let mut connection = server.welcomed().await;
     put(&element, 1, b"x").await;
-    // Nobody can unlink a folder, not even root.
+    // Even root can't unlink a folder.
     let stuck = folder.path().join(ObjectId(2).relative_path());
     std::fs::create_dir(&stuck).unwrap();
     let outcome = connection.remove(&[1, 2, 3]).await;

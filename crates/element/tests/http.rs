@@ -110,7 +110,7 @@ async fn object_is_written_sealed_and_read_in_ranges() {
     assert_eq!(done.status, 204);
     let done = request(&element, "PUT", &path(5), Some(&all), "", first).await;
     assert_eq!(done.status, 204);
-    // Its writer can read it back; for others it is not there yet.
+    // The writer can read the object back; for others it does not exist yet.
     let unsealed = request(&element, "GET", &path(5), Some(&read), "", b"").await;
     assert_eq!(unsealed.status, 404);
     assert!(unsealed.text().contains("still being written"));
@@ -268,7 +268,7 @@ async fn object_begins_as_copy_of_sealed_object() {
     };
     assert_eq!(copy(from(5, 3), String::new()).await, 403);
     assert_eq!(copy(from(5, 3), source(rights::WRITE)).await, 403);
-    // What is not sealed is nothing to begin with.
+    // An unsealed object can't be copied.
     assert_eq!(copy(from(6, 3), source(ALL)).await, 403);
     let bytes = async || {
         let reply = request(&element, "GET", &path(6), Some(&all), "", b"").await;
@@ -280,7 +280,7 @@ async fn object_begins_as_copy_of_sealed_object() {
     let end = format!("{}?offset=3", path(6));
     let wrote = request(&element, "PUT", &end, Some(&all), "", b"!").await;
     assert_eq!(wrote.status, 204);
-    // Sent again, it takes nothing back.
+    // A repeated request does not undo later writes.
     assert_eq!(copy(from(5, 3), source(rights::READ)).await, 204);
     assert_eq!(bytes().await.1, "one!");
     let longer = format!("{}/allocate?offset=0&length=6&mode=0", path(6));
@@ -311,12 +311,12 @@ async fn sealed_object_never_changes() {
         assert_eq!(refused.status, 409, "{method} {path}");
         assert!(refused.text().contains("never changes"));
     }
-    // It can be made durable by whoever may read it.
+    // Any client that may read the object may make it durable.
     let (read, sync) = (capability(1, 5, rights::READ), format!("{}/sync", path(5)));
     let synced = request(&element, "POST", &sync, Some(&read), "", b"").await;
     assert_eq!(synced.status, 204);
     assert_eq!(get(&element, 5).await, b"for ever");
-    // Only the server has it removed, by a label.
+    // Only the server can remove the object, with a label.
     let refused = request(&element, "DELETE", &path(5), Some(&all), "", b"").await;
     assert_eq!(refused.status, 405);
     connection.remove(&[5]).await;
@@ -381,7 +381,7 @@ async fn request_without_matching_capability_is_refused() {
             .status,
         400
     );
-    // A collection or the status object is nothing that clients write.
+    // Clients can't write collections or the status object.
     let collection = ObjectId::task_collection(TaskId(3)).0;
     let all = capability(1, collection, ALL);
     assert_eq!(
@@ -451,7 +451,7 @@ async fn objects_written_in_place_are_sealed_in_batch() {
     };
     use tidemill_core::attribute::object;
     assert_eq!(value(object::SIZE.into()), 150);
-    // The server tells the path.
+    // The path comes from the server, not from the client.
     let numbers: Vec<u64> = listed
         .as_array()
         .unwrap()
@@ -465,7 +465,7 @@ async fn objects_written_in_place_are_sealed_in_batch() {
     element.stop().await;
 }
 
-/// The numbers and text of an object's own page.
+/// Returns the attributes of an object's own page.
 fn recorded(element: &Element, object: u64) -> BTreeMap<u32, Vec<u8>> {
     let db = rusqlite::Connection::open(element.node().config.folder.join("element.db")).unwrap();
     let sql = "SELECT number, value FROM attribute WHERE object = ?1 AND page = 1";
@@ -545,7 +545,7 @@ async fn seal_records_signed_attributes_not_the_clients() {
             0o600,
             no_part.clone(),
         ),
-        // It is perhaps one of several parts by now: only the server knows of which file.
+        // The object may be one of several parts by now: only the server knows of which file.
         (
             53,
             Some(whole),
@@ -555,7 +555,7 @@ async fn seal_records_signed_attributes_not_the_clients() {
             0o600,
             no_part.clone(),
         ),
-        // Signed by an earlier release.
+        // The capability is signed by an earlier release.
         (54, None, &lie, 0, (theirs, theirs), 0o600, no_part.clone()),
     ] {
         let remote = Remote {
@@ -660,7 +660,7 @@ async fn full_element_refuses_writes_until_space_is_freed() {
     let outcome = connection.finished(1).await;
     assert_eq!(failure(&outcome).kind, "device");
     assert!(failure(&outcome).message.contains("full"), "{outcome:?}");
-    // What had been kept of it is given back.
+    // The space of the failed outputs is released.
     connection
         .status(|status| status.free_bytes == 40_000 && status.running == 0)
         .await;
@@ -712,7 +712,7 @@ async fn tasks_are_listed_while_running_and_after_end() {
     assert_eq!(ended["args"][1], script);
     assert_eq!(ended["inputs"][0], "0000000000000005");
     assert_eq!(ended["stderr"], "begun\n");
-    // The same by the collections and attributes of the paper's Fig. 3.
+    // The collections and attributes of the paper's Fig. 3 contain the same data.
     let inputs = ObjectId::input_collection(TaskId(task)).0;
     let may_inputs = capability(1, inputs, rights::READ);
     let members = request(
@@ -765,7 +765,7 @@ async fn invalid_capability_is_refused_before_body() {
                 "{method} {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 8000000\r\n{shown}\r\n"
             );
             stream.write_all(head.as_bytes()).await.unwrap();
-            // Nothing of the body is sent, and nothing of it is waited for.
+            // The client sends no body, and the element does not wait for it.
             let mut start = [0; 12];
             soon(stream.read_exact(&mut start)).await.unwrap();
             assert_eq!(&start[9..], b"403", "{method} {path}");
@@ -804,7 +804,7 @@ async fn channel_accepts_messages_only_with_capability() {
     for _ in 0..2 {
         assert_eq!(ask("POST", "", Some(&all), b"").await.status, 204);
     }
-    // More than there is takes nothing.
+    // A channel that exceeds the capacity takes no space.
     let large = capability(1, 8, rights::CREATE);
     let path = "/channels/0000000000000008";
     let full = request(&element, "POST", path, Some(&large), "", b"").await;
@@ -841,7 +841,7 @@ async fn channel_accepts_messages_only_with_capability() {
         let said = ask("POST", &send(0), Some(&all), body).await;
         assert_eq!(said.status, status, "{} bytes: {}", body.len(), said.text());
     }
-    // What was sent twice is there once; what leaves something out is nothing.
+    // Messages that are sent twice are stored once. A gap in the sequence is refused.
     for (sequence, status) in [(1, 409), (3, 409), (2, 200)] {
         let said = ask("POST", &send(sequence), Some(&all), &one).await;
         assert_eq!(said.status, status, "{}", said.text());
@@ -856,7 +856,7 @@ async fn channel_accepts_messages_only_with_capability() {
     assert_eq!((got.body[0], &got.body[8..]), (1, &sent[7..]));
     assert!(read("?from=3&wait_ms=20", &all).await.body.is_empty());
 
-    // Each right for itself, none of another object, element or user's making.
+    // Each request needs its own right. Rights for another object, of another element, or forged by a user are refused.
     let only_read = capability(1, 7, rights::RECEIVE);
     let only_send = capability(1, 7, rights::SEND);
     let other = capability(1, 8, rights::SEND | rights::RECEIVE);
@@ -887,11 +887,11 @@ async fn channel_accepts_messages_only_with_capability() {
         let said = ask(method, path, right.map(Vec::as_slice), &one).await;
         assert_eq!(said.status, status, "{method} {path}: {}", said.text());
     }
-    // It is no object: nobody reads, writes or seals its file as one.
+    // A channel is no object: its file can't be read, written or sealed as one.
     let as_object = request(&element, "GET", &self::path(7), Some(&all), "", b"").await;
     assert_eq!(as_object.status, 403);
 
-    // Who waits is told that it has ended.
+    // A waiting receiver learns that the channel has ended.
     let waits = read("?from=3&wait_ms=30000", &all);
     let ends = async {
         tokio::time::sleep(std::time::Duration::from_millis(100)).await;

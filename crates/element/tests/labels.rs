@@ -1,4 +1,4 @@
-//! Labels from the server's side: what an element does with them, and what it tells.
+//! Labels from the server's side: their execution by an element, and its reports.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
 
@@ -76,7 +76,7 @@ async fn chained_labels_run_in_order_and_fail_together() {
 #[tokio::test(flavor = "multi_thread")]
 async fn outcome_is_resent_until_acknowledged() {
     let (_folder, mut server, element, mut connection) = element().await;
-    // It appends to nothing but its output: run twice it would still be told by the times.
+    // The output contains the time, so a second run would be visible.
     let label = program_label(1, SHELL, &["-c", "date +%N > out"]).output("out", 2);
     connection.labels(std::slice::from_ref(&label));
     let first = connection.finished(1).await;
@@ -88,12 +88,12 @@ async fn outcome_is_resent_until_acknowledged() {
     assert_eq!(connection.hello.array_id, ARRAY);
     connection.welcome(ARRAY);
     assert_eq!(connection.finished(1).await, first);
-    // The server sends it once more: it is not run again.
+    // The server sends the label once more: it does not run again.
     connection.labels(std::slice::from_ref(&label));
     assert_eq!(connection.finished(1).await, first);
     assert_eq!(get(&element, 2).await, bytes);
     connection.ack(&[1]);
-    // Acknowledged, it is known no more when the element says hello, but still not run again.
+    // The hello message leaves out an acknowledged label, which still does not run again.
     connection.labels(std::slice::from_ref(&label));
     assert_eq!(connection.finished(1).await, first);
     drop(connection);
@@ -129,7 +129,7 @@ async fn bad_outputs_fail_task_with_reason() {
     }
     assert!(messages[0].contains("did not write"), "{messages:?}");
     assert!(messages[1].contains("not a plain file"), "{messages:?}");
-    // A file with another name is kept as a copy that no other name leads to.
+    // A file with another name is stored as a copy that no other name refers to.
     assert_eq!(sealed(&connection.finished(4).await), [(14, 2)]);
     assert_eq!(sealed(&connection.finished(5).await), [(15, 3000)]);
     for object in [11_u64, 12, 13, 16] {
@@ -185,7 +185,7 @@ async fn labels_can_be_aborted_before_and_during_run() {
     ]);
     connection.running(1).await;
     connection.running(2).await;
-    // Both cores are taken, so this one waits.
+    // Both cores are in use, so this label waits.
     connection.abort(3);
     assert_eq!(failure(&connection.finished(3).await).kind, "cancelled");
     assert_eq!(failure(&connection.finished(4).await).kind, "dependency");
@@ -194,7 +194,7 @@ async fn labels_can_be_aborted_before_and_during_run() {
     assert_eq!(failure(&connection.finished(5).await).kind, "dependency");
     connection.abort(2);
     assert_eq!(failure(&connection.finished(2).await).kind, "cancelled");
-    // An abort may come with or after the label, or for one that nobody knows.
+    // A cancellation may arrive with or after its label, or for an unknown label.
     connection.labels(&[long(6)]);
     connection.abort(6);
     connection.abort(7);
@@ -202,7 +202,7 @@ async fn labels_can_be_aborted_before_and_during_run() {
     element.stop().await;
 }
 
-/// A label that needs so many cores and GPUs.
+/// Sets the required cores and GPUs of a label.
 fn needing(mut label: v1::Label, cores: u32, gpus: u64) -> v1::Label {
     let analysis = analyse(&mut label);
     analysis.cores = Some(cores);
@@ -229,7 +229,7 @@ async fn label_starts_when_all_its_resources_are_free() {
         needing(long(6), 3, 0),
     ]);
     connection.running(1).await;
-    // One without a core runs beside those that wait, and what can never run here is given back.
+    // A label without a core runs while others wait. A label that this element can never run is returned.
     assert!(connection.finished(4).await.failure.is_none());
     for (id, what) in [(5, "gpu = 1"), (6, "cores = 2")] {
         let outcome = connection.finished(id).await;
@@ -320,7 +320,7 @@ async fn folder_changes_are_reported_and_links_out_are_hidden() {
     let asked = sw.join("inner").display().to_string();
     connection.labels(&[asks(1, &asked)]);
     assert!(connection.finished(1).await.failure.is_none());
-    // Whoever may write there makes a link of it.
+    // A user with write access to the parent replaces the folder by a link.
     std::fs::remove_dir(&asked).unwrap();
     std::os::unix::fs::symlink("/etc", &asked).unwrap();
     for (id, asked) in [(2, &*asked), (3, "/etc"), (4, &format!("{asked}/../../.."))] {
@@ -405,7 +405,7 @@ async fn remove_and_copy_run_while_kernels_use_all_cores() {
     }
     connection.labels(&[copy_label(3, 2, 1, 4)]);
     assert_eq!(sealed(&connection.finished(3).await), [(4, 1)]);
-    // One that is not there is gone as well.
+    // A missing object counts as removed.
     let removed = connection.remove(&[1, 2, 77]).await;
     assert_eq!((removed.failure, removed.sealed), (None, vec![]));
     let store = &element.node().parts().store;
@@ -431,7 +431,7 @@ async fn result_is_reused_if_inputs_have_required_hashes() {
     let hash = |bytes: &[u8]| blake3::hash(bytes).to_hex().to_string();
     let contents = vec![hash(b"three\nwords\nhere\n")];
     assert_eq!(first.contents, contents);
-    // That time is told, and is a part of the task's.
+    // The outcome reports the time of hashing, which is part of the task's time.
     let span = u64::try_from(first.end - first.kernel_start).unwrap();
     assert!((1..span).contains(&first.hash_ns), "{first:?}");
     let result = get(&element, 101).await;
@@ -454,7 +454,7 @@ async fn result_is_reused_if_inputs_have_required_hashes() {
     assert_eq!((same.reused_task, &same.contents), (1001, &contents));
     assert_eq!(get(&element, 102).await, result);
 
-    // Other bytes, and a condition that makes no sense.
+    // One label has other bytes, the other an invalid condition.
     put(&element, 3, b"seven\nwords\nhere\n").await;
     let two = v1::Remembered {
         contents: [contents.clone(), contents].concat(),
@@ -498,7 +498,7 @@ async fn clock_difference_to_server_is_reported() {
         "{}",
         told.trouble
     );
-    // The clocks were set.
+    // The clocks are synchronous again.
     connection.welcome_at(server.array, now);
     connection.status(|status| status.trouble.is_empty()).await;
 }

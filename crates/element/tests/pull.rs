@@ -1,4 +1,4 @@
-//! Inputs that are on another element.
+//! Inputs on another element.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
 

@@ -1,4 +1,4 @@
-//! What survives: an element killed with SIGKILL at work, restarts, and folders that are not its own.
+//! State that survives: an element killed with SIGKILL at work, restarts, and folders of other elements.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
 
@@ -43,7 +43,7 @@ async fn killed_element_loses_no_label_and_repeats_no_outcome() {
     ]);
     let first = connection.finished(1).await;
     connection.running(2).await;
-    // A folder that is left in the middle must not be in the way later.
+    // A folder that an interrupted run left must not disturb later runs.
     while !folder.path().join("run/2").exists() {
         tokio::task::yield_now().await;
     }
@@ -62,7 +62,7 @@ async fn killed_element_loses_no_label_and_repeats_no_outcome() {
     let bytes = std::fs::read(folder.path().join(ObjectId(13).relative_path())).unwrap();
     assert_eq!(bytes, b"one\none\n");
     connection.ack(&[1, 2, 3]);
-    // The acknowledgement is in the database once a later label is.
+    // The acknowledgement is in the database once the outcome of a later label is.
     connection.labels(&[program_label(4, "true", &[])]);
     connection.finished(4).await;
     kill(child);
@@ -88,7 +88,7 @@ async fn labels_sent_during_kill_are_known_or_not_run() {
     connection.labels(&labels);
     let mut finished = std::collections::BTreeMap::new();
     for round in 0..3 {
-        // Killed somewhere in the middle of its work.
+        // The element is killed in the middle of its work.
         for id in 20 * round + 1..=20 * (round + 1) {
             finished.insert(id, connection.finished(id).await);
         }
@@ -108,7 +108,7 @@ async fn labels_sent_during_kill_are_known_or_not_run() {
             missing.is_empty(),
             "labels that were accepted are forgotten: {missing:?}"
         );
-        // What was reported before is reported alike.
+        // The same outcome is reported again.
         for (&id, outcome) in &finished {
             assert_eq!(&connection.finished(id).await, outcome);
         }
@@ -149,7 +149,7 @@ async fn restarted_element_resumes_its_labels() {
     let mut connection = server.welcomed().await;
     assert_eq!(connection.hello.labels, [1]);
     assert_eq!(sealed(&connection.finished(1).await), [(6, 4)]);
-    // The key is known from before, so nothing has to be waited for.
+    // The key is stored, so the request does not wait for the server.
     assert_eq!(get(&element, 6).await, b"kept");
     element.stop().await;
 }
@@ -164,7 +164,7 @@ async fn data_folder_belongs_to_one_element_of_one_array() {
     drop(server.welcomed().await);
     let twice = Element::start(config(1, folder.path(), &server)).await;
     assert!(matches!(twice, Err(Error::InUse(_))), "{twice:?}");
-    // It is joined once the database says so: the next hello tells.
+    // The database has recorded the membership when the next hello contains it.
     let connection = server.connection().await;
     connection.welcome(ARRAY);
     assert_eq!(connection.hello.array_id, ARRAY);

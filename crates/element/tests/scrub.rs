@@ -1,4 +1,4 @@
-//! Damaged objects: how they are found, that nobody reads them then, and how they are made anew.
+//! Damaged objects: their detection, the refusal of reads, and their recreation.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
 
@@ -15,7 +15,7 @@ use tidemill_wire::v1::{self, from_element::Message};
 
 const BYTES: &[u8] = b"what was sealed";
 
-/// Any state but that in which it was sealed.
+/// Function that changes a sealed object in any way.
 type Spoil = fn(&Path);
 
 fn writable(path: &Path) -> std::fs::File {
@@ -55,7 +55,7 @@ fn link_instead(path: &Path) {
 
 fn unreadable(path: &Path) {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o000)).unwrap();
-    // Nothing is unreadable to root, who reads what somebody else has changed there.
+    // Root can read any file, so the content is changed for root.
     if rustix::process::geteuid().is_root() {
         flip(path);
     }
@@ -92,7 +92,7 @@ fn aside(folder: &Path, object: u64) -> PathBuf {
     folder.join("damaged").join(format!("{object:016x}"))
 }
 
-/// Objects that the element tells are damaged, one message.
+/// Returns the objects of the next report of damaged objects.
 async fn told(connection: &mut Connection) -> Vec<u64> {
     connection
         .find(|message| match message {
@@ -104,7 +104,7 @@ async fn told(connection: &mut Connection) -> Vec<u64> {
         .await
 }
 
-/// Has objects compared; gives those that are damaged.
+/// Compares objects. Returns the damaged ones.
 async fn compare(connection: &mut Connection, id: u64, objects: &[u64]) -> Vec<u64> {
     connection.labels(&[verify(id, false, objects)]);
     let outcome = connection.finished(id).await;
@@ -145,7 +145,7 @@ async fn sealed_object_is_hashed_soon_and_after_restart() {
     let kept: Vec<u8> = row(folder.path(), "SELECT hash FROM object WHERE id = 5");
     assert_eq!(kept, blake3::hash(BYTES).as_bytes());
     element.stop().await;
-    // As of a release that knew no hashes, or one that was killed before.
+    // A release without hashes, or an element that was killed earlier, leaves objects without hash.
     change(folder.path(), "UPDATE object SET hash = NULL");
     let config = config(1, folder.path(), &server);
     let element = Element::start(config).await.unwrap();
@@ -170,7 +170,7 @@ async fn damaged_object_is_found_reported_and_never_read() {
             (status_of(&element, 5).await, status_of(&element, 6).await),
             (410, 200)
         );
-        // Nor by a task, nor as what a copy is made of.
+        // A damaged object can be neither the input of a task nor the source of a copy.
         let task = program_label(12, "cat", &["in"]).input("in", 5, 1);
         connection.labels(&[task, copy_label(13, 5, 1, 50)]);
         for label in [12, 13] {
@@ -179,7 +179,7 @@ async fn damaged_object_is_found_reported_and_never_read() {
         }
         assert_eq!(compare(&mut connection, 14, &[5]).await, [5]);
         element.stop().await;
-        // It is told again to whoever comes next.
+        // The damage is reported again to the next server.
         let element = Element::start(config(1, folder.path(), &server))
             .await
             .unwrap();
@@ -211,7 +211,7 @@ async fn scrub_compares_objects_of_any_length_to_last_byte() {
     for (&object, length) in objects.iter().zip(LENGTHS) {
         put(&element, object, &vec![b'x'; length]).await;
     }
-    // Once to hash them, once to compare.
+    // The first label hashes the objects, the second compares them.
     for label in [1, 2] {
         connection.labels(&[verify(label, false, &objects)]);
         let outcome = connection.finished(label).await;
@@ -238,11 +238,11 @@ async fn missing_object_is_reported_by_its_reader() {
     folder_instead(&file(folder.path(), 6));
     let task = program_label(12, "cat", &["in"]).input("in", 6, 1);
     connection.labels(&[task]);
-    // Before its label ends, so that the server does not send the task here again.
+    // The damage is reported before the label ends, so that the server does not send the task to this element again.
     assert_eq!(told(&mut connection).await, [6]);
     let outcome = connection.finished(12).await;
     assert_eq!(failure(&outcome).kind, "input");
-    // What never was here is not damaged.
+    // An object that never existed here is not damaged.
     assert_eq!(status_of(&element, 8).await, 404);
     assert_eq!(status_of(&element, 7).await, 200);
     element.stop().await;
@@ -264,7 +264,7 @@ async fn damaged_bytes_are_readable_on_request() {
     });
     read.await.unwrap();
     assert_eq!(bytes, b"What was sealed");
-    // Somebody brings back what was sealed.
+    // An administrator restores the sealed content.
     std::fs::write(aside(folder.path(), 5).with_extension("own"), BYTES).unwrap();
     let own = aside(folder.path(), 5).with_extension("own");
     std::fs::set_permissions(&own, std::fs::Permissions::from_mode(0o444)).unwrap();
@@ -310,7 +310,7 @@ async fn interrupted_scrub_compares_all_again() {
     put(&element, 5, BYTES).await;
     assert_eq!(compare(&mut connection, 10, &[5]).await, [] as [u64; 0]);
     flip(&file(folder.path(), 5));
-    // It waits: everything else comes first.
+    // The label waits: all other work has priority.
     connection.labels(&[program_label(11, "sleep", &["1000"])]);
     connection.running(11).await;
     connection.labels(&[verify(12, true, &[1, 5])]);
@@ -321,7 +321,7 @@ async fn interrupted_scrub_compares_all_again() {
         .unwrap();
     let mut connection = server.welcomed().await;
     connection.abort(11);
-    // A version goes while it is to be compared: whether that is damage is for the server to say.
+    // An object is removed while it waits for its comparison. The server decides whether the missing object is damaged.
     connection.remove(&[1]).await;
     let outcome = connection.finished(12).await;
     let damaged: Vec<u64> = outcome.damaged.iter().map(|one| one.object).collect();
@@ -329,7 +329,7 @@ async fn interrupted_scrub_compares_all_again() {
     element.stop().await;
 }
 
-/// Two elements that know each other.
+/// Two elements that know each other's address.
 struct Two {
     folders: [tempfile::TempDir; 2],
     elements: [Element; 2],
@@ -376,7 +376,7 @@ async fn damaged_copy_is_repaired_in_place_from_another() {
         assert_eq!(get(&two.elements[1], 5).await, BYTES);
         assert!(!aside(two.folders[1].path(), 5).exists());
         assert_eq!(compare(connection, 13, &[5]).await, [] as [u64; 0]);
-        // It is a file of its own, and has its hash.
+        // The copy is a file of its own, with its recorded hash.
         let kept: Vec<u8> = row(
             two.folders[1].path(),
             "SELECT hash FROM object WHERE id = 5",
@@ -397,7 +397,7 @@ async fn damaged_object_is_never_copied() {
         put(&two.elements[0], 5, BYTES).await;
         let [first, second] = &mut two.connections;
         assert_eq!(compare(first, 10, &[5]).await, [] as [u64; 0]);
-        // Nobody has looked at it since.
+        // No scrub has read the object since.
         flip(&file(two.folders[0].path(), 5));
         second.labels(&[copy_label(11, 5, 1, 5)]);
         let outcome = second.finished(11).await;

@@ -1,4 +1,4 @@
-//! Inputs of which a kernel sees only some bytes.
+//! Inputs that a kernel reads only in part.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
 #![allow(clippy::single_range_in_vec_init, reason = "one range is meant")]
@@ -15,7 +15,7 @@ use tidemill_element::Element;
 use tidemill_wire::capability::rights;
 use tidemill_wire::v1;
 
-/// Elements 1 to 3, which know each other.
+/// Elements 1 to 3, which know each other's address.
 struct Three {
     folders: Vec<tempfile::TempDir>,
     elements: Vec<Element>,
@@ -53,7 +53,7 @@ impl Three {
         }
     }
 
-    /// Has a label run on an element: what it wrote as its output, and its outcome.
+    /// Runs a label on an element. Returns the bytes of its output, and its outcome.
     async fn run(&mut self, element: u32, label: v1::Label) -> (Vec<u8>, v1::LabelOutcome) {
         let at = element as usize - 1;
         let connection = &mut self.connections[at];
@@ -64,7 +64,7 @@ impl Three {
         (get(&self.elements[at], object).await, outcome)
     }
 
-    /// Has a label fail on an element.
+    /// Runs a label that fails on an element. Returns the failure.
     async fn fail(&mut self, element: u32, label: v1::Label) -> v1::FailureReport {
         let connection = &mut self.connections[element as usize - 1];
         let id = label.id;
@@ -86,7 +86,7 @@ impl Three {
 
 const UNIT: u64 = 4096;
 const SIZE: u64 = 10 * UNIT + 100;
-/// The object that the striped file is, and its parts on elements 1 to 3.
+/// Object of the striped file, and its parts on elements 1 to 3.
 const FILE: u64 = 70;
 const PARTS: [u64; 3] = [71, 72, 73];
 
@@ -96,7 +96,7 @@ fn bytes() -> Vec<u8> {
         .collect()
 }
 
-/// What part `index` stands for.
+/// Returns the bytes of part `index`.
 fn of_part(index: usize) -> Vec<u8> {
     let unit = usize::try_from(UNIT).unwrap();
     let file = bytes();
@@ -104,7 +104,7 @@ fn of_part(index: usize) -> Vec<u8> {
     stripes.flatten().copied().collect()
 }
 
-/// Puts a striped file on the elements; `lacks`: bytes that its first part lacks at its end, which are zeros.
+/// Writes a striped file to the elements. `lacks`: number of missing bytes at the end of its first part, which read as zeros.
 async fn put_striped(three: &Three, lacks: usize) -> v1::Layout {
     let mut parts: Vec<_> = (0..3).map(of_part).collect();
     let has = parts[0].len() - lacks;
@@ -144,7 +144,7 @@ fn selection(part: Option<u32>, ranges: &[Range<u64>]) -> Option<v1::Selection> 
     })
 }
 
-/// A label that copies what is selected of the striped file.
+/// Returns a label that copies the selection of the striped file.
 fn reader(id: u64, layout: &v1::Layout, selection: Option<v1::Selection>) -> v1::Label {
     let mut label = program_label(id, "cp", &["in", "out"])
         .input("in", FILE, 1)
@@ -157,7 +157,7 @@ fn reader(id: u64, layout: &v1::Layout, selection: Option<v1::Selection>) -> v1:
 async fn parts_and_ranges(in_place: bool) {
     let mut three = three(in_place).await;
     let layout = put_striped(&three, 0).await;
-    // Where a part is, it is read in place.
+    // The element of a part reads it in place.
     for (index, element) in [(0, 1), (1, 2), (2, 3)] {
         let label = reader(
             10 + u64::from(element),
@@ -170,7 +170,7 @@ async fn parts_and_ranges(in_place: bool) {
         assert_eq!(outcome.read_bytes, read.len() as u64);
         assert_eq!(three.pulled(element), 0, "nothing was copied");
     }
-    // Elsewhere it comes once, for all.
+    // Other elements pull the part once, for all labels.
     let part = of_part(1);
     for (id, moved) in [(20, part.len() as u64), (21, 0)] {
         let (read, outcome) = three
@@ -179,7 +179,7 @@ async fn parts_and_ranges(in_place: bool) {
         assert!(read == part);
         assert_eq!(outcome.moved_bytes, moved);
     }
-    // Of ranges only their bytes come: the first is on element 1, the second on 2 and 3, the third on 1.
+    // For ranges, only their bytes are pulled: the first is on element 1, the second on 2 and 3, the third on 1.
     let ranges = [10..20, UNIT + 5..2 * UNIT + 5, 9 * UNIT..9 * UNIT + 1];
     let expected: Vec<u8> = ranges
         .iter()
@@ -193,19 +193,19 @@ async fn parts_and_ranges(in_place: bool) {
         assert!(read == expected);
         assert_eq!(outcome.moved_bytes, moved, "{id}");
     }
-    // A part of which an element has a pulled copy need not come again.
+    // A part that an element has pulled is not pulled again.
     let label = reader(33, &layout, selection(Some(1), &[0..1, 4000..5000]));
     let (read, outcome) = three.run(1, label).await;
     assert!(read == [&part[..1], &part[4000..5000]].concat());
     assert_eq!(outcome.moved_bytes, 0);
-    // Nor what has been put together as a whole.
+    // A file that was assembled as a whole is not pulled again either.
     let (read, _) = three.run(3, reader(34, &layout, None)).await;
     assert!(read == bytes());
     let label = reader(35, &layout, selection(None, &[100..SIZE - 100]));
     let (read, outcome) = three.run(3, label).await;
     assert!(read == bytes()[100..usize::try_from(SIZE).unwrap() - 100]);
     assert_eq!(outcome.moved_bytes, 0);
-    // What hashes a whole file has is not that of a part.
+    // The hash of a whole file is not recorded for a part.
     assert!(outcome.contents.iter().all(String::is_empty));
     three.stop().await;
 }
@@ -263,7 +263,7 @@ async fn records_belong_to_part_where_they_begin_for_any_length() {
 #[tokio::test(flavor = "multi_thread")]
 async fn missing_end_of_part_is_read_as_zeros() {
     let mut three = three(false).await;
-    // The last stripe of the first part: a writer that was lost has not filled it.
+    // The last stripe of the first part is incomplete: its writer was lost.
     let layout = put_striped(&three, 150).await;
     let mut part = of_part(0);
     let has = part.len() - 150;
@@ -304,7 +304,7 @@ async fn ranges_of_one_object_are_pulled() {
             .await;
         assert_eq!((read.as_slice(), outcome.moved_bytes), (&b"019"[..], moved));
     }
-    // All of a file is its only part.
+    // A whole file has one part.
     let (read, outcome) = three
         .run(1, select(4, 5, 10, selection(Some(0), &[])))
         .await;
@@ -312,7 +312,7 @@ async fn ranges_of_one_object_are_pulled() {
         (read.as_slice(), outcome.moved_bytes),
         (&b"0123456789"[..], 0)
     );
-    // The length of what an earlier label makes is not known when both are sent.
+    // The length of an earlier label's output is unknown when both labels are sent.
     let made = program_label(5, "sh", &["-c", "echo made by another > out"]).output("out", 55);
     let connection = &mut three.connections[0];
     connection.labels(&[made, select(6, 55, 0, selection(None, &[5..7])).after(&[5])]);
@@ -349,11 +349,11 @@ async fn selection_beyond_data_or_malformed_is_refused() {
         let failed = three
             .fail(2, reader(id, &layout, selection(part, &ranges)))
             .await;
-        // Another try, or another element, would not help.
+        // Neither another attempt nor another element would succeed.
         assert_eq!(failed.kind, "kernel", "{failed:?}");
         assert!(failed.message.contains(said), "{failed:?}");
     }
-    // A layout that makes no sense.
+    // The layout is invalid.
     let broken = v1::Layout {
         unit: 1,
         ..layout.clone()
@@ -362,7 +362,7 @@ async fn selection_beyond_data_or_malformed_is_refused() {
         .fail(2, reader(20, &broken, selection(Some(0), &[])))
         .await;
     assert_eq!(failed.kind, "input", "{failed:?}");
-    // No right to the part, and a part that is gone from its element.
+    // The first label has no right for the part; then the part is removed from its element.
     let mut other = layout.clone();
     other.parts[0].capability = capability(1, 5, rights::READ);
     let failed = three
@@ -382,7 +382,7 @@ async fn selection_beyond_data_or_malformed_is_refused() {
         }
     }
     assert_eq!(three.pulled(2), 0, "nothing is left of what failed");
-    // Its copy elsewhere is taken, also where the label names another element.
+    // A copy of the part on another element is used, also if the label names another element.
     put(&three.elements[1], PARTS[0], &of_part(0)).await;
     let (read, outcome) = three
         .run(2, reader(30, &layout, selection(Some(0), &[])))
@@ -399,7 +399,7 @@ async fn selection_beyond_data_or_malformed_is_refused() {
     three.stop().await;
 }
 
-/// A process of an element, which is killed at the latest with the test.
+/// Process of an element. Dropping it kills the process.
 struct Process(Child);
 
 impl Process {
@@ -442,7 +442,7 @@ async fn killed_element_pulls_ranges_again() {
     three.connections[3] = three.server.welcomed().await;
     assert_eq!(three.connections[3].hello.labels, [1]);
     three.introduce();
-    // The label begins anew as soon as the element does, perhaps before that knows any other; or it had ended.
+    // The label runs again as soon as the element starts, possibly before the element knows another one; or it ended before the kill.
     let first = three.connections[3].finished(1).await;
     let failure = first.failure.as_ref();
     assert!(

@@ -1,4 +1,4 @@
-//! The folder store against a model: any sequence of calls has the results that a map of byte strings has.
+//! The folder store compared with a model: any sequence of calls returns the results of a map of byte strings.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
 
@@ -42,7 +42,7 @@ struct Modelled {
     sealed: bool,
 }
 
-/// What a call came to, as far as a caller acts on it.
+/// Result of a call, as far as a caller depends on it.
 #[derive(Debug, PartialEq)]
 enum Came {
     Well(u64),
@@ -65,7 +65,7 @@ fn used(model: &BTreeMap<u64, Modelled>) -> u64 {
     model.values().map(|object| object.bytes.len() as u64).sum()
 }
 
-/// Makes an object `size` long unless that is too much or it is sealed; it is made in any case.
+/// Extends an object to `size` bytes, unless it is sealed or the capacity is exceeded. Creates it in any case.
 fn grow(model: &mut BTreeMap<u64, Modelled>, id: u64, size: u64) -> Result<&mut Modelled, Came> {
     let used = used(model);
     let object = model.entry(id).or_insert(Modelled {
@@ -89,7 +89,7 @@ fn model(model: &mut BTreeMap<u64, Modelled>, op: &Op) -> Came {
             Err(came) => came,
         },
         Op::Write(id, at, bytes) => {
-            // Writing nothing beyond the end does not make an object longer.
+            // An empty write beyond the end does not make an object longer.
             let end = at + bytes.len() as u64;
             match grow(model, *id, if bytes.is_empty() { 0 } else { end }) {
                 Ok(object) => {

@@ -1,4 +1,4 @@
-//! The store with one outside that is in memory, and others who use that, too.
+//! Tests of the store with an external store in memory, which other programs use, too.
 
 use super::presence::MARK;
 use super::*;
@@ -14,9 +14,9 @@ use tidemill_wire::v1;
 pub(super) struct Files {
     /// Content and tag by path.
     pub(super) all: BTreeMap<String, (Vec<u8>, u64)>,
-    /// How often anything was written.
+    /// Number of writes.
     pub(super) writes: u64,
-    /// Bytes that were read.
+    /// Number of bytes read.
     pub(super) read: u64,
 }
 
@@ -24,21 +24,22 @@ pub(super) struct Files {
 pub(super) struct Memory {
     pub(super) files: Mutex<Files>,
     pub(super) away: Mutex<bool>,
-    /// So many changes are made, and then no more.
+    /// Number of changes that are still accepted; `None`: no limit.
     pub(super) changes_left: Mutex<Option<u64>>,
-    /// What somebody else puts there in the moment of the next write.
+    /// File that another program writes just before the next write.
     rush: Mutex<Option<(String, Vec<u8>)>>,
-    /// What is there and no file.
+    /// Paths that exist and are no files.
     folders: Mutex<Vec<String>>,
-    /// It takes questions, so many up to now, and says nothing.
+    /// Number of requests without answer so far; `None`: requests are answered.
     silent: Mutex<Option<usize>>,
-    /// Nothing is written as long as somebody has this.
+    /// Lock that stops all writes while a test holds it.
     hold: Mutex<()>,
-    /// As in a folder: a second name is told by another tag when the first has gone. Both, if so.
+    /// Pairs of names of one file. As in a file system, the tag of the second name changes when the first is removed. `None`: tags do not
+    /// change.
     linked: Mutex<Option<Vec<(String, String)>>>,
 }
 
-/// The cause of the store's state.
+/// Returns the cause of the store's condition.
 fn told(store: &Outside) -> String {
     store.condition(0).map(|one| one.cause).unwrap_or_default()
 }
@@ -68,7 +69,7 @@ impl Memory {
         }
     }
 
-    /// A name is another file's now, or nobody's.
+    /// Handles a name that was removed or now belongs to another file.
     fn unlink(&self, path: &str) {
         let mut linked = self.linked.lock();
         let lost = linked
@@ -105,7 +106,7 @@ impl Memory {
         Ok((content.clone(), placed))
     }
 
-    /// Of all but the mark.
+    /// Returns all names except the mark.
     pub(super) fn names(&self) -> Vec<String> {
         let files = self.files.lock();
         let names = files.all.keys().filter(|name| *name != MARK);
@@ -225,7 +226,7 @@ impl Bench {
         }
     }
 
-    /// As a process that starts.
+    /// Opens the store as a starting process does.
     fn open(&self, near_bytes_max: u64) -> Outside {
         self.open_as(near_bytes_max, Packing::Files)
     }
@@ -242,7 +243,7 @@ impl Bench {
         Outside::open(near, &at, None, with).unwrap()
     }
 
-    /// A version of a file, closed and kept.
+    /// Creates a version of a file, closed and recorded.
     fn unnoted(&self, store: &Outside, id: u64, path: &str, content: &[u8]) -> (ObjectId, Named) {
         let object = ObjectId(id);
         store.put(object, content).unwrap();
@@ -269,7 +270,7 @@ impl Bench {
         (object, named)
     }
 
-    /// The server tells of a file whose version an object is.
+    /// Sends the server's note about the file of an object.
     fn note(&self, object: ObjectId, path: &str) {
         let note = v1::NameNote {
             ino: object.0,
@@ -283,7 +284,7 @@ impl Bench {
         self.db.write_blocking(true, put).unwrap();
     }
 
-    /// As [`Self::unnoted`], of which the server has told.
+    /// Creates a version like [`Self::unnoted`], with the server's note.
     pub(super) fn version(
         &self,
         store: &Outside,
@@ -354,7 +355,7 @@ fn object_settles_when_server_has_noted_its_file() {
     assert!(store.settle_some());
     assert!(!follower.is_waiting(object));
     assert_eq!(bench.far.names(), ["a/b"]);
-    // One that was noted, and not settled, when the element ended.
+    // The server has noted this object, and the element ended before it was settled.
     let (late, _) = bench.unnoted(&store, 0x102, "/theirs", b"late");
     bench.note(late, "/a/c");
     drop((store, follower));
@@ -380,12 +381,12 @@ fn object_outside_bound_folder_never_replaces_its_files() {
     settle(&store, &other).unwrap();
     assert_eq!(bench.far.get("p/a").unwrap().0, b"genuine");
     assert_eq!(bench.far.names(), ["p/a", "p/a.0000000000000102"]);
-    // Nor when what it had has just been removed.
+    // The same holds if the object with the name has just been removed.
     assert!(store.remove(genuine.0).unwrap());
     let third = bench.version(&store, 0x103, "/p/a", b"third");
     settle(&store, &third).unwrap();
     assert_eq!(bench.far.get("p/a").unwrap().0, b"genuine");
-    // A version of the same file has its name.
+    // A version of the same file gets its name.
     let one = bench.version(&store, 0x104, "/p/b", b"one");
     settle(&store, &one).unwrap();
     let two = bench.version(&store, 0x105, "/p/b", b"two");
@@ -396,7 +397,7 @@ fn object_outside_bound_folder_never_replaces_its_files() {
     bench.db.write_blocking(true, same).unwrap();
     settle(&store, &two).unwrap();
     assert_eq!(bench.far.get("p/b").unwrap().0, b"two");
-    // And one of the bound folder takes its own.
+    // A file of the bound folder replaces its own former version.
     let next = bench.version(&store, 0x106, "/cloud/b", b"next");
     settle(&store, &next).unwrap();
     assert_eq!(bench.far.get("p/b").unwrap().0, b"next");
@@ -425,7 +426,7 @@ fn versions_take_their_names_and_no_foreign_ones() {
         assert!(store.near.stat(version.0).is_err(), "no room for it");
         assert_eq!(read(&store, version.0).unwrap(), content.as_bytes());
     }
-    // Others change what goes at that moment: it stays.
+    // Another program changes a file that is about to be removed: the file stays.
     bench.far.put("a/b", b"changed");
     for version in [&one, &two, &ours] {
         assert!(store.remove(version.0).unwrap());
@@ -441,7 +442,7 @@ fn settle_resumes_after_killed_process() {
     let bench = Bench::new();
     let store = bench.open(1 << 20);
     let one = bench.version(&store, 0x101, "/a", b"one");
-    // It was written, and nothing was kept of that but that it would be.
+    // The file was written, and only the attempt was recorded.
     store.attempt(vec![("a".into(), one.0)]).unwrap();
     bench.far.put("a", b"one");
     drop(store);
@@ -454,7 +455,7 @@ fn settle_resumes_after_killed_process() {
     );
     assert!(store.near.stat(one.0).is_ok());
     drop(store);
-    // The host went down: what is near may be anything.
+    // The host crashed: near files may have any content.
     let forget = |db: &rusqlite::Connection| records::set_identity(db, BOOT, b"before");
     bench.db.write_blocking(true, forget).unwrap();
     let store = bench.open(1 << 20);
@@ -494,16 +495,16 @@ fn changed_or_unreachable_file_is_never_read_as_version() {
         });
         assert_eq!(told, lost, "{path}");
     }
-    // Bytes that were fetched before are those of the version.
+    // Bytes that were fetched before belong to the version.
     assert_eq!(read(&store, link).unwrap(), b"linked");
     assert!(read(&store, one.0).is_err());
-    // What is only linked is never removed.
+    // A file that is only linked is never removed.
     assert!(store.remove(link).unwrap() && store.remove(one.0).unwrap());
     store.remove_some();
     assert_eq!(bench.far.names(), ["a", "linked"]);
 }
 
-/// A write replaces the file that the folder had linked, and never a file that others have put there since.
+/// A write replaces the file that the folder linked before. It never replaces a file that others have written since.
 #[test]
 fn file_of_bound_folder_replaces_only_its_own_version() {
     let bench = Bench::new();
@@ -519,7 +520,7 @@ fn file_of_bound_folder_replaces_only_its_own_version() {
     follower.follow(linked, theirs.clone()).unwrap();
     assert_eq!(read(&store, linked).unwrap(), b"theirs");
     assert_eq!(follower.known(&theirs).unwrap().versions, [linked]);
-    // The earlier version is read by nobody any more, and the process ends.
+    // The earlier version is removed, and the process ends.
     assert!(store.remove(linked).unwrap());
     drop((store, follower));
     let store = Arc::new(bench.open(0));
@@ -530,7 +531,7 @@ fn file_of_bound_folder_replaces_only_its_own_version() {
     let (content, now) = bench.far.get("p/a").unwrap();
     assert_eq!(content, b"ours");
     assert_eq!(follower.known(&now).unwrap().ours, Some(ours.0));
-    // Somebody else is quicker: both are there.
+    // Another program is faster: both files exist.
     for (id, name) in [(0x103, "a"), (0x104, "b")] {
         *bench.far.rush.lock() = Some((format!("p/{name}"), b"quick".to_vec()));
         let next = bench.version(&store, id, &format!("/cloud/{name}"), b"next");
@@ -541,7 +542,7 @@ fn file_of_bound_folder_replaces_only_its_own_version() {
         assert_eq!(read(&store, next.0).unwrap(), b"next");
         assert!(!follower.is_waiting(next.0));
     }
-    // What others changed is no damage here, and is looked for.
+    // A change by others is no damage here, and is reported to the follower.
     let changed = store.vouch(ours.0);
     let other = |told: &Result<(), StoreError>| {
         matches!(
@@ -554,7 +555,7 @@ fn file_of_bound_folder_replaces_only_its_own_version() {
     };
     let aside = store.remove(ours.0).unwrap();
     assert!(aside && changed.is_some_and(|told| told.is_ok() || other(&told)));
-    // What is remembered goes when it is not in the store any more.
+    // A remembered row is deleted when the store no longer has its file.
     let two = bench.far.put("p/two", b"two");
     follower.follow(ObjectId(0x201), two).unwrap();
     store.remove(ObjectId(0x201)).unwrap();
@@ -610,7 +611,7 @@ fn store_without_known_files_is_unreachable() {
         assert!(store.remove(one.0).unwrap());
         store.remove_some();
         store.tidy();
-        // A removal waits for the store, too.
+        // A removal also waits for the store.
         bench.far.files.lock().all = all;
         settle(&store, &two).unwrap();
         assert_eq!(store.condition(0), None);
@@ -661,7 +662,7 @@ fn store_with_some_known_files_has_lost_the_rest() {
     bench.far.files.lock().all.insert("0".into(), first);
     lost(&store, ObjectId(0x103));
     assert_eq!(store.condition(0), None);
-    // Who writes there puts the mark there again.
+    // The next write creates the mark again.
     let store = bench.open(0);
     let more = bench.version(&store, 0x201, "/more", b"more");
     settle(&store, &more).unwrap();
@@ -740,7 +741,7 @@ fn version_takes_its_name_after_first_refusal() {
     assert_eq!(bench.far.get("a").unwrap().0, b"two");
     assert_eq!(read(&store, one.0).unwrap(), b"one");
     assert!(matches!(store.vouch(one.0), Some(Ok(()))));
-    // One that never comes leaves nothing of what was to give way.
+    // A version that is never written leaves nothing of the file that it should have replaced.
     let three = bench.version(&store, 0x103, "/a", b"three");
     *bench.far.changes_left.lock() = Some(0);
     assert!(settle(&store, &three).is_err());
@@ -780,7 +781,7 @@ fn version_removed_during_settle_is_removed_from_store() {
             std::thread::sleep(Duration::from_millis(20));
             assert!(store.remove(one.0).unwrap());
             drop(held);
-            // Whoever wanted it there may be told either.
+            // The caller may get either result.
             let _ = settling.join().unwrap();
         });
         while store.remove_some() {}

@@ -1,5 +1,4 @@
-//! The server's part of an array, played by a test: it takes an element's connection, sends labels, breaks
-//! the connection, and looks at what comes back.
+//! Fake server of an array. It accepts an element's connection, sends labels, breaks the connection, and examines the element's messages.
 
 #![allow(
     dead_code,
@@ -33,7 +32,7 @@ use tonic::{Request, Response, Status, Streaming};
 pub const ARRAY: u64 = 0xa44a;
 pub const KEY: [u8; 32] = [7; 32];
 
-/// Longer than anything here takes; a test that gets there has failed.
+/// Time limit of all waits. A test that reaches it has failed.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 pub async fn soon<T>(what: impl Future<Output = T>) -> T {
@@ -48,7 +47,7 @@ pub struct FakeServer {
     incoming: mpsc::UnboundedReceiver<Connection>,
 }
 
-/// One connection of an element. Dropping it breaks it.
+/// Connection of an element. Dropping it breaks the connection.
 pub struct Connection {
     pub hello: v1::Hello,
     to: mpsc::UnboundedSender<Result<v1::ToElement, Status>>,
@@ -131,12 +130,12 @@ impl FakeServer {
         }
     }
 
-    /// The next connection of any element, not yet welcomed.
+    /// Returns the next connection of any element, before the welcome.
     pub async fn connection(&mut self) -> Connection {
         soon(self.incoming.recv()).await.unwrap()
     }
 
-    /// The next connection of any element, welcomed.
+    /// Returns the next connection of any element, after the welcome.
     pub async fn welcomed(&mut self) -> Connection {
         let connection = self.connection().await;
         connection.welcome(self.array);
@@ -144,7 +143,7 @@ impl FakeServer {
     }
 }
 
-/// Labels of removals, beyond those that tests name.
+/// Ids of labels for removals, larger than the ids in tests.
 static NEXT_REMOVAL: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1_000_000);
 
 impl Connection {
@@ -159,7 +158,7 @@ impl Connection {
         self.welcome_at(array_id, 0);
     }
 
-    /// By a server whose clock shows that time.
+    /// Sends the welcome of a server whose clock shows that time.
     pub fn welcome_at(&self, array_id: u64, time_ns: i64) {
         self.send(to_element::Message::Welcome(v1::Welcome {
             array_id,
@@ -175,7 +174,7 @@ impl Connection {
         }));
     }
 
-    /// Has objects removed, as a label of its own.
+    /// Removes objects with a label of its own.
     pub async fn remove(&mut self, objects: &[u64]) -> v1::LabelOutcome {
         let id = NEXT_REMOVAL.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         self.labels(&[remove_label(id, objects)]);
@@ -203,7 +202,7 @@ impl Connection {
         message.expect("the element is connected").message.unwrap()
     }
 
-    /// The first message, of those that came and will come, that `wanted` makes something of.
+    /// Returns the first result of `wanted` for the messages so far and the following ones.
     pub async fn find<T>(&mut self, wanted: impl Fn(&from_element::Message) -> Option<T>) -> T {
         let kept = self
             .kept
@@ -246,7 +245,7 @@ impl Connection {
         .await;
     }
 
-    /// Waits for a status that is as wanted.
+    /// Waits for a status that fulfils the condition.
     pub async fn status(&mut self, wanted: impl Fn(&v1::Element) -> bool) -> v1::Element {
         self.find(|message| match message {
             from_element::Message::Status(status) if wanted(status) => Some(status.clone()),
@@ -256,7 +255,7 @@ impl Connection {
     }
 }
 
-/// A folder that tasks of other users can pass through.
+/// Creates a folder that tasks of other users can pass through.
 pub fn folder() -> tempfile::TempDir {
     use std::os::unix::fs::PermissionsExt;
     let folder = tempfile::tempdir().unwrap();
@@ -264,7 +263,7 @@ pub fn folder() -> tempfile::TempDir {
     folder
 }
 
-/// The program of `examples/element.rs`, which `cargo test` builds along.
+/// Returns the program of `examples/element.rs`, which `cargo test` builds, too.
 pub fn program() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let program = test.parent().unwrap().join("../examples/element");
@@ -287,7 +286,7 @@ pub fn config(id: u32, folder: &Path, server: &FakeServer) -> Config {
     config
 }
 
-/// The user that tasks of these tests run as: one without rights where that can be had.
+/// Returns the user that the tasks of these tests run as: one without privileges, if possible.
 pub fn user() -> u32 {
     let uid = rustix::process::geteuid().as_raw();
     if uid == 0 { 1000 } else { uid }
@@ -359,7 +358,7 @@ pub async fn get(element: &Element, object: u64) -> Vec<u8> {
     all
 }
 
-/// A label that runs a program; add to it what it needs.
+/// Returns a label that runs a program, without inputs and outputs.
 pub fn program_label(id: u64, name: &str, args: &[&str]) -> v1::Label {
     let analyse = v1::Analyse {
         task: 1000 + id,
@@ -476,7 +475,7 @@ pub fn copy_label(id: u64, from: u64, element: u32, to: u64) -> v1::Label {
     }
 }
 
-/// The failure of an outcome.
+/// Returns the failure of an outcome.
 pub fn failure(outcome: &v1::LabelOutcome) -> &v1::FailureReport {
     outcome
         .failure
@@ -484,7 +483,7 @@ pub fn failure(outcome: &v1::LabelOutcome) -> &v1::FailureReport {
         .unwrap_or_else(|| panic!("the label should have failed: {outcome:?}"))
 }
 
-/// The sealed objects of an outcome, which must be good, with their sizes.
+/// Returns the sealed objects of a successful outcome, with their sizes.
 pub fn sealed(outcome: &v1::LabelOutcome) -> Vec<(u64, u64)> {
     assert!(outcome.failure.is_none(), "{:?}", outcome.failure);
     outcome.sealed.iter().map(|s| (s.object, s.size)).collect()
@@ -494,7 +493,7 @@ pub fn ids(ids: &[u64]) -> Vec<LabelId> {
     ids.iter().copied().map(LabelId).collect()
 }
 
-/// A running element whose object 1 is this, and the server's end of its connection.
+/// Starts an element whose object 1 has these bytes. Returns it with the server's end of its connection.
 pub async fn element_with(input: &[u8]) -> (tempfile::TempDir, FakeServer, Element, Connection) {
     let folder = folder();
     let mut server = FakeServer::start().await;

@@ -1,4 +1,4 @@
-//! Packs in a store that is in memory, with all that may go wrong on the way.
+//! Tests of packs in a store in memory, with all kinds of faults during a write.
 
 use super::super::tests::{Bench, read, settle};
 use super::super::{Failure, Far, Outside};
@@ -10,7 +10,7 @@ use tidemill_core::id::ObjectId;
 
 const PACKED: Packing = Packing::Chunks { compress: true };
 
-/// Bytes that can't be made smaller, others for each seed.
+/// Returns incompressible bytes that differ for each seed.
 fn noise(seed: u64, bytes: usize) -> Vec<u8> {
     let mut noise = vec![0; bytes];
     let mut hasher = blake3::Hasher::new();
@@ -30,19 +30,19 @@ fn taken(bench: &Bench) -> usize {
     files.all.values().map(|(content, _)| content.len()).sum()
 }
 
-/// What no file has had goes now, not in an hour.
+/// Makes unused packs old enough to be removed now, not after an hour.
 fn age(bench: &Bench) {
     let age = |db: &rusqlite::Connection| db.execute("UPDATE pack SET since = 0", []);
     bench.db.write_blocking(false, age).unwrap();
 }
 
-/// All that there is to do.
+/// Does the whole clean-up.
 pub(in super::super) fn tidy(bench: &Bench, store: &Outside) {
     age(bench);
     while store.tidy().unwrap() {}
 }
 
-/// What the counts say is what is there.
+/// Checks that the stored counts equal the actual content.
 fn sane(bench: &Bench) {
     let wrong = |db: &rusqlite::Connection| {
         let sql = "SELECT (SELECT count(*) FROM pack WHERE live !=
@@ -98,7 +98,7 @@ fn known_chunks_are_not_resent_and_read_like_file() {
             .iter()
             .all(|name| name.starts_with(FOLDER))
     );
-    // Of another user; and with a few bytes more in the middle.
+    // The versions are of another user; one has some more bytes in its middle.
     let mut changed = large.clone();
     changed.splice(20 << 20..20 << 20, *b"more");
     for (id, content) in [(0x102, &large), (0x103, &changed), (0x104, &Vec::new())] {
@@ -111,7 +111,7 @@ fn known_chunks_are_not_resent_and_read_like_file() {
     assert!(sent < 3 << 20, "{sent}");
     assert_eq!(store.told().sent, taken(&bench) as u64);
     assert_eq!(store.told().bytes, 3 * (40 << 20) + 4);
-    // A range takes what it needs of a pack.
+    // A read of a range fetches only the necessary frames of a pack.
     let reopened = bench.open_as(0, Packing::Files);
     bench.far.files.lock().read = 0;
     let mut bytes = [0; 3];
@@ -182,7 +182,7 @@ fn interrupted_settle_sends_rest_later() {
         *bench.far.changes_left.lock() = Some(allowed);
         assert!(settle(&store, &one).is_err());
         assert!(!store.is_far(one.0) && read(&store, one.0).unwrap() == large);
-        // As if the process had been killed, too.
+        // The process is killed, too.
         drop(store);
         let store = bench.open_as(0, PACKED);
         *bench.far.changes_left.lock() = None;
@@ -206,7 +206,7 @@ fn unrecorded_pack_is_removed_and_recorded_one_kept() {
     let one = bench.version(&store, 0x101, "/one", b"one");
     settle(&store, &one).unwrap();
     drop(store);
-    // It was killed: one pack is on its way, the other is there.
+    // The process was killed: one pack was being sent, the other was complete in the store.
     let begin = |db: &rusqlite::Connection| {
         rows::begin(db, ".tidemill-packs/00/a", 0)?;
         rows::begin(db, ".tidemill-packs/00/b", 0)
@@ -263,7 +263,7 @@ fn changed_byte_is_damage_and_resend_repairs_all() {
     let one = bench.version(&store, 0x101, "/one", &content);
     settle(&store, &one).unwrap();
     let pack = packs(&bench).remove(0);
-    // A byte is another one, and the store does not know.
+    // A byte changes, and the store does not notice.
     let whole = {
         let mut files = bench.far.files.lock();
         let (bytes, _) = files.all.get_mut(&pack).unwrap();
@@ -278,17 +278,17 @@ fn changed_byte_is_damage_and_resend_repairs_all() {
     assert!(read(&store, one.0).is_err());
     assert!(is_loss(store.vouch(one.0)), "what was read is known");
     assert!(store.open(one.0).is_err());
-    // Somebody has the same.
+    // Another file has the same content.
     let two = bench.version(&store, 0x102, "/two", &content);
     settle(&store, &two).unwrap();
     for object in [one.0, two.0] {
         assert!(matches!(store.vouch(object), Some(Ok(()))));
         assert!(read(&store, object).unwrap() == content);
     }
-    // By the packs alone, too, of which one has it as it was and one has not.
+    // Recovery from the packs alone works, too: one pack is intact, the other is not.
     let found = recovered(&bench);
     assert!(found.len() == 2 && found.values().all(|bytes| *bytes == content));
-    // All packs are away, and one comes back as it was, but later.
+    // All packs are lost, and one is restored later, unchanged.
     for pack in packs(&bench) {
         bench.far.files.lock().all.remove(&pack);
     }
@@ -302,7 +302,7 @@ fn changed_byte_is_damage_and_resend_repairs_all() {
     sane(&bench);
 }
 
-/// Removes all but a few of many files, and gives the rest.
+/// Removes most of many files. Returns the others.
 fn mostly_removed(bench: &Bench, store: &Outside) -> Vec<(ObjectId, Vec<u8>)> {
     let all: Vec<_> = (0..60)
         .map(|id| {
@@ -389,7 +389,7 @@ fn small_packs_that_stay_small_are_not_rewritten_forever() {
     };
     let mut all = Vec::new();
     for id in 0..40_u64 {
-        // Some MiB that become a few KiB: as many as make one pack would be more than is written anew at once.
+        // The content has some MiB and is compressed to a few KiB. The content for one full pack is larger than one batch of rewriting.
         let mut content = vec![u8::try_from(id).unwrap(); 3 << 20];
         content[..8].copy_from_slice(&id.to_le_bytes());
         all.push((settle_one(id, &content), content));

@@ -407,7 +407,7 @@ impl Writer {
     /// If the store does not accept them: then nothing of the file becomes visible.
     pub async fn write(&mut self, bytes: Bytes) -> Result<(), Error> {
         match &mut self.0 {
-            // The write only goes to the page cache, so it does not block.
+            // The write only fills the page cache, so it does not block.
             Writing::Part(part) => part.write(&bytes),
             Writing::Remote(writer) => writer.write(bytes).await,
             Writing::Tree(writer) => writer.write(bytes).await,

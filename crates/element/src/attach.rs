@@ -1,5 +1,5 @@
 //! The element's one connection to the server: `Array.Attach`. The module passes the server's messages to the element and sends the
-//! element's reports (next: `server/src/...`).
+//! element's reports (next: `server/src/array.rs`).
 //!
 //! A broken connection is always opened again. The element then sends the labels that it knows and all outcomes that were not acknowledged.
 //! So one of the two sides repeats each message that was lost with a connection; ids make the repetition harmless.

@@ -32,7 +32,7 @@ pub(crate) struct Confirms {
     runs: Mutex<HashMap<ObjectId, Arc<Run>>>,
     turns: Turns,
     threads: Arc<Semaphore>,
-    /// Objects that had their sealed content, and the time of the read.
+    /// Verified objects, each with the time of the read.
     recent: Mutex<VecDeque<(ObjectId, Instant)>>,
 }
 

@@ -74,7 +74,7 @@ pub struct Executor {
     parts: Arc<Parts>,
     labels: Arc<Labels>,
     workers: Mutex<Vec<std::thread::JoinHandle<()>>>,
-    /// Ended labels that had files in `run/` during the last sweep.
+    /// Ended labels whose files the last sweep found in `run/`.
     left: Mutex<BTreeSet<LabelId>>,
 }
 

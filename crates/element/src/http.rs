@@ -864,7 +864,7 @@ async fn made(
     (body, batch): (Body, bool),
 ) -> Answer {
     let object = context.authorize(&shown, &id, rights::READ)?;
-    // A batch comes from the user whom the capability names.
+    // A batch belongs to the user in the capability.
     let uid = if batch { shown.uid } else { uid };
     if shown.uid != 0 && shown.uid != uid {
         return Err(Refusal::Rights.into());

@@ -1,5 +1,5 @@
 //! Labels of the element, from their arrival until the server has stored their outcome. The module uses the element's database and sends
-//! reports to the server (next: `server/src/...`).
+//! reports to the server (next: `server/src/array.rs`).
 //!
 //! A label is written to the database before it is queued. Its outcome is written to the database before it is reported. So neither a
 //! killed element nor a lost connection loses or repeats an effect.
@@ -727,7 +727,7 @@ impl Incoming {
     }
 }
 
-/// Returns the outcome of a label that failed before it had any effect.
+/// Returns the outcome of a label that failed without any effect.
 #[must_use]
 pub fn failed(at: Time, kind: FailureKind, message: String) -> Outcome {
     Outcome::at(at, Err(Failure { kind, message }))

@@ -1,5 +1,5 @@
 //! State of one element that its modules share: its configuration, its identity in the array, and its components. It uses the database and
-//! sends status reports to the server (next: `server/src/...`).
+//! sends status reports to the server (next: `server/src/array.rs`).
 
 use crate::asleep::Traffic;
 use crate::clocks::Clocks;

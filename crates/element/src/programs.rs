@@ -1,5 +1,5 @@
 //! Programs on this host that the server has asked for. The module reports installed and removed programs to the server (next:
-//! `server/src/...`), so that tasks are placed only where their program exists.
+//! `server/src/array.rs`), so that tasks are placed only where their program exists.
 
 use parking_lot::Mutex;
 use std::collections::BTreeMap;

@@ -6,7 +6,7 @@
 //! - The write-ahead log has blocks allocated beyond its end ([`WAL_BYTES`]) and is never truncated.
 //! - The log's index (`-shm`) is filled once. At the start of the element it is cleared but not truncated, since freed blocks may be used
 //!   by others at once.
-//! - The database itself has free pages ([`POOL_BYTES`]), created while the device had space. SQLite uses them before it grows the file.
+//! - The database itself has free pages ([`POOL_BYTES`]), created while the device was not full. SQLite uses them before it grows the file.
 
 use parking_lot::Mutex;
 use rusqlite::Connection;

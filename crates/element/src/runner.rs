@@ -444,7 +444,7 @@ fn judge(exit: &Exit, limits: &Limits) -> Result<(), Failure> {
         End::TimeLimit => FailureKind::Timeout,
         End::MemoryLimit => FailureKind::MemoryLimit,
         End::OutputLimit => FailureKind::OutputLimit,
-        // For the user, this is one more resource of which the kernel took too much.
+        // For the user, this is one more resource that the kernel has exceeded.
         End::ProcessLimit => FailureKind::Kernel,
         End::Cancelled => FailureKind::Cancelled,
     };

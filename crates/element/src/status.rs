@@ -1,5 +1,5 @@
 //! Status object of the element: its capacity, its activity, and the run times of kernels. The module writes the object's attributes; the
-//! status also goes to the server (next: `server/src/...`).
+//! element also sends the status to the server (next: `server/src/array.rs`).
 //!
 //! Counters are updated in memory. Periodically they are written as attribute page 3 of the status object (AnalyzeThis §3.1.1, "AFE
 //! Status") and sent to the server.

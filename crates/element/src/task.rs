@@ -63,7 +63,7 @@ pub fn now() -> Time {
 pub struct Work {
     /// Outcome of the label.
     pub outcome: Outcome,
-    /// Label; `None` if it had no effect.
+    /// Label; `None` if the label changed nothing.
     pub label: Option<std::sync::Arc<Label>>,
     /// Objects that the label sealed.
     pub made: Vec<ObjectRecord>,
@@ -74,7 +74,7 @@ pub struct Work {
 }
 
 impl Work {
-    /// Returns the work of a label that had no effect.
+    /// Returns the work of a label that changed nothing.
     #[must_use]
     pub fn without_effect(outcome: Outcome) -> Self {
         Self {
@@ -957,7 +957,7 @@ impl Running<'_> {
         let (limit, mut total) = (analysis.limits.output_bytes, 0_u64);
         for output in &analysis.outputs {
             let files = files_of(prepared, output, &mut left)?;
-            // Checks the total first: one file may have had many names, and each name becomes a file.
+            // Checks the total first: one file may have several names, and each name becomes a file.
             let bytes = files
                 .iter()
                 .fold(0_u64, |sum, file| sum.saturating_add(file.size));

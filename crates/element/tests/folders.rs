@@ -136,7 +136,7 @@ async fn invalid_folder_output_fails_task_and_leaves_nothing() {
     element.stop().await;
 }
 
-/// The element ends between two files of a folder. The files that it had taken already are removed.
+/// The element ends between two files of a folder. The files that it has already taken are removed.
 #[tokio::test(flavor = "multi_thread")]
 async fn files_of_first_run_are_removed_after_rerun() {
     let (folder, mut server, element, mut connection) = element().await;

@@ -451,7 +451,7 @@ async fn objects_written_in_place_are_sealed_in_batch() {
     };
     use tidemill_core::attribute::object;
     assert_eq!(value(object::SIZE.into()), 150);
-    // The path comes from the server, not from the client.
+    // The server sets the path, not the client.
     let numbers: Vec<u64> = listed
         .as_array()
         .unwrap()
@@ -545,7 +545,7 @@ async fn seal_records_signed_attributes_not_the_clients() {
             0o600,
             no_part.clone(),
         ),
-        // The object may be one of several parts by now: only the server knows of which file.
+        // The object may be one of several parts by now: only the server knows its file.
         (
             53,
             Some(whole),

@@ -1,4 +1,4 @@
-//! Real servers of stores for tests, each behind a gate that can be shut. `scripts/stores.sh install` installs them.
+//! Real servers of stores for tests, each with a gate in front of it that can be shut. `scripts/stores.sh install` installs them.
 #![allow(dead_code, unused_imports, reason = "each test binary uses its part")]
 
 mod gate;

@@ -337,7 +337,7 @@ fn files_of_bound_folder_keep_names_with_packing() {
     }
 }
 
-/// The object goes to the path of the server's note, not to the path that was stored with the object.
+/// The object is written to the path in the server's note, not to the path that was stored with the object.
 #[test]
 fn object_settles_when_server_has_noted_its_file() {
     let bench = Bench::new();

@@ -157,7 +157,7 @@ fn kind(
 }
 
 impl Place {
-    /// Returns the address of the server, for people.
+    /// Returns the human-readable address of the server.
     pub(crate) fn address(&self) -> String {
         match &self.kind {
             Kind::S3 { endpoint, .. } | Kind::Gcs { endpoint, .. } => endpoint.clone(),

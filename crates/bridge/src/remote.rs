@@ -32,8 +32,8 @@ const LISTED_MAX: usize = 100_000_000;
 const NAMES_MAX: usize = 10_000_000;
 /// Pause before the second attempt; it doubles from then on.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
-/// Generation that no object of Google has. A write with a condition is not uploaded in parts, which would stay after an abort; nothing of
-/// it stays.
+/// Generation that no object of Google has, for a condition that is always true. An upload with a condition leaves nothing after an abort.
+/// An upload without condition is sent in parts, which stay.
 const NO_VERSION: &str = "1";
 /// Reason for an error of a store that returns no message, such as an answer without body.
 const SAYS_NOTHING: &str = "it says no more, and may have too much to do";
@@ -55,7 +55,7 @@ enum Tags {
 pub(crate) struct Remote {
     operator: Operator,
     keys: Arc<Keys>,
-    /// Address of the store, for people.
+    /// Human-readable address of the store.
     address: Arc<str>,
     /// Whether the store supports listings. HTTP does not.
     pub(crate) lists: bool,

@@ -120,7 +120,7 @@ impl Bridge {
     /// Opens a store. No request is sent yet, except that a folder is opened.
     ///
     /// # Errors
-    /// If the keys are invalid, or the folder can't be opened.
+    /// If the address or the keys are invalid, or the folder can't be opened.
     pub fn open(place: &Place, keys: &Keys) -> Result<Self, Error> {
         Ok(Self(match &place.kind {
             Kind::Folder(path) => Store::Folder(Folder::open(path)?),

@@ -24,7 +24,7 @@ impl Clocks {
         (!apart.is_empty()).then(|| condition::ELEMENT_CLOCK.of(Some(element), apart))
     }
 
-    /// Returns the difference between the two clocks at the host's time `now_ns`, as text for people; empty if it does no harm.
+    /// Returns the difference between the two clocks at the host's time `now_ns`, as human-readable text; empty if it does no harm.
     fn trouble(&self, now_ns: u64) -> String {
         let Some((server_ns, at)) = *self.0.lock() else {
             return String::new();

@@ -78,7 +78,7 @@ pub(crate) fn make(parts: &Parts, labels: &Arc<Labels>, taken: Vec<Taken>) -> Ve
     left
 }
 
-/// Moves the copies to their final place. A copy that can't be moved is made again alone, which reports the error.
+/// Makes the copies durable at their final place. If this fails for a copy, the copy is made again alone, which reports the error.
 fn settle(parts: &Parts, made: &mut BTreeMap<LabelId, Work>) {
     let mut labels = Vec::with_capacity(made.len());
     let mut objects = Vec::with_capacity(made.len());

@@ -22,7 +22,7 @@ pub enum Error {
     Memory {
         /// Path of the folder.
         path: PathBuf,
-        /// Reason, for people.
+        /// Human-readable reason.
         why: String,
     },
     /// Another process uses the folder.

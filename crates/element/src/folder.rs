@@ -2,7 +2,7 @@
 //! folder.
 //!
 //! Objects are stored as `objects/<2 hex>/<16 hex>`. Unsealed files have mode 0600. Sealed files have mode 0444 and, if the element runs as
-//! root, the owner [`STORE_USER`], so that a task with the rights of any user can read but never change them. The mode alone distinguishes
+//! root, the owner [`STORE_USER`]. So a task with the rights of any user can read but never change them. The mode alone distinguishes
 //! sealed from unsealed files: no query of a database is needed. Damaged objects are set aside as `damaged/<16 hex>`.
 //!
 //! A mode does not stop a writer that already has the file open. Where such a writer may exist, the bytes are copied to a new file under

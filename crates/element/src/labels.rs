@@ -89,7 +89,7 @@ impl State {
     }
 }
 
-/// Access to an input that is not on this element.
+/// Access to the bytes of an input.
 #[derive(Clone, Debug, Default)]
 pub struct Way {
     /// Capability for the element that has the input.
@@ -428,7 +428,7 @@ impl Labels {
         true
     }
 
-    /// Stops: returns no more labels and kills the running ones.
+    /// Stops the queue: returns no further labels and kills the running ones.
     pub fn stop(&self) {
         let mut state = self.state.lock();
         state.stopping = true;

@@ -60,7 +60,7 @@ pub struct Node {
     pub(crate) clocks: Clocks,
     /// Power meter of the host and its last reading.
     meter: Option<(Meter, Reading)>,
-    /// Number of the memory of an element in memory, else 0: [`crate::memory`].
+    /// Number of the memory of an element in memory; 0 for other elements. See [`crate::memory`].
     memory_id: u64,
     counts_room: bool,
 }

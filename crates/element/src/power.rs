@@ -46,7 +46,7 @@ impl Reading {
 }
 
 impl Meter {
-    /// Returns a description of the meter, for people.
+    /// Returns a human-readable description of the meter.
     pub(crate) fn name(&self) -> String {
         match self {
             Self::Rapl => "measured by RAPL, the processors of its host only".into(),

@@ -74,7 +74,7 @@ pub struct Sum {
     pub size: u64,
     /// Hash; `None`: the object has not been hashed yet.
     pub hash: Option<Hash>,
-    /// Damage of the object, for people.
+    /// Human-readable damage of the object; `None` if it is not damaged.
     pub damage: Option<String>,
 }
 

@@ -111,7 +111,7 @@ impl Left {
         found
     }
 
-    /// Returns the problem, for people; empty if none exists.
+    /// Returns a human-readable description of the problem; empty if none exists.
     fn trouble(&self) -> String {
         if !self.is_full() && !self.is_short() {
             return String::new();

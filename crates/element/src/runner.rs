@@ -154,7 +154,7 @@ impl Runner {
         })
     }
 
-    /// Returns a description of the sandbox, for people.
+    /// Returns a human-readable description of the sandbox.
     #[must_use]
     pub fn sandbox(&self) -> String {
         let support = self.launcher.support();

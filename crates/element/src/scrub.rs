@@ -48,7 +48,7 @@ pub(crate) enum Found {
     Good(u64),
     /// The element has no record of the object: it was removed, or never sealed.
     Unknown,
-    /// The object is damaged, with the reason for people.
+    /// The object is damaged, with the human-readable reason.
     Damaged(String),
     /// The check was stopped.
     Stopped,
@@ -256,8 +256,8 @@ fn outside(error: &StoreError) -> Problem {
     }
 }
 
-/// Returns the hash of an object that has its sealed length. An external object is not fetched for this: if the store confirms that the
-/// file is unchanged, the result is the hash that was known before.
+/// Returns the hash of an object. Fails if its length differs from the sealed length, or its hash from the known hash. An external object is
+/// not fetched for this: if the store confirms that the file is unchanged, the result is the known hash.
 fn hashed(
     parts: &Parts,
     object: ObjectId,
@@ -411,7 +411,7 @@ pub(crate) fn all_damaged(db: &crate::db::Db) -> Result<Vec<Message>, DbError> {
     }
 }
 
-/// Returns the damage of an object that could not be opened, for people. `None` if the element has no record of the object or can open it.
+/// Returns the human-readable damage of an object that could not be opened. `None` if the element has no record of the object or can open it.
 /// The bytes are not read.
 pub(crate) fn look(parts: &Parts, object: ObjectId) -> Option<String> {
     let sum = parts.db.read(|db| records::sum(db, object)).ok()??;

@@ -120,7 +120,7 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// [`StoreError::Full`] or [`StoreError::Device`].
     fn put(&self, object: ObjectId, bytes: &[u8]) -> Result<(), StoreError>;
 
-    /// Moves sealed objects to their final place, so that they and their names survive power loss.
+    /// Makes sealed objects durable at their final place: they and their names survive power loss.
     fn settle(&self, objects: &[(ObjectId, Named)]) -> Vec<Result<(), StoreError>>;
 
     /// Makes an object of a file in the store outside, without fetching it. Returns its length in bytes.
@@ -146,8 +146,7 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// [`StoreError::NotFound`] or [`StoreError::Device`].
     fn open(&self, object: ObjectId) -> Result<Opened, StoreError>;
 
-    /// Opens like [`Store::open`], to read the bytes from the device and not from the page cache, if possible, and to leave nothing more in
-    /// the cache.
+    /// Opens like [`Store::open`]. Reads come from the device and not from the page cache, if possible, and leave nothing more in the cache.
     ///
     /// # Errors
     /// As for [`Store::open`].

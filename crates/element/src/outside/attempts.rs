@@ -1,7 +1,7 @@
 //! Write attempts in the external store. A row exists before any byte is sent. The transaction that records the finished file deletes it.
 //!
-//! With the row, a process that finds the bytes of an object under the object's name knows whether an earlier, killed process put them
-//! there or another program. For an upload in pieces, the store keeps the pieces of interrupted uploads. This module aborts them when the
+//! A process may find the bytes of an object under the object's name. The row shows whether an earlier, killed process wrote them or
+//! another program. For an upload in pieces, the store keeps the pieces of interrupted uploads. This module aborts them when the
 //! file exists or when the object no longer exists.
 
 use super::packs::now_s;

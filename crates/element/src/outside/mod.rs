@@ -114,7 +114,7 @@ pub enum Failure {
     /// The store does not answer.
     #[error("the store did not answer within one minute")]
     Silent,
-    /// Any other failure, as text for people.
+    /// Any other failure, as human-readable text.
     #[error("{0}")]
     Other(String),
 }
@@ -161,7 +161,7 @@ pub trait Far: Debug + Send + Sync {
 pub struct Where {
     /// External store.
     pub far: Arc<dyn Far>,
-    /// Address of the store, for people.
+    /// Human-readable address of the store.
     pub uri: String,
     /// Storage format of new objects.
     pub packing: Packing,

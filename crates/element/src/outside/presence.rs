@@ -82,7 +82,7 @@ impl Guarded {
         }
     }
 
-    /// Returns whether the mark exists. `None`: neither the mark nor any of the known files exists.
+    /// Returns whether the mark exists. `None`: the mark is missing, and so are all checked known files, of which there is at least one.
     async fn found(&self) -> Result<Option<bool>, Failure> {
         if self.has(MARK).await? {
             return Ok(Some(true));

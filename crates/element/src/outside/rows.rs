@@ -162,8 +162,8 @@ pub(super) fn retag(db: &Connection, object: ObjectId, at: &Placed) -> Result<()
     Ok(())
 }
 
-/// Records that an object was removed. The row of a linked file is deleted; a file of the element is marked for removal. Returns the former
-/// location.
+/// Records that an object was removed. The row of a linked file is deleted. A file of the element is marked for removal. The row of a file
+/// in a bound folder is remembered. Returns the former location.
 pub(super) fn leave(db: &Connection, object: ObjectId) -> Result<Option<There>> {
     let id = object.0.cast_signed();
     let found = find(db, object)?;

@@ -1,7 +1,7 @@
 //! Rows of packs, their chunks and the recipes of files, in the element's database. The functions only use the connection that they are
 //! given.
 //!
-//! The **live** bytes of a pack are the bytes of its chunks that some file uses, plus the bytes of the parts of recipes in it. Counts
+//! The **live** bytes of a pack are the bytes of its used chunks and of the parts of recipes in it. Counts
 //! change in the same transaction as the counted rows. Rows of chunks and packs are deleted only under the packer's turn, so that the
 //! packer can rely on its queries.
 

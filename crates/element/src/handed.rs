@@ -122,7 +122,7 @@ impl Handed {
             .and_then(|copy| close_for_ever(&copy))
             .and_then(|()| std::fs::rename(&new, &path));
         if copied.is_err() {
-            // The caller reports the error of the copy.
+            // The caller logs the error of the copy.
             let _ = std::fs::remove_file(&new);
         }
         copied.map(|()| path)

@@ -256,8 +256,8 @@ fn outside(error: &StoreError) -> Problem {
     }
 }
 
-/// Returns the hash of an object. Fails if its length differs from the sealed length, or its hash from the known hash. An external object is
-/// not fetched for this: if the store confirms that the file is unchanged, the result is the known hash.
+/// Returns the hash of an object. Fails if its length differs from the sealed length, or its hash from the known hash. An external object
+/// is not fetched for this: if the store confirms that the file is unchanged, the result is the known hash.
 fn hashed(
     parts: &Parts,
     object: ObjectId,
@@ -411,8 +411,8 @@ pub(crate) fn all_damaged(db: &crate::db::Db) -> Result<Vec<Message>, DbError> {
     }
 }
 
-/// Returns the human-readable damage of an object that could not be opened. `None` if the element has no record of the object or can open it.
-/// The bytes are not read.
+/// Returns the human-readable damage of an object that could not be opened. `None` if the element has no record of the object or can
+/// open it. The bytes are not read.
 pub(crate) fn look(parts: &Parts, object: ObjectId) -> Option<String> {
     let sum = parts.db.read(|db| records::sum(db, object)).ok()??;
     if sum.damage.is_some() {

@@ -67,7 +67,7 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// Counts the space of existing data that is no object, even beyond the capacity.
     fn count_room(&self, bytes: u64);
 
-    /// Releases space that [`Store::take_room`] reserved.
+    /// Releases space that `take_room` reserved.
     fn give_room(&self, bytes: u64);
 
     /// Makes the bytes of an object, sealed or not, and its name survive power loss.
@@ -146,7 +146,8 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// [`StoreError::NotFound`] or [`StoreError::Device`].
     fn open(&self, object: ObjectId) -> Result<Opened, StoreError>;
 
-    /// Opens like [`Store::open`]. Reads come from the device and not from the page cache, if possible, and leave nothing more in the cache.
+    /// Opens like [`Store::open`]. Reads come from the device and not from the page cache, if possible, and leave nothing more in the
+    /// cache.
     ///
     /// # Errors
     /// As for [`Store::open`].

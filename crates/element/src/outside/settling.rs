@@ -88,7 +88,7 @@ pub(super) fn is_own(path: &str, object: ObjectId) -> bool {
     beside || path.starts_with(&key(object, "", false))
 }
 
-/// Returns the path and the object of a name from [`beside`].
+/// Returns the path and the object of a name from `beside`.
 pub(super) fn beside_what(path: &str) -> Option<(&str, ObjectId)> {
     let (path, number) = path.rsplit_once('.')?;
     let plain = number.len() == 16 && number.bytes().all(|digit| digit.is_ascii_hexdigit());

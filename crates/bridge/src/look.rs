@@ -1,5 +1,4 @@
-//! A store as a tree: type of a path, listing of one folder, and reads of any range of a file. The module only reads the store; it copies
-//! and caches nothing.
+//! A store as a tree: type of a path, listing of one folder, and reads of any range of a file. The module only reads and caches nothing.
 
 use crate::folder::{Folder, Page};
 use crate::place::checked;
@@ -86,8 +85,7 @@ async fn in_turn<T: Send + 'static>(
     let turn = folder.turns.clone().acquire_owned().await;
     let folder = folder.clone();
     aside(move || {
-        // The caller may have stopped waiting. The thread still holds its turn, so a disk that never answers blocks a limited number of
-        // threads.
+        // The caller may have stopped waiting. The thread still holds its turn, so a disk without answer blocks few threads.
         let _turn: Option<OwnedSemaphorePermit> = turn.ok();
         work(&folder)
     })

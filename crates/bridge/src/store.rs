@@ -157,8 +157,7 @@ impl Bridge {
         }
     }
 
-    /// Lists all files below a folder, at any depth; of the whole store if `folder` is empty. In some stores, a missing folder is an empty
-    /// one.
+    /// Lists all files below a folder, at any depth; of the whole store if `folder` is empty. Some stores treat a missing folder as empty.
     #[must_use]
     pub fn list(&self, folder: &str) -> Lister {
         let (told, listed) = mpsc::channel(LISTED_AHEAD);
@@ -224,8 +223,7 @@ impl Bridge {
         self.write_over(path, Over::Anything).await
     }
 
-    /// Starts to write like [`Self::write`]. The file replaces only the files that `over` permits, as far as the store supports such a
-    /// condition.
+    /// Starts to write like [`Self::write`]. The file replaces only the files that `over` permits, if the store supports such a condition.
     ///
     /// # Errors
     /// As those of [`Self::write`]; also, at the start or at the end, [`Error::Changed`].
@@ -261,8 +259,7 @@ impl Bridge {
         }
     }
 
-    /// Makes `other` another file with the bytes of `path`, in place of a file that exists there: a hard link in a folder, a copy in other
-    /// stores.
+    /// Makes `other` another file with the bytes of `path`, in place of an existing one: a hard link in a folder, a copy in other stores.
     ///
     /// # Errors
     /// If the store does not support it, or the file does not exist.
@@ -300,8 +297,7 @@ impl Bridge {
         matches!(&self.0, Store::Remote(remote) if remote.leaves())
     }
 
-    /// Removes the data of interrupted writes of a file that were started at or after `since`, by the store's clock. A write that is still
-    /// running fails.
+    /// Removes the data of interrupted writes of a file that were started at or after `since`, by the store's clock. A running write fails.
     ///
     /// # Errors
     /// If the store does not answer or refuses.

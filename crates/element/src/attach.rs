@@ -108,7 +108,7 @@ async fn attach(node: &Arc<Node>, welcomed: &mut bool) -> Result<std::convert::I
                 }
                 let asleep = from_element::Message::Asleep(v1::Asleep {});
                 node.parts().reports.send(asleep);
-                // The server ends the connection when it has received the message. If it has not, the message is repeated with the next
+                // The server ends the connection when it has received the message. If not, the message is repeated with the next
                 // connection.
                 let heard = async { while let Ok(Some(_)) = incoming.message().await {} };
                 let _ = tokio::time::timeout(LAST_WORD, heard).await;

@@ -1,4 +1,4 @@
-//! Comparison of the clocks of the element's host and of the server. The server's clock decides when capabilities expire. The module has no
+//! Comparison of the clocks of the element's host and of the server, whose clock decides when capabilities expire. The module has no
 //! effects.
 
 use parking_lot::Mutex;

@@ -18,8 +18,7 @@ pub const LINK_BYTES_PER_SEC_DEFAULT: u64 = 125_000_000;
 /// Default limit of pulled objects that are kept after their last use, in bytes.
 pub const PULLED_BYTES_MAX_DEFAULT: u64 = tidemill_core::dispatch::COPIES_BYTES_MAX;
 
-/// Default rate at which an idle element reads its objects to hash and to compare them, in bytes per second: a device of 16 TB in three
-/// days.
+/// Default rate of an idle element that hashes and compares its objects, in bytes per second: 16 TB in three days.
 pub const SCRUB_BYTES_PER_SEC_DEFAULT: u64 = 64 << 20;
 
 /// Configuration of an element at its start.
@@ -69,8 +68,7 @@ pub struct Config {
     pub outside: Option<Where>,
     /// Bytes that the element's objects may take; `None`: the whole device.
     pub capacity_bytes: Option<u64>,
-    /// Memory for outputs that tasks of jobs hand to each other, in bytes, in addition to the disk; `None`: these outputs are stored on the
-    /// disk.
+    /// Memory for outputs that tasks of jobs hand to each other, in bytes; `None`: these outputs are stored on the disk.
     pub intermediate_bytes: Option<u64>,
     /// Rate of pulls from other elements in bytes per second; `None`: measured.
     pub link_bytes_per_sec: Option<u64>,
@@ -86,20 +84,18 @@ pub struct Config {
     pub meter: Option<Meter>,
     /// Interval of refreshes of the status.
     pub status_period: Duration,
-    /// Program that runs built-in and native kernels when it is started with the hidden argument of `tidemill_kernel`; normally the running
+    /// Program that runs built-in and native kernels if started with the hidden argument of `tidemill_kernel`; normally the running
     /// program.
     pub program: PathBuf,
     /// Whether objects of elements on the same host are taken from their folders. Otherwise they are pulled over HTTP like all others.
     pub in_place: bool,
     /// Limit of pulled objects that are kept after their last use for later tasks, in bytes.
     pub pulled_bytes_max: u64,
-    /// Rate at which the element reads its objects in the background, in bytes per second, to hash them and to find damage. `None`: it does
-    /// not.
+    /// Rate at which the element reads its objects in the background, in bytes per second, to find damage. `None`: never.
     pub scrub_bytes_per_sec: Option<u64>,
 }
 
-/// Returns the memory of this machine that kernels may use by default, in bytes: seven eighths of it, or of the limit of this process's
-/// control group.
+/// Returns the memory of this machine that kernels may use by default, in bytes: seven eighths of it, or of the limit of its control group.
 #[must_use]
 pub fn machine_memory_bytes() -> u64 {
     let host = rustix::system::sysinfo();

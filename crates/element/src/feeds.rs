@@ -104,8 +104,8 @@ impl Making {
         &self.fate
     }
 
-    /// Returns the present length; 0 if the file does not exist yet. While nothing was `read`, another file may have replaced it, so it is
-    /// opened again.
+    /// Returns the present length; 0 if the file does not exist yet. While nothing was `read`, it is opened again, as it may have been
+    /// replaced.
     pub(crate) fn size(&mut self, read: bool) -> u64 {
         if !read || self.file.is_none() {
             self.file = tidemill_kernel::open_as_made(&self.folder, &self.name).ok();

@@ -1,5 +1,4 @@
-//! Embedded [`Store`]: a folder on any local file system, with one plain file per object. The module reads and writes only files below this
-//! folder.
+//! Embedded [`Store`]: a folder on any local file system, with one plain file per object. The module uses only files below this folder.
 //!
 //! Objects are stored as `objects/<2 hex>/<16 hex>`. Unsealed files have mode 0600. Sealed files have mode 0444 and, if the element runs as
 //! root, the owner [`STORE_USER`]. So a task with the rights of any user can read but never change them. The mode alone distinguishes
@@ -315,8 +314,8 @@ impl Quota {
         Ok(())
     }
 
-    /// Counts `size` bytes for a new file of an object. The label may have run before; then the file of the first run is replaced and no
-    /// longer counted.
+    /// Counts `size` bytes for a new file of an object. The label may have run before; then this file replaces the file of the first run in
+    /// the count.
     fn replace(&self, object: ObjectId, path: &Path, size: u64) -> Result<(), StoreError> {
         let before = path.symlink_metadata().map_or(0, |m| m.len());
         self.give_back(before);

@@ -6,8 +6,7 @@
 //! earlier bytes has made it another stream.
 //!
 //! The threads have a low priority and rest while files grow ([`tidemill_core::burst::share`]), so that writers get the processors. The
-//! thread that feeds does not get a lower priority than that: a writer may wait for a lock of the store or of the system that the thread
-//! holds.
+//! thread that feeds does not get a lower priority than that: a writer may wait for a lock that the thread holds.
 
 use crate::feeds::Making;
 use crate::scrub::be_nice;

@@ -194,8 +194,7 @@ impl Live {
 }
 
 impl Labels {
-    /// Opens the database and queues the labels that were queued when the element stopped. `offers` are the resources that the element
-    /// offers now.
+    /// Opens the database and queues the labels that were queued when the element stopped. `offers` are its present resources.
     ///
     /// # Errors
     /// If the database can't be read.

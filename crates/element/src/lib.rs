@@ -268,8 +268,8 @@ fn open(config: &Config, runtime: tokio::runtime::Handle) -> Result<Parts, Error
 /// Store of objects, and the same store once more if the objects stay outside.
 type Stores = (Arc<dyn store::Store>, Option<Arc<Outside>>);
 
-/// Opens the store. Under the id of the status object, which has no bytes, it stores an empty file. A task reads this file in place of an
-/// input file that never had a byte and therefore has no object.
+/// Opens the store. Under the id of the status object, which has no bytes, it stores an empty file. A task reads this file for an empty
+/// input file, as empty files have no objects.
 fn open_store(config: &Config, db: &Db, runtime: &tokio::runtime::Handle) -> Result<Stores, Error> {
     // Near files are removed after they have settled, so their total is not limited here.
     let capacity = config.capacity_bytes.filter(|_| config.outside.is_none());

@@ -36,8 +36,7 @@ const OTHERS_PASS: u32 = 0o001;
 /// Key of the memory's number in the table `identity`.
 const MEMORY: &str = "memory";
 
-/// Creates or finds the folder of an element in memory. Returns whether the element must count the used bytes, because the file system does
-/// not limit them.
+/// Creates or finds the folder of an element in memory. Returns whether the element must count the used bytes itself.
 ///
 /// # Errors
 /// [`Error::Memory`] with the reason.
@@ -92,7 +91,7 @@ fn fits(folder: &Path, capacity: u64, flag: &str) -> Result<(), Error> {
 }
 
 /// Creates a file system of the folder's own or, if that is not allowed, a folder of shared memory with that mode. Returns whether it is
-/// shared memory.
+/// shared.
 fn own_or_shared(folder: &Path, capacity: u64, mode: u32) -> Result<bool, Trouble> {
     let own = match rustix::process::geteuid().is_root() {
         true => own(folder, capacity),

@@ -260,8 +260,7 @@ impl Node {
         }
     }
 
-    /// Returns the host name for other elements. If files stay outside, other elements on the host must not open the folder, so the name
-    /// differs.
+    /// Returns the host name for other elements. It differs if files stay outside, as others must not open the folder then.
     fn host(&self) -> String {
         match self.config.outside {
             Some(_) => format!("{} (outside)", self.config.host),

@@ -1,9 +1,7 @@
-//! Notes about names: statements of the server about inodes, stored in the element's database for the case that the server's database is
-//! lost.
+//! Notes about names: statements of the server about inodes, stored in the element's database as a backup of the server's.
 //!
 //! A note describes the element's object of a file, or an inode without object: a folder, a link, an empty file. It is removed together
-//! with its object. A note that a file was removed stays as long as the object, so that a rebuilt namespace does not contain the file
-//! again.
+//! with its object. A note that a file was removed stays as long as the object, so that a rebuilt namespace does not contain the file.
 //!
 //! A note also states the attributes of the objects of a file. From then on the server alone sets these attributes.
 

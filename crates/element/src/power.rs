@@ -1,5 +1,4 @@
-//! Power meter of the element's host. It reads the number that a command prints, or the counters of the host's processors (RAPL) if they
-//! are readable.
+//! Power meter of the element's host. It reads the number that a command prints, or the readable counters of the host's processors (RAPL).
 
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags};

@@ -2,7 +2,7 @@
 //! until the kernel has ended (`docs/own-kernels.md`). So the sandbox needs no network, and the kernel gets only bytes of its inputs.
 //!
 //! Whatever the kernel does with its ends of the pipes: the thread handles one request at a time, of at most 4 KiB, and holds one answer of
-//! at most 4 MiB.
+//! up to 4 MiB.
 
 use crate::executor::Parts;
 use crate::labels::Live;
@@ -191,8 +191,7 @@ fn parsed(line: &[u8]) -> Option<(u64, u64, &str)> {
     Some((offset.parse().ok()?, length.parse().ok()?, name))
 }
 
-/// Returns the next request line. A line that is too long is returned in parts, which are invalid requests. `None`: no more requests
-/// follow.
+/// Returns the next request line. A line that is too long is returned in parts, which are invalid requests. `None`: the end.
 fn next_line(ask: &mut File, asked: &mut Vec<u8>, over: &dyn Fn() -> bool) -> Option<Vec<u8>> {
     loop {
         if over() {

@@ -161,8 +161,7 @@ impl Reserve {
         Arc::clone(&self.left)
     }
 
-    /// Checks the space. Call it after each commit with the number of its changes. It costs one system call while the device has much
-    /// space.
+    /// Checks the space. Call it after each commit with the number of its changes. It costs one system call while much space is free.
     pub(crate) fn look(&mut self, connection: &Connection, changes: usize) {
         self.changes += changes;
         let Ok(space) = rustix::fs::statvfs(&self.folder) else {

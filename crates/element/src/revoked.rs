@@ -1,5 +1,4 @@
-//! Capabilities that the server has revoked early: capabilities for an object that expire before some time. The module only holds this
-//! list.
+//! Capabilities that the server has revoked early: capabilities for an object that expire before some time. The module only keeps a list.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;

@@ -362,8 +362,7 @@ impl Runner {
         Ok(run)
     }
 
-    /// Applies the environment of the element and of the task to a run. A folder that this element does not show may be available on other
-    /// elements.
+    /// Applies the environment of the element and of the task to a run. Other elements may show a folder that this element does not show.
     fn surround(&self, run: &mut Run, request: &Request<'_>) -> Result<(), Failure> {
         let surroundings = &request.analysis.surroundings;
         let own = surroundings.environment.iter();

@@ -72,8 +72,7 @@ impl Counters {
         *self.arriving.lock().entry(object).or_default() += bytes;
     }
 
-    /// Counts a sealed object of a client, which takes `allocated` bytes on the device: bytes that did not arrive over HTTP were written in
-    /// place.
+    /// Counts a client's sealed object of `allocated` bytes on the device. Bytes that did not arrive over HTTP were written in place.
     pub fn on_sealed(&self, object: ObjectId, allocated: u64) {
         let arrived = self.arriving.lock().remove(&object).unwrap_or(0);
         let in_place = allocated.saturating_sub(arrived);

@@ -38,8 +38,7 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// As for [`Store::create`]; [`StoreError::NotFound`] if `from` does not exist or is not sealed.
     fn copy(&self, object: ObjectId, from: ObjectId, bytes: u64) -> Result<(), StoreError>;
 
-    /// Allocates or frees the space of a range of an unsealed object, as `fallocate(2)` does with `mode`. Returns the object's length in
-    /// bytes.
+    /// Allocates or frees space in a range of an unsealed object, as `fallocate(2)` with `mode`. Returns the object's length in bytes.
     ///
     /// # Errors
     /// As for [`Store::create`].
@@ -51,8 +50,7 @@ pub trait Store: Send + Sync + std::fmt::Debug {
         mode: u32,
     ) -> Result<u64, StoreError>;
 
-    /// Reserves that many bytes for an unsealed object, if this store counts space. The seal releases the bytes that the object does not
-    /// need.
+    /// Reserves that many bytes for an unsealed object, if this store counts space. The seal releases unused bytes.
     ///
     /// # Errors
     /// As for [`Store::create`].
@@ -84,8 +82,7 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// [`StoreError::NotFound`] or [`StoreError::Device`].
     fn seal(&self, object: ObjectId, durable: bool) -> Result<u64, StoreError>;
 
-    /// Returns the bytes of an object that take space on this element's device. Holes take none, and an object takes none that is only in
-    /// the store outside.
+    /// Returns the bytes of an object that take space on this element's device. Holes take none, nor do objects that are only outside.
     fn allocated(&self, object: ObjectId) -> u64;
 
     /// Seals like [`Store::seal`] an object whose writer is lost. If a process may still have its file open for writing, the object becomes
@@ -146,8 +143,7 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// [`StoreError::NotFound`] or [`StoreError::Device`].
     fn open(&self, object: ObjectId) -> Result<Opened, StoreError>;
 
-    /// Opens like [`Store::open`]. Reads come from the device and not from the page cache, if possible, and leave nothing more in the
-    /// cache.
+    /// Opens like [`Store::open`]. If possible, reads come from the device, not from the page cache, and add nothing to the cache.
     ///
     /// # Errors
     /// As for [`Store::open`].

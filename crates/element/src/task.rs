@@ -2,8 +2,7 @@
 //! labels that verify.
 //!
 //! The functions run on a worker thread and block. They change files only; [`Work::keep`] changes the rows, in the transaction that records
-//! the outcome. When a label runs again after the element was killed, its outputs replace the outputs of the first run, which no client can
-//! have seen.
+//! the outcome. When a label runs again after the element was killed, its outputs replace those of the first run, which no client has seen.
 
 use crate::executor::Parts;
 use crate::feeds::Making;
@@ -225,8 +224,7 @@ pub(crate) struct Ranked {
     pub(crate) made: Option<Made>,
 }
 
-/// Runs a rank of a task; another element may have the task's label. Blocks. The output of the rank stays in its folder until
-/// [`forget_rank`].
+/// Runs a rank of a task; another element may have the task's label. Blocks. The output stays in the folder until [`forget_rank`].
 pub(crate) fn run_rank(parts: &Parts, live: &Live, joined: Joined) -> Ranked {
     let mut run = Running::new(parts, live);
     run.outcome.start = now();
@@ -620,8 +618,8 @@ impl Running<'_> {
         }
     }
 
-    /// Uses the outputs of an earlier task as the outputs of this task: links local objects and pulls others. If this fails, the task has
-    /// to run.
+    /// Uses the outputs of an earlier task as the outputs of this task: links local objects and pulls others. If this fails, the task must
+    /// run.
     fn recall(&mut self, analysis: &Analysis, memory: &v1::Remembered) -> Done {
         let other = |what: &str| failure(FailureKind::Input, what.to_owned());
         let inputs: Vec<_> = analysis

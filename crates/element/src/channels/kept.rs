@@ -71,8 +71,7 @@ impl Kept {
         kept.keep_head()
     }
 
-    /// Opens the file of a channel. Messages that were being sent when the former process was killed are contained completely or not at
-    /// all.
+    /// Opens the file of a channel. Messages of an interrupted request are stored completely or not at all.
     pub(super) fn open(path: &Path) -> Result<Self, Trouble> {
         let file = File::options().read(true).write(true).open(path)?;
         let mut begin = [0; 16];

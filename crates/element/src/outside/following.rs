@@ -94,8 +94,8 @@ impl Follower {
         Ok(())
     }
 
-    /// Returns the knowledge about a file of the store. Blocks until a concurrent write to this path ends. Do not call it on a thread of a
-    /// runtime.
+    /// Returns the knowledge about a file of the store. Blocks until concurrent writes to this path end. Do not call it on a runtime
+    /// thread.
     ///
     /// # Errors
     /// If the database can't be read.

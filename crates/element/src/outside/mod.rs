@@ -421,8 +421,7 @@ impl Outside {
         }
     }
 
-    /// Records that settling these objects ended, with any result. Objects that were removed during this time are also removed from the
-    /// store.
+    /// Records that settling these objects ended, with any result. Objects removed during this time are also removed from the store.
     fn gone(&self, objects: &[(ObjectId, Named)]) {
         for (object, _) in objects {
             let mut known = self.known.lock();

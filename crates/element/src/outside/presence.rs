@@ -82,7 +82,7 @@ impl Guarded {
         }
     }
 
-    /// Returns whether the mark exists. `None`: the mark is missing, and so are all checked known files, of which there is at least one.
+    /// Returns whether the mark exists. `None`: at least one file is known, but neither the mark nor any checked file exists.
     async fn found(&self) -> Result<Option<bool>, Failure> {
         if self.has(MARK).await? {
             return Ok(Some(true));

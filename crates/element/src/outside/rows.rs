@@ -37,8 +37,7 @@ pub(super) fn of_folder(db: &Connection, folder: u8) -> Result<Vec<(ObjectId, u6
         .collect()
 }
 
-/// Returns the objects that are stored here and not in the external store. Objects that tasks only hand to each other in memory are left
-/// out.
+/// Returns the objects that are stored here and not in the external store. Intermediate objects in memory are left out.
 pub(super) fn unsettled(db: &Connection) -> Result<Vec<ObjectId>> {
     let sql = "SELECT id FROM object WHERE kind = 0 AND damage IS NULL
                    AND id NOT IN (SELECT object FROM outside WHERE gone = 0)
@@ -291,8 +290,8 @@ pub(super) struct Attempt {
     pub(super) left: Option<Placed>,
 }
 
-/// Returns the attempts that may have left data: attempts of objects that the store holds, and attempts before `before_s` of objects that
-/// no longer exist.
+/// Returns the attempts that may have left data: attempts of objects that the store holds, and attempts before `before_s` of missing
+/// objects.
 pub(super) fn attempts(db: &Connection, before_s: i64) -> Result<Vec<Attempt>> {
     let sql = "SELECT path, size, tag, checked, object, since, again,
                    (SELECT size FROM outside WHERE outside.object = outside_attempt.object AND gone = 0)

@@ -1,5 +1,4 @@
-//! Settlement of objects: writes them to the external store under the names of their files. A settlement never replaces a file of another
-//! program.
+//! Settlement of objects: writes them to the external store under the names of their files. It never replaces a file of another program.
 
 use super::reading::There;
 use super::rows::How;
@@ -283,8 +282,8 @@ impl Outside {
         both.is_ok_and(|(one, other)| one.is_some() && one == other)
     }
 
-    /// Gives an object's external file another name, so that the object `instead` can use its present name. Returns the file that is still
-    /// at the old name.
+    /// Gives an object's external file another name, so that the object `instead` can use its present name. Returns the file left at the
+    /// old name.
     fn move_aside(
         &self,
         object: ObjectId,

@@ -34,8 +34,7 @@ pub(super) struct Memory {
     silent: Mutex<Option<usize>>,
     /// Lock that stops all writes while a test holds it.
     hold: Mutex<()>,
-    /// Pairs of names of one file. As in a file system, the tag of the second name changes when the first is removed. `None`: tags do not
-    /// change.
+    /// Pairs of names of one file. The tag of the second name changes when the first is removed. `None`: tags do not change.
     linked: Mutex<Option<Vec<(String, String)>>>,
 }
 

@@ -62,8 +62,7 @@ enum Word {
     /// To the leader: the outcome of the rank in protobuf, and whether the rank has read other bytes than were finally sealed. No message
     /// follows before `Give`.
     Ended { outcome: Vec<u8>, stale: bool },
-    /// To the serving element: request for the rank's output. The answer is its length as eight bytes, the lowest first, and then the
-    /// output.
+    /// To the serving element: request for the rank's output. The answer is its length as eight bytes, lowest first, and the output.
     Give,
 }
 

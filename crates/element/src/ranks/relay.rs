@@ -18,8 +18,7 @@ use tokio::task::AbortHandle;
 /// Bytes per read.
 const PIECE_BYTES: usize = 256 << 10;
 
-/// Time for which a closed connection is not reported to a rank. The end of the other process should be reported first, as it is the
-/// reason.
+/// Time for which a closed connection is not reported to a rank. The end of the other process, the reason, should be reported first.
 const HELD: Duration = Duration::from_secs(10);
 
 /// Maximum number of concurrent connections from a rank to others, and from others to it.
@@ -140,8 +139,8 @@ pub(super) async fn connected(tcp: std::net::TcpStream) -> io::Result<TcpStream>
     }
 }
 
-/// Carries bytes in both directions until the rank at the first end has ended or one direction has. The other direction then continues for
-/// a limited time.
+/// Carries bytes in both directions until the rank at the first end has ended or one direction has. The other direction then continues
+/// briefly.
 pub(super) async fn carry(
     rank: TcpStream,
     other: impl AsyncRead + AsyncWrite,

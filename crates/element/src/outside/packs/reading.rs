@@ -248,8 +248,8 @@ impl Outside {
         Ok(there)
     }
 
-    /// Checks that all packs of a file exist. If an earlier read of the file failed, the file is read; otherwise the store is only asked
-    /// for the packs.
+    /// Checks that all packs of a file exist. If an earlier read of the file failed, the file is read; otherwise the store only checks the
+    /// packs.
     pub(in super::super) fn has_packed(
         &self,
         object: ObjectId,

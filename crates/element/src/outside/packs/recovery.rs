@@ -1,4 +1,4 @@
-//! Recovery of the files of a store whose element is lost. Packs list their content, so no other data is needed. The module only reads the
+//! Recovery of the files of a store whose element is lost. Packs list their content, so nothing else is needed. The module only reads the
 //! store.
 
 use super::super::{Failure, Far, Placed};
@@ -24,8 +24,7 @@ pub struct Contents {
     packs: Vec<Placed>,
     /// Packs and locations of each chunk. A chunk with a bad location was written again to another pack.
     chunks: HashMap<Hash, Vec<(usize, Spot)>>,
-    /// Parts by version and time of the write, and by their offset in the file. The write of a version may have been started more than
-    /// once.
+    /// Parts by version and time of the write, and by their offset in the file. A write may have started several times.
     versions: BTreeMap<(u64, u64), BTreeMap<u64, Part>>,
 }
 

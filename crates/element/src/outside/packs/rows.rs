@@ -1,5 +1,4 @@
-//! Rows of packs, their chunks and the recipes of files, in the element's database. The functions only use the connection that they are
-//! given.
+//! Rows of packs, their chunks and the recipes of files, in the element's database. The functions only use the given connection.
 //!
 //! The **live** bytes of a pack are the bytes of its used chunks and of the parts of recipes in it. Counts
 //! change in the same transaction as the counted rows. Rows of chunks and packs are deleted only under the packer's turn, so that the
@@ -140,8 +139,7 @@ pub(super) fn mark_bad(db: &Connection, hash: &Hash, at: (PackId, Spot)) -> Resu
     Ok(())
 }
 
-/// Records that the store holds a pack, and the objects that are complete with it. Fails and changes nothing if no pack has a chunk of a
-/// file.
+/// Records that the store holds a pack, and the objects that are complete with it. Fails and changes nothing if a chunk is in no pack.
 pub(super) fn note(db: &Connection, noted: &Noted) -> Result<()> {
     let sizes = noted.chunks.iter().map(|(_, spot)| u64::from(spot.size));
     let parts = noted.parts.iter().map(|part| part.encoded.len() as u64);
@@ -352,8 +350,7 @@ pub(super) fn has_dead(db: &Connection, before_s: i64) -> Result<bool> {
         .query_row([before_s], |row| row.get(0))
 }
 
-/// Marks packs for removal: packs whose write was interrupted, and packs that no file has used since `before_s`. Only under the packer's
-/// turn.
+/// Marks packs for removal: packs of interrupted writes, and packs that no file has used since `before_s`. Only under the packer's turn.
 pub(super) fn retire_dead(db: &Connection, before_s: i64) -> Result<()> {
     db.prepare_cached("UPDATE pack SET state = 2 WHERE state = 0")?
         .execute([])?;

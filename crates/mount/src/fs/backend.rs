@@ -1,5 +1,5 @@
-//! The mount's connection to the server: namespace operations that wait for a server that is away, and where
-//! elements are.
+//! The mount's connection to the server: namespace operations that wait for an unreachable server, and the addresses of elements. Requests
+//! are sent to the server and the elements (next: `server/src`, `element/src`).
 
 use super::patience::{self, Pauses};
 use super::repeat;
@@ -19,26 +19,26 @@ use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 
-/// How long one request may take before it is sent again.
+/// Time that one request may take before it is sent again.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
-/// How long the list of elements is believed when something is missing from it.
+/// Time for which the list of elements is valid when an element is missing from it.
 const ELEMENTS_TTL: Duration = Duration::from_millis(200);
-/// How old may be what is known of this host's elements when a file is made.
+/// Maximum age of the list of this host's elements when a file is created.
 const HERE_TTL: Duration = Duration::from_secs(5);
-/// Most objects that are released by one request.
+/// Maximum number of objects that one request releases.
 const RELEASED_MAX: usize = 1_000;
 
 /// Whether an operation may wait for another process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pace {
-    /// Answer from what is known here, or say [`Error::Later`].
+    /// The operation answers from the cache, or returns [`Error::Later`].
     Now,
     /// Waiting is allowed.
     MayWait,
 }
 
 impl Pace {
-    /// Goes on only where waiting is allowed.
+    /// Returns an error unless waiting is allowed.
     pub(crate) fn wait(self) -> Result<(), Error> {
         match self {
             Self::Now => Err(Error::Later),
@@ -47,53 +47,53 @@ impl Pace {
     }
 }
 
-/// Who asks for an operation.
+/// Identity that requests an operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Caller {
     /// User id.
     pub(crate) uid: u32,
     /// Group id.
     pub(crate) gid: u32,
-    /// Process; 0 if the kernel does it by itself.
+    /// Process; 0 if the kernel acts by itself.
     pub(crate) pid: u32,
 }
 
-/// Where an element's objects are.
+/// Location of an element's objects.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
     /// `https://host:port`, or `http://` without TLS.
     pub(crate) url: Arc<str>,
-    /// Its folder, if object files can be opened in place.
+    /// Folder of the element, if object files can be opened in place.
     pub(crate) folder: Option<PathBuf>,
-    /// Who owns the folder: what is made there is given to them.
+    /// Owner of the folder, if not this process's user: new files there get this owner.
     pub(crate) owner: Option<(u32, u32)>,
     pub(crate) up: bool,
-    /// What it keeps is in memory, whose size its file system does not bound where room is counted.
+    /// Whether the element stores objects in memory. Where it counts room, its file system does not limit that memory.
     pub(crate) memory: bool,
     pub(crate) counts_room: bool,
-    /// It may have come back elsewhere.
+    /// Whether the address may be outdated.
     stale: bool,
 }
 
-/// Server and elements as the mount uses them. Calls block; they may not be made from async code.
+/// The server and the elements as the mount uses them. Calls block, so async code must not make them.
 #[derive(Debug)]
 pub(crate) struct Backend {
     pub(crate) server: Server,
     pub(crate) objects: Objects,
     pub(crate) runtime: Handle,
-    /// The short way to a server on this host.
+    /// The direct connection to a server on this host.
     local: Option<LocalNames>,
     ids: Ids,
     session: AtomicU64,
     in_place: bool,
     elements: Mutex<Elements>,
-    /// Told when a request was left without an answer.
+    /// Notified when a request was left without an answer.
     doubt: Notify,
-    /// Objects that are no longer read here, which the server is to be told; nothing while nobody is telling it.
+    /// Objects that are no longer read here and are to be released at the server. `None` while no task sends releases.
     released: Mutex<Option<Vec<v1::Release>>>,
-    /// How often versions that several mounts write, or have written, are open here.
+    /// Number of times that each version with several writers is open here.
     together: Mutex<HashMap<u64, usize>>,
-    /// Whether programs of users who are not trusted get descriptors of object files, to write by.
+    /// Whether programs of users without trust get descriptors of object files for writing.
     lends: AtomicBool,
 }
 
@@ -103,9 +103,9 @@ struct Elements {
     asked: Option<Instant>,
 }
 
-/// How long a new file waits for room in the burst tier.
+/// Time that a new file waits for room in the burst tier.
 const FULL_PATIENCE: Duration = Duration::from_secs(600);
-/// Pause before it is asked for again.
+/// Pause before the next request for room.
 const FULL_PAUSE: Duration = Duration::from_millis(100);
 
 impl Backend {
@@ -126,9 +126,9 @@ impl Backend {
         }
     }
 
-    /// From now on programs of users who are not trusted get descriptors of object files, and may keep them after they
-    /// have said that they are closed. So this process has such files open for reading only, and their elements seal a
-    /// copy wherever the system can't tell that no writer is left.
+    /// Declares that programs of users without trust get descriptors of object files, and may keep them after they reported a close. So
+    /// this process opens such files for reading only, and their elements seal a copy wherever the system cannot tell that no writer is
+    /// left.
     pub(crate) fn set_lends(&self) {
         self.lends.store(true, Ordering::Relaxed);
     }
@@ -137,7 +137,7 @@ impl Backend {
         self.lends.load(Ordering::Relaxed)
     }
 
-    /// The session that changes are made in, so that this mount is not told of its own.
+    /// Returns the session in which changes are made, so that this mount gets no notices of its own changes.
     pub(crate) fn session(&self) -> u64 {
         self.session.load(Ordering::Acquire)
     }
@@ -146,13 +146,13 @@ impl Backend {
         self.session.store(session, Ordering::Release);
     }
 
-    /// A new inode and a new object id.
+    /// Returns a new inode and a new object id.
     pub(crate) fn ids(&self) -> Result<(u64, u64), Error> {
         let (inode, object) = self.ask_server(|| self.ids.take())?;
         Ok((inode.0, object.0))
     }
 
-    /// Asks the server something that can be asked again, until this thread's operation has no time left.
+    /// Sends a request that can be repeated, until this thread's operation has no time left.
     pub(crate) fn ask_server<T, F>(&self, request: impl Fn() -> F) -> Result<T, Error>
     where
         F: Future<Output = Result<T, ClientError>>,
@@ -161,7 +161,7 @@ impl Backend {
         Ok(self.runtime.block_on(self.patiently(until, request))?)
     }
 
-    /// The outcome of what can't be asked again, as long as this thread's operation has time.
+    /// Returns the outcome of a request that cannot be repeated, as long as this thread's operation has time.
     pub(crate) fn ask_once<T>(
         &self,
         work: impl Future<Output = Result<T, ClientError>>,
@@ -181,8 +181,8 @@ impl Backend {
         }
     }
 
-    /// As [`Self::one`], for what needs an element to be placed on: waits if there is none, as after a restart
-    /// of the server, or none that has room before something has drained from it.
+    /// As [`Self::one`], for operations that need an element for an object. Waits if no element exists, as after a restart of the server,
+    /// or if no element has room before the burst tier has drained.
     pub(crate) fn one_placed(self: &Arc<Self>, caller: Caller, op: &Op) -> Result<Answer, Error> {
         let deadline = patience::deadline();
         let full = patience::now() + FULL_PATIENCE;
@@ -203,8 +203,8 @@ impl Backend {
         }
     }
 
-    /// Carries out operations in order; the answer ends with the first error. While the server is away the
-    /// request is sent again, until this thread's operation has no time left.
+    /// Carries out operations in order; the answer ends with the first error. While the server is unreachable the request is sent again,
+    /// until this thread's operation has no time left.
     pub(crate) fn apply(
         self: &Arc<Self>,
         caller: Caller,
@@ -220,7 +220,7 @@ impl Backend {
         })
     }
 
-    /// As [`Self::apply`], with rights that the server is to check, and for operations that can be repeated as they are.
+    /// As [`Self::apply`], with rights that the server checks, and for operations that can be repeated unchanged.
     pub(crate) fn apply_as(
         &self,
         credentials: v1::Credentials,
@@ -230,7 +230,7 @@ impl Backend {
         self.insist(Caller::default(), &request)
     }
 
-    /// Sends a request until there is an answer, or this thread's operation has no time left.
+    /// Sends a request until an answer arrives, or this thread's operation has no time left.
     fn insist(&self, caller: Caller, request: &v1::NameRequest) -> Result<Vec<Answer>, Error> {
         let until = patience::deadline();
         let mut pauses = Pauses::until(Some(until));
@@ -248,7 +248,7 @@ impl Backend {
         }
     }
 
-    /// Sends a request once. If it was sent before, the first try may have been carried out.
+    /// Sends a request once. If it was sent before, the first attempt may have been carried out.
     fn attempt(
         &self,
         caller: Caller,
@@ -278,7 +278,7 @@ impl Backend {
                 Ok(answers) => return Ok(answers),
                 Err(LocalError::Refused(error)) => return Err(error),
                 Err(LocalError::Absent(error)) => tracing::debug!("no way on this host: {error}"),
-                // Not by the other way at once: what is sent again is looked at before.
+                // Not by the other connection at once: the state is examined before a request is sent again.
                 Err(error @ LocalError::Lost(_)) => return Err(self.lost(error.to_string())),
             }
         }
@@ -286,8 +286,8 @@ impl Backend {
         self.runtime.block_on(sent)
     }
 
-    /// A request whose answer nobody waits for any longer. If it began a version, nobody would end it; and
-    /// what is believed here may be wrong if it is carried out after all.
+    /// Handles a request whose answer no caller waits for any longer. If the request began a version, the version is abandoned, since no
+    /// caller would end it. Cached values may be wrong if the request is carried out after all.
     fn unanswered(self: &Arc<Self>, caller: Caller, request: &v1::NameRequest) {
         if let Some(op) = single(request) {
             self.undo(caller, op);
@@ -295,14 +295,14 @@ impl Backend {
         self.doubt();
     }
 
-    /// Undoes a request that began a version of which nothing is to become, before another one is begun.
+    /// Undoes a request that began an unwanted version, before another version is begun.
     pub(crate) fn take_back(self: &Arc<Self>, caller: Caller, op: &Op) -> Result<(), Error> {
         let ops = repeat::undoing(op).unwrap_or_default();
         let undone = self.apply(caller, ops, false);
         undone.map(drop).inspect_err(|_| self.undo(caller, op))
     }
 
-    /// As [`Self::take_back`], of many at once; what can't be now is undone in the background.
+    /// As [`Self::take_back`], for many requests at once. Requests that cannot be undone now are undone in the background.
     pub(crate) fn take_back_all(self: &Arc<Self>, caller: Caller, ops: &[&Op]) {
         let all = ops.iter().filter_map(|op| repeat::undoing(op)).flatten();
         let all: Vec<Op> = all.collect();
@@ -316,8 +316,7 @@ impl Backend {
         }
     }
 
-    /// Undoes, in the background and for as long as it takes, a request that began a version of which nothing
-    /// became.
+    /// Undoes a request that began an unused version, in the background and for as long as it takes.
     pub(crate) fn undo(self: &Arc<Self>, caller: Caller, op: &Op) {
         let Some(ops) = repeat::undoing(op) else {
             return;
@@ -331,12 +330,12 @@ impl Backend {
         });
     }
 
-    /// What is believed here may be wrong.
+    /// Notes that cached values may be wrong.
     pub(crate) fn doubt(&self) {
         self.doubt.notify_one();
     }
 
-    /// Ends when a request was left without an answer.
+    /// Returns when a request was left without an answer.
     pub(crate) async fn doubted(&self) {
         self.doubt.notified().await;
     }
@@ -358,8 +357,8 @@ impl Backend {
         }
     }
 
-    /// As [`Self::apply`], from async code, for operations that can be repeated as they are. Without an end they
-    /// are repeated for as long as the mount lives.
+    /// As [`Self::apply`], from async code, for operations that can be repeated unchanged. Without an end they are repeated for as long as
+    /// the mount runs.
     pub(crate) async fn apply_async(
         &self,
         caller: Caller,
@@ -371,7 +370,7 @@ impl Backend {
             .await
     }
 
-    /// Tells the server, in the background, that an object is no longer read here.
+    /// Reports to the server, in the background, that an object is no longer read here.
     pub(crate) fn released(self: &Arc<Self>, release: v1::Release) {
         let mut waiting = self.released.lock();
         if let Some(waiting) = waiting.as_mut() {
@@ -387,12 +386,12 @@ impl Backend {
         });
     }
 
-    /// A version that several mounts write, or have written, is open here once more.
+    /// Counts another open of a version that several mounts write, or have written.
     pub(crate) fn enter_together(&self, version: u64) {
         *self.together.lock().entry(version).or_default() += 1;
     }
 
-    /// It is open once less; the server is told when it is not open any more.
+    /// Counts a close of such a version. The server gets a release after the last close.
     pub(crate) fn leave_together(self: &Arc<Self>, ino: u64, object: u64) {
         let mut open = self.together.lock();
         let Some(count) = open.get_mut(&object) else {
@@ -405,7 +404,7 @@ impl Backend {
         }
     }
 
-    /// What nobody has told yet; nothing ends the telling.
+    /// Returns the releases that are not sent yet. `None`: there are none, and the sending task ends.
     fn next_released(&self) -> Option<Vec<v1::Release>> {
         let mut waiting = self.released.lock();
         if waiting.as_ref()?.is_empty() {
@@ -415,7 +414,7 @@ impl Backend {
     }
 
     async fn tell_released(&self, released: Vec<v1::Release>) {
-        // Many at once when many rights end together, as those to all versions that were read before a restart.
+        // Many rights can end together, such as those of all versions that were read before a restart.
         for some in released.chunks(RELEASED_MAX) {
             let ops = some.iter().map(|release| Op::Release(*release)).collect();
             let until = Some(patience::now() + patience::PATIENCE);
@@ -429,7 +428,7 @@ impl Backend {
         }
     }
 
-    /// Repeats a request while the server can't be reached.
+    /// Repeats a request while the server is unreachable.
     async fn patiently<T, F>(
         &self,
         until: Option<Instant>,
@@ -451,7 +450,7 @@ impl Backend {
         }
     }
 
-    /// The answer to a request, or that there was none in time.
+    /// Returns the answer to a request, or an error if none arrived in time.
     async fn in_time<T>(
         &self,
         until: Option<Instant>,
@@ -470,8 +469,8 @@ impl Backend {
         }
     }
 
-    /// Where an element is; asks the server if that is not known here, and waits for an element that is away:
-    /// it may be about to come back.
+    /// Returns the place of an element. Asks the server if it is not cached, and waits for an offline element, which may be about to
+    /// return.
     pub(crate) fn place(&self, element: u32, pace: Pace) -> Result<Place, Error> {
         if let Some(place) = self.known(element) {
             return Ok(place);
@@ -487,7 +486,7 @@ impl Backend {
             .is_some_and(|place| place.folder.is_some())
     }
 
-    /// The element on this host, if there are some, on which this mount writes what others write, too.
+    /// Returns the element of this host, if there are any, on which this mount writes its parts of files with several writers.
     pub(crate) fn near(&self) -> Option<u32> {
         let elements = self.elements.lock();
         let here = elements.places.iter();
@@ -498,7 +497,7 @@ impl Backend {
         (!here.is_empty()).then(|| here[turn % here.len()])
     }
 
-    /// Elements of this host, in which files can be written in place. One that has come is known some seconds later.
+    /// Returns the elements of this host, in which files can be written in place. A new element appears some seconds later.
     pub(crate) fn here(self: &Arc<Self>) -> Vec<u32> {
         let mut elements = self.elements.lock();
         if elements.asked.is_none_or(|at| at.elapsed() > HERE_TTL) {
@@ -521,13 +520,13 @@ impl Backend {
         known.filter(|place| !place.stale && (place.up || place.folder.is_some()))
     }
 
-    /// Where an element was when it was last heard of: a server that has just started may not know yet.
+    /// Returns the last known address of an element: a server that has just started may not know the element yet.
     pub(crate) fn last_url(&self, element: u32) -> Option<Arc<str>> {
         let elements = self.elements.lock();
         Some(elements.places.get(&element)?.url.clone())
     }
 
-    /// As [`Self::place`], from async code. Without an end it is waited for as long as the mount lives.
+    /// As [`Self::place`], from async code. Without an end the call waits for as long as the mount runs.
     pub(crate) async fn find(
         &self,
         element: u32,
@@ -548,7 +547,7 @@ impl Backend {
         }
     }
 
-    /// As [`Self::find`], of an element that is not waited for: there may be another one.
+    /// As [`Self::find`], without waiting for the element: another element may do.
     pub(crate) async fn look(
         &self,
         element: u32,
@@ -566,7 +565,7 @@ impl Backend {
         self.known(element).ok_or(down)
     }
 
-    /// The folder of an element, if it is on this host and objects are opened in place.
+    /// Returns the folder of an element, if the element is on this host and objects are opened in place.
     pub(crate) fn folder(&self, element: u32, pace: Pace) -> Result<Option<PathBuf>, Error> {
         if let Some(place) = self.known(element) {
             return Ok(place.folder);
@@ -580,14 +579,14 @@ impl Backend {
         }
     }
 
-    /// Asks again where an element is before it is used: it may have come back elsewhere.
+    /// Makes the next use of an element ask for its address, which may have changed.
     pub(crate) fn forget_element(&self, element: u32) {
         if let Some(place) = self.elements.lock().places.get_mut(&element) {
             place.stale = true;
         }
     }
 
-    /// Asks again where elements are before they are used.
+    /// Makes the next use of each element ask for its address.
     pub(crate) fn forget_elements(&self) {
         let mut elements = self.elements.lock();
         elements.asked = None;
@@ -627,7 +626,7 @@ impl Backend {
     }
 }
 
-/// The operation of a request that has only one.
+/// Returns the operation of a request that has only one.
 fn single(request: &v1::NameRequest) -> Option<&Op> {
     match request.ops.as_slice() {
         [op] => op.op.as_ref(),
@@ -635,7 +634,7 @@ fn single(request: &v1::NameRequest) -> Option<&Op> {
     }
 }
 
-/// An element's folder, if objects can be written there.
+/// Returns an element's folder, if objects can be written there.
 fn usable(folder: &Path) -> Option<PathBuf> {
     use rustix::fs::{Access, access};
     let objects = folder.join("objects");
@@ -647,13 +646,13 @@ fn usable(folder: &Path) -> Option<PathBuf> {
     Some(folder.to_owned())
 }
 
-/// The folder's owner, unless that is us.
+/// Returns the folder's owner, unless that is the user of this process.
 fn foreign_owner(folder: &Path) -> Option<(u32, u32)> {
     let stat = rustix::fs::stat(folder).ok()?;
     (stat.st_uid != rustix::process::geteuid().as_raw()).then_some((stat.st_uid, stat.st_gid))
 }
 
-/// The caller's rights as they are sent: the kernel has checked permissions.
+/// Returns the caller's rights for a request: the kernel has checked permissions.
 pub(crate) fn credentials(caller: Caller) -> v1::Credentials {
     v1::Credentials {
         uid: caller.uid,
@@ -663,7 +662,7 @@ pub(crate) fn credentials(caller: Caller) -> v1::Credentials {
     }
 }
 
-/// The attributes in an answer that has some.
+/// Returns the attributes of an answer, or an error if it has none.
 pub(crate) fn attr_of(answer: Answer) -> Result<v1::Attr, Error> {
     let attr = match answer {
         Answer::Attr(attr) => Some(attr),
@@ -674,7 +673,7 @@ pub(crate) fn attr_of(answer: Answer) -> Result<v1::Attr, Error> {
     attr.ok_or_else(|| ClientError::Answer("Apply").into())
 }
 
-/// The error for an operation that this kind of file does not have.
+/// Returns the error for an operation that this kind of file does not have.
 pub(crate) fn unsupported() -> Error {
     Error::System(Errno::OPNOTSUPP)
 }

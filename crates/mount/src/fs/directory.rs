@@ -1,4 +1,4 @@
-//! Listings of directories, read page by page and kept for as long as the directory is open.
+//! Listings of directories, read page by page from the server (next: `server/src`) and kept for as long as the directory is open.
 
 use super::entries::{ENTRIES_MAX, Known, Slot};
 use super::{Caller, Found, Fs, Pace};
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use tidemill_client::Error as ClientError;
 use tidemill_wire::v1::{self, Attr, name_op::Op, name_result::Result as Answer};
 
-/// Entries asked for at once.
+/// Number of entries in one request.
 const PAGE_ENTRIES: u32 = 2048;
 
 /// An open directory.
@@ -21,12 +21,12 @@ pub(crate) struct Listing {
 
 #[derive(Debug, Default)]
 struct Pages {
-    /// Each with when it was asked for, on the table's clock.
+    /// Entries, each with the time of its request on the table's clock.
     entries: Vec<(v1::Entry, u64)>,
     complete: bool,
 }
 
-/// One entry as the kernel is told.
+/// One entry for the kernel.
 #[derive(Debug)]
 pub(crate) struct Listed {
     pub(crate) name: Vec<u8>,
@@ -50,8 +50,8 @@ impl Fs {
         self.directories.lock().remove(&handle);
     }
 
-    /// Up to `limit` entries from number `from` on, each with its number; none at the end. What is known to be
-    /// gone by now is left out. Starting over at 0 reads anew.
+    /// Returns up to `limit` entries from number `from` on, each with its number; none at the end. Entries that are known to be deleted by
+    /// now are left out. Starting over at 0 reads the directory again.
     pub(crate) fn list(
         &self,
         caller: Caller,
@@ -66,7 +66,7 @@ impl Fs {
             .get(&handle)
             .cloned()
             .ok_or(Errno::BADF)?;
-        // It is held while the server is asked.
+        // The lock is held while the server is asked.
         let mut pages = match pace {
             Pace::Now => listing.pages.try_lock().ok_or(Error::Later)?,
             Pace::MayWait => listing.pages.lock(),
@@ -131,8 +131,8 @@ impl Fs {
         }
     }
 
-    /// What the kernel is told of a listed entry, which it takes into its cache. The listing may be older than
-    /// what is known by now: then that counts, or the kernel has to ask before it uses the entry.
+    /// Returns the description of a listed entry for the kernel's cache. The listing may be older than the cached entry: then the cached
+    /// entry is returned, or the kernel has to ask before it uses the entry.
     pub(crate) fn list_found(&self, parent: u64, listed: &Listed) -> Found {
         let entry = Slot::of(parent, &listed.name);
         let believed = !self.table.entry_changed_since(entry, listed.asked);

@@ -1,4 +1,4 @@
-//! Folders whose `fsync` waits until what is below them has drained from the burst tier.
+//! Folders whose `fsync` waits until the files below them have drained from the burst tier. It only asks the server (next: `server/src`).
 
 use super::backend::credentials;
 use super::{Caller, Fs, patience};
@@ -7,26 +7,26 @@ use rustix::io::Errno;
 use std::time::{Duration, Instant};
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
-/// How long it is waited while nothing drains.
+/// Time that the call waits while nothing drains.
 const DRAIN_PATIENCE: Duration = Duration::from_secs(600);
-/// Pause before it is asked again how far it is; longer if the answer takes long, up to the other.
+/// Pause before the progress is requested again; longer if the answer takes long, up to the second constant.
 const DRAIN_PAUSE: Duration = Duration::from_millis(100);
 const DRAIN_PAUSE_MAX: Duration = Duration::from_secs(10);
 
 impl Fs {
-    /// Makes everything that was acknowledged survive power loss; of a folder that says so, what is below it is to have drained from
-    /// the burst tier, too.
+    /// Makes all acknowledged changes survive power loss. If the folder asks for it, also waits until the files below it have drained from
+    /// the burst tier.
     pub(crate) fn sync_folder(&self, caller: Caller, ino: u64) -> Result<(), Error> {
         let ops = vec![Op::Drains(v1::Drains { ino })];
         let answers = self.backend.apply(caller, ops, true)?;
         match answers.into_iter().next() {
             Some(Answer::Bytes(bytes)) if bytes.value == b"drained" => self.drained(caller, ino),
-            // What the caller may not reach any more has nothing that could be waited for.
+            // A folder that the caller cannot reach any more has no files to wait for.
             _ => Ok(()),
         }
     }
 
-    /// Waits until all that was closed below a folder has drained.
+    /// Waits until all files that were closed below a folder have drained.
     fn drained(&self, caller: Caller, ino: u64) -> Result<(), Error> {
         let mut request = v1::StageRequest {
             credentials: Some(credentials(caller)),
@@ -46,7 +46,7 @@ impl Fs {
             if staged.objects == 0 {
                 return Ok(());
             }
-            // What is closed from now on is not waited for.
+            // The call does not wait for files that are closed from now on.
             if request.until != staged.until {
                 request.until = staged.until;
                 least = (u64::MAX, u64::MAX);

@@ -1,33 +1,32 @@
-//! What is known of directories' entries: which names they have, what these lead to, and which do not exist.
+//! Cache of directories' entries: which names exist, which inodes they have, and which names do not exist. It only changes memory.
 //!
-//! An answer of the server is as old as its question, and others change what it was about without asking. So
-//! every statement here has to be proven: an answer is believed only if nothing has changed its name since
-//! the question, be it from here ([`Entries::changed`]) or by somebody else, of whom the
-//! server tells ([`Entries::foreign`]). That a name does not exist is stated only for a directory of which
-//! every entry is known or noted as unsure. Where a proof fails, the name is [`Known::Unsure`]: the server is
-//! asked, which is slow but never wrong. All that is shared between names may therefore only make them unsure.
+//! An answer of the server is as old as its question, and others change entries without asking. So every cached value needs a proof: an
+//! answer is used only if its name has not changed since the question, either from here ([`Entries::changed`]) or by another client, as the
+//! server reports ([`Entries::foreign`]). The cache answers that a name does not exist only for a directory of which every entry is cached
+//! or noted as unsure. Where a proof fails, the name is [`Known::Unsure`]: the server is asked, which is slow but never wrong. Therefore
+//! state that several names share may only make names unsure.
 
 use std::collections::HashMap;
 use std::collections::hash_map::{DefaultHasher, Entry as Place};
 use std::hash::{Hash, Hasher};
 
-/// Slots that names share for the time of their last change.
+/// Number of slots that names share for the time of their last change.
 const SLOTS: usize = 4096;
-/// Entries of a directory of which all names are remembered.
+/// Maximum number of entries of a directory whose names are all cached.
 pub(crate) const ENTRIES_MAX: usize = 65_536;
 
-/// What is known of a name.
+/// Cached value of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Known {
-    /// It leads to this inode.
+    /// The name has this inode.
     Is(u64),
-    /// It does not exist.
+    /// The name does not exist.
     Nothing,
     /// Only the server knows.
     Unsure,
 }
 
-/// Where the time of a name's last change is kept.
+/// Slot that holds the time of a name's last change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Slot(u64);
 
@@ -39,32 +38,32 @@ impl Slot {
     }
 }
 
-/// All that is known of entries. Times are those of one clock that only goes forward.
+/// All cached entries. Times are those of one clock that never runs backwards.
 #[derive(Debug)]
 pub(crate) struct Entries {
     folders: HashMap<u64, Folder>,
-    /// Names of inodes, as far as they were met.
+    /// Names of inodes, as far as they were seen.
     paths: HashMap<u64, Vec<(u64, Vec<u8>)>>,
-    /// When the names of a slot were last changed.
+    /// Time of the last change of the names of each slot.
     names: Vec<u64>,
-    /// When entries of the directories of a slot were last changed.
+    /// Time of the last change of entries in the directories of each slot.
     directories: Vec<u64>,
-    /// Since when others' changes are heard of; what was asked before is not believed.
+    /// Time since which others' changes are received. Answers to earlier questions are not used.
     heard: u64,
 }
 
 #[derive(Debug, Default)]
 struct Folder {
     entries: HashMap<Vec<u8>, Entry>,
-    /// What is not in `entries` does not exist.
+    /// Whether a name that is missing from `entries` does not exist.
     complete: bool,
-    /// Names that were asked for in vain since it was listed last.
+    /// Number of failed look-ups since the last listing.
     missed: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Entry {
-    /// What it is, or was when that was last known; 0 if never.
+    /// Inode of the name, or the last known inode; 0 if there never was one.
     ino: u64,
     sure: bool,
 }
@@ -104,7 +103,7 @@ impl Entries {
         self.directories[entries] = now;
     }
 
-    /// What is known of a name.
+    /// Returns the cached value of a name.
     pub(crate) fn known(&self, directory: u64, name: &[u8]) -> Known {
         let Some(folder) = self.folders.get(&directory) else {
             return Known::Unsure;
@@ -117,7 +116,7 @@ impl Entries {
         }
     }
 
-    /// A name was looked up and is this; says whether that is believed.
+    /// Notes the result of a look-up. Returns whether the result can be cached.
     pub(crate) fn learned(&mut self, directory: u64, name: &[u8], ino: u64, asked: u64) -> bool {
         let believed = !self.changed_since(Slot::of(directory, name), asked);
         if believed {
@@ -126,8 +125,7 @@ impl Entries {
         believed
     }
 
-    /// A name was looked up and does not exist. Gives how many such answers there were since the directory was
-    /// listed.
+    /// Notes that a looked-up name does not exist. Returns the number of such answers since the directory was listed.
     pub(crate) fn absent(&mut self, directory: u64, name: &[u8], asked: u64) -> u32 {
         if !self.changed_since(Slot::of(directory, name), asked) {
             self.set(directory, name, Known::Nothing);
@@ -137,8 +135,7 @@ impl Entries {
         folder.missed
     }
 
-    /// A change from here that was asked for at `asked` is over, and the name is this now; says whether that is
-    /// believed.
+    /// Ends a change from here that was requested at `asked`, with the new value of the name. Returns whether that value can be cached.
     pub(crate) fn changed(
         &mut self,
         directory: u64,
@@ -154,13 +151,13 @@ impl Entries {
         alone && truth != Known::Unsure
     }
 
-    /// Somebody else changed a name.
+    /// Notes that another client changed a name.
     pub(crate) fn foreign(&mut self, directory: u64, name: &[u8], now: u64) {
         self.stamp(directory, Slot::of(directory, name), now);
         self.set(directory, name, Known::Unsure);
     }
 
-    /// Entries of a directory were listed.
+    /// Notes that entries of a directory were listed.
     pub(crate) fn listed<'a>(
         &mut self,
         directory: u64,
@@ -173,7 +170,7 @@ impl Entries {
             let believed = !self.changed_since(Slot::of(directory, name), asked);
             let entry = match (believed, complete) {
                 (true, _) => Entry { ino, sure: true },
-                // It shares its slot with a name that has changed. Nothing may be missing.
+                // The name shares its slot with a name that has changed. No name may be missing.
                 (false, true) => Entry::UNSURE,
                 (false, false) => continue,
             };
@@ -198,12 +195,12 @@ impl Entries {
         }
     }
 
-    /// A directory was made from here, at a time after `asked`: it has no entries.
+    /// Notes that a directory was created from here, at a time after `asked`: it has no entries.
     pub(crate) fn made(&mut self, directory: u64, asked: u64) {
         self.listed(directory, std::iter::empty(), asked);
     }
 
-    /// Whether it is known of every name whether the directory has it.
+    /// Whether the cache knows of every name whether the directory has it.
     #[cfg(test)]
     fn is_complete(&self, directory: u64) -> bool {
         self.folders.get(&directory).is_some_and(|f| f.complete)
@@ -240,7 +237,7 @@ impl Entries {
         if new != 0 {
             let paths = self.paths.entry(new).or_default();
             paths.retain(|(parent, known)| *parent != directory || known != name);
-            // The one that was met last is the one to show.
+            // The name that was seen last is shown.
             paths.push((directory, name.to_vec()));
         }
     }
@@ -256,18 +253,18 @@ impl Entries {
         }
     }
 
-    /// One of the names of an inode: the one that was met last.
+    /// Returns one of the names of an inode: the name that was seen last.
     pub(crate) fn name_of(&self, ino: u64) -> Option<&(u64, Vec<u8>)> {
         self.paths.get(&ino)?.last()
     }
 
-    /// Inodes that are, or were when that was last known, entries of a directory.
+    /// Returns the inodes of a directory's entries, including entries that are unsure now.
     pub(crate) fn within(&self, directory: u64) -> impl Iterator<Item = u64> {
         let folder = self.folders.get(&directory).into_iter();
         folder.flat_map(|folder| folder.entries.values().map(|entry| entry.ino))
     }
 
-    /// Forgets an inode: its names have to be asked for, and of a directory all entries.
+    /// Drops an inode: its names are unsure from now on, and for a directory all its entries are dropped.
     pub(crate) fn forget(&mut self, ino: u64) {
         for (directory, name) in self.paths.remove(&ino).unwrap_or_default() {
             self.set(directory, &name, Known::Unsure);
@@ -278,8 +275,8 @@ impl Entries {
         }
     }
 
-    /// Believes nothing that was asked before `heard`: since then others' changes are heard of. Gives all
-    /// names that were known.
+    /// Invalidates all answers to questions from before `heard`, the time since which others' changes are received. Returns all names that
+    /// were cached.
     pub(crate) fn doubt(&mut self, heard: u64) -> Vec<(u64, Vec<u8>)> {
         self.heard = heard;
         let mut names = Vec::new();
@@ -294,7 +291,7 @@ impl Entries {
     }
 }
 
-/// Which of the slots a number shares.
+/// Returns the slot that a number uses.
 fn at(slots: &[u64], number: u64) -> usize {
     usize::try_from(number % slots.len() as u64).unwrap_or(0)
 }
@@ -306,13 +303,13 @@ mod tests {
     use std::collections::{BTreeMap, VecDeque};
 
     const NAMES: [&[u8]; 3] = [b"a", b"b", b"c"];
-    /// The second directory is made on the way.
+    /// The second directory is created during the test.
     const DIRECTORIES: [u64; 2] = [1, 2];
     const NOTHING: u64 = 0;
 
     type Name = (u64, usize);
 
-    /// A request between here and the server.
+    /// A request between this mount and the server.
     #[derive(Clone, Debug)]
     enum Flight {
         Lookup {
@@ -320,7 +317,7 @@ mod tests {
             asked: u64,
             answer: Option<u64>,
         },
-        /// Names that it changes, and what they become.
+        /// Names that the request changes, and their new inodes.
         Change {
             names: Vec<Name>,
             asked: u64,
@@ -352,24 +349,24 @@ mod tests {
         Change(Change, Name, Name),
         List(u64),
         Make,
-        /// The server does a request, or the next page of a listing.
+        /// The server handles a request, or the next page of a listing.
         Serve(usize, bool),
         /// An answer arrives.
         Arrive(usize),
         /// An answer is lost.
         Lose(usize),
-        /// Somebody else makes, replaces or removes.
+        /// Another client creates, replaces or removes a name.
         Foreign(Name, bool),
-        /// The oldest notice of that arrives.
+        /// The oldest notice of such a change arrives.
         Hear,
-        /// Notices are lost, until they are heard again.
+        /// Notices are lost, until they are received again.
         Deafen,
         Listen,
         Forget(Name),
         ForgetDirectory(u64),
     }
 
-    /// Server, stream of changes, and what is known here.
+    /// Server, stream of changes, and cache.
     struct World {
         truth: BTreeMap<Name, u64>,
         exists: bool,
@@ -382,7 +379,7 @@ mod tests {
     }
 
     impl World {
-        /// Made from here, so that all is known, or full of what others have made before.
+        /// The directory is either new, so that the whole content is cached, or full of entries that others created before.
         fn new(slots: usize, own: bool) -> Self {
             let mut world = Self {
                 truth: BTreeMap::new(),
@@ -477,7 +474,7 @@ mod tests {
             }
         }
 
-        /// What nobody here asked for.
+        /// Handles an event that this mount did not request.
         fn befall(&mut self, step: Step, now: u64) {
             match step {
                 Step::Hear => {
@@ -600,7 +597,7 @@ mod tests {
             self.flights.remove(which);
         }
 
-        /// Names whose change is known at the server and not yet here.
+        /// Whether the server knows a change of the name that has not arrived here yet.
         fn is_about_to_be_told(&self, name: Name) -> bool {
             let under_way = |flight: &Flight| match flight {
                 Flight::Change { names, truths, .. } => truths.is_some() && names.contains(&name),

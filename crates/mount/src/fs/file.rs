@@ -1,4 +1,5 @@
-//! Open files.
+//! Open files: reads, writes, syncs and closes by handle. Bytes are read and written through `object`; closed versions are sealed (next:
+//! `mount/src/fs/seal.rs`).
 
 use super::object::Object;
 use super::table::{Bound, Node, Phase, Way, Writing};
@@ -11,16 +12,16 @@ use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// An open file. Its bytes are those of the object that its alias is bound to, which changes when programs here go
-/// on with the next version.
+/// An open file. Its bytes are those of the object that its alias is bound to. The object changes when programs here continue with the next
+/// version.
 #[derive(Debug)]
 pub(crate) struct Handle {
     pub(crate) key: Key,
     pub(crate) node: Arc<Node>,
     write: bool,
-    /// Who opened it.
+    /// The caller that opened the file.
     pub(super) caller: Caller,
-    /// It was opened to be cut, and could not be yet.
+    /// Whether the open has to truncate the file and could not yet.
     cut: Mutex<bool>,
 }
 
@@ -31,7 +32,7 @@ impl Handle {
         Ok(bound.object.clone())
     }
 
-    /// The object to write to. Nothing is ever written to a version that is sealed, or about to be.
+    /// Returns the object to write to. A version that is sealed, or about to be sealed, is never written.
     fn written(&self) -> Result<Arc<Object>, Error> {
         if !self.write {
             return Err(Errno::BADF.into());
@@ -52,12 +53,12 @@ impl Handle {
         Err(Errno::IO.into())
     }
 
-    /// Whether it is a file that is open for writing.
+    /// Whether the handle has the file `ino` open for writing.
     pub(super) fn writes(&self, ino: u64) -> bool {
         self.write && self.key.ino == ino
     }
 
-    /// Whether there is no version yet that it could write.
+    /// Whether the handle has no version yet that it could write.
     fn is_idle(&self) -> bool {
         let state = self.node.state.lock();
         let written = state.writing.as_ref().filter(|w| w.phase == Phase::Open);
@@ -75,37 +76,37 @@ impl Handle {
     }
 }
 
-/// How a file is opened.
+/// Options of an open.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct OpenHow {
     pub(crate) write: bool,
     /// For reading and writing.
     pub(crate) update: bool,
     pub(crate) truncate: bool,
-    /// Whether it may be [followed](Opened::followed).
+    /// Whether the open may [follow](Opened::followed) a writer.
     pub(crate) follows: bool,
 }
 
-/// What the kernel is told about an open file.
+/// Description of an open file for the kernel.
 #[derive(Debug)]
 pub(crate) struct Opened {
     pub(crate) handle: u64,
-    /// The file that the kernel may read and write by itself.
+    /// File that the kernel may read and write by itself.
     pub(crate) local: Option<Arc<File>>,
-    /// The object, so that the kernel keeps the pages it has of it.
+    /// Object id, so that the kernel keeps the pages that it has of the object.
     pub(crate) object: u64,
-    /// Whether it may keep any: else no more than of memory that is mapped.
+    /// Whether the kernel may keep pages at all: else only those of mapped memory.
     pub(crate) cached: bool,
-    /// Whether it is open for writing.
+    /// Whether the file is open for writing.
     pub(crate) write: bool,
-    /// Whether closing a descriptor of it is to be told, because locks may end with it.
+    /// Whether the close of each descriptor has to be reported, because it may release locks.
     pub(crate) flush: bool,
-    /// Whether it has none of the file's versions, but follows what is being written.
+    /// Whether the handle uses none of the file's versions, but follows the version that is being written.
     pub(crate) followed: bool,
 }
 
 impl Opened {
-    /// Nothing of it is kept.
+    /// Returns the description of a followed file, of which the kernel keeps nothing.
     fn followed(handle: u64) -> Self {
         Self {
             handle,
@@ -119,7 +120,7 @@ impl Opened {
     }
 }
 
-/// How often an open for reading looks for the current version, which others change.
+/// Number of attempts of an open for reading to find the current version, which others change.
 const READ_TRIES: u32 = 16;
 
 impl Fs {
@@ -157,7 +158,7 @@ impl Fs {
         self.drop_privileges(caller, &node, pace)
     }
 
-    /// Binds the alias to what a reader of the file gets now.
+    /// Binds the alias to the object that a reader of the file gets now.
     fn bind_reader(
         &self,
         caller: Caller,
@@ -170,7 +171,7 @@ impl Fs {
             let object = self.reading_object(caller, node, pace)?;
             if let Some(together) = object.together() {
                 pace.wait()?;
-                // If the server has sealed what is being sealed here, others may have written a later version.
+                // If the server has sealed the version that is being sealed here, others may have written a later version.
                 if !together.refresh(true)? && node.state.lock().is_sealing() {
                     self.wait_sealed(node)?;
                     continue;
@@ -178,9 +179,9 @@ impl Fs {
             }
             let mut state = node.state.lock();
             tries += 1;
-            // A version may have been begun or sealed meanwhile.
+            // A version may have been begun or sealed in the meantime.
             if state.is_current(object.id) || tries == READ_TRIES {
-                // What others lock may have to be shown in a later version.
+                // A file that others lock may have to show a later version.
                 let shared = state.attr.locked || object.together().is_some();
                 state.bind(key, &object, self.way(&object, shared))?;
                 if state.is_sealing() && object.waits() {
@@ -191,7 +192,7 @@ impl Fs {
         }
     }
 
-    /// Makes a file and opens it.
+    /// Creates a file and opens it.
     pub(crate) fn create(
         &self,
         caller: Caller,
@@ -207,7 +208,7 @@ impl Fs {
         Ok((found, opened))
     }
 
-    /// A handle of an alias that was bound for it.
+    /// Returns a handle of an alias that was bound for it.
     fn opened(
         &self,
         caller: Caller,
@@ -247,7 +248,7 @@ impl Fs {
         Ok(opened)
     }
 
-    /// The object to write to by a handle; begins a version if its handles have none yet.
+    /// Returns the object to write to by a handle; begins a version if its handles have none yet.
     fn to_write(&self, file: &Handle, pace: Pace) -> Result<Arc<Object>, Error> {
         if file.is_idle() {
             pace.wait()?;
@@ -257,7 +258,7 @@ impl Fs {
         let mut cut = file.cut.lock();
         if *cut {
             pace.wait()?;
-            // It may have been begun for another handle, as it was.
+            // The version may have been begun for another handle, without truncation.
             object.truncate(0)?;
             *cut = false;
         }
@@ -299,7 +300,7 @@ impl Fs {
         self.change(&file, pace, |object| object.write(offset, bytes))
     }
 
-    /// Writes at the end, which others may have moved; the kernel takes it to be at `offset`.
+    /// Writes at the end of the file, which others may have moved; the kernel assumes that the end is at `offset`.
     pub(crate) fn append(
         &self,
         handle: u64,
@@ -314,7 +315,7 @@ impl Fs {
             object.write(end, bytes).map(|()| end)
         })?;
         if end != offset {
-            // It has these bytes in the wrong place.
+            // The kernel has these bytes in the wrong place.
             self.forget_pages_soon(file.key.pack());
         }
         Ok(())
@@ -340,17 +341,17 @@ impl Fs {
             }
         };
         drop(turn);
-        // Soon, because a twin may be written, too: the kernel holds its pages until that is answered. Who gets a lock
-        // waits for it.
+        // In the background, because a twin may be written, too: the kernel holds its pages until that write is answered. The next holder
+        // of a lock waits for it.
         self.forget_twins_soon(&file.node, file.key.alias);
         Ok(changed)
     }
 
-    /// One of the descriptors of an open file was closed: errors of writing can be told now.
+    /// Handles the close of one descriptor of an open file: write errors can be reported now.
     pub(crate) fn flush(&self, handle: u64, pace: Pace) -> Result<(), Error> {
         let file = self.file(handle)?;
         if *file.cut.lock() {
-            // Nobody wrote; it was to be cut all the same.
+            // No program wrote; the file has to be truncated all the same.
             pace.wait()?;
             let _turn = Self::write_turn(&file.node, pace)?;
             self.to_write(&file, pace)?;
@@ -363,13 +364,13 @@ impl Fs {
         object.flush()
     }
 
-    /// Sets when what is open was changed last, as its seal is to say.
+    /// Sets the mtime of the open version, for its seal.
     pub(crate) fn date(&self, handle: u64, mtime: i64) -> Result<(), Error> {
         self.file(handle)?.object()?.set_mtime(mtime)
     }
 
-    /// Makes the bytes and the name of the file survive power loss, whoever wrote them: those of the version that
-    /// is open, of the one that is being written here, and its seal if it was closed already.
+    /// Makes the bytes and the name of the file survive power loss, whichever client wrote them: the bytes of the open version, the bytes
+    /// of the version that is being written here, and its seal if it was closed already.
     pub(crate) fn fsync(&self, caller: Caller, handle: u64, pace: Pace) -> Result<(), Error> {
         let file = self.file(handle)?;
         pace.wait()?;
@@ -400,7 +401,7 @@ impl Fs {
         Ok(())
     }
 
-    /// The last descriptor of an open file is gone.
+    /// Handles the close of the last descriptor of an open file.
     pub(crate) fn release(&self, caller: Caller, handle: u64) {
         let Some(file) = self.files.lock().remove(&handle) else {
             self.follow_no_more(handle);
@@ -422,10 +423,10 @@ impl Fs {
         self.change(&file, pace, |object| object.allocate(offset, length, mode))
     }
 
-    /// Where data (or a hole) begins at or after `offset`.
+    /// Returns where data (or a hole) begins at or after `offset`.
     pub(crate) fn seek(&self, handle: u64, offset: u64, data: bool) -> Result<u64, Error> {
         if self.followed(handle).is_some() {
-            // Nobody knows where it ends.
+            // The end of the file is not known yet.
             return if data {
                 Ok(offset)
             } else {
@@ -435,7 +436,7 @@ impl Fs {
         self.file(handle)?.object()?.seek(offset, data)
     }
 
-    /// Copies within the element's device, without the bytes passing through here.
+    /// Copies within the element's device, without moving the bytes through this process.
     pub(crate) fn copy_range(
         &self,
         from: (u64, u64),
@@ -448,7 +449,7 @@ impl Fs {
         })
     }
 
-    /// Handles that could write, of all files.
+    /// Returns the number of handles that could write, of all files.
     pub(crate) fn writers(&self) -> usize {
         self.files.lock().values().filter(|file| file.write).count()
     }

@@ -1,5 +1,5 @@
-//! Files that another mount writes, opened by who waits for what is still to come. They have handles of their own, which are bound to
-//! no alias: nothing of them is kept in the kernel.
+//! Files that another mount writes, opened by programs that wait for later bytes. They have handles of their own, which are bound to no
+//! alias: the kernel keeps nothing of them. They read through the client (next: `client/src/follow.rs`).
 
 use super::backend::credentials;
 use super::table::Node;
@@ -13,7 +13,7 @@ use tidemill_client::follow::Following;
 use tidemill_client::transfer::Transfer;
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
-/// Those that are open.
+/// The open followed files.
 #[derive(Debug, Default)]
 pub(super) struct Followed {
     by_handle: Mutex<HashMap<u64, Arc<Following>>>,
@@ -21,7 +21,7 @@ pub(super) struct Followed {
 }
 
 impl Fs {
-    /// Opens a file that is written elsewhere, if who reads it is to wait; `None`: it is opened as any.
+    /// Opens a file that is written elsewhere, if its reader is to wait for the writer; `None`: the file is opened normally.
     pub(super) fn follow_writer(
         &self,
         caller: Caller,
@@ -54,7 +54,7 @@ impl Fs {
         Ok(Some(handle))
     }
 
-    /// A file that is followed.
+    /// Returns the followed file of a handle.
     pub(crate) fn followed(&self, handle: u64) -> Option<Arc<Following>> {
         if self.followed.count.load(Ordering::Acquire) == 0 {
             return None;
@@ -62,7 +62,7 @@ impl Fs {
         self.followed.by_handle.lock().get(&handle).cloned()
     }
 
-    /// Closes one; whether it was.
+    /// Closes a followed file. Returns whether the handle was one.
     pub(super) fn follow_no_more(&self, handle: u64) -> bool {
         if self.followed.count.load(Ordering::Acquire) == 0 {
             return false;

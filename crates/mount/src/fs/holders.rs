@@ -1,7 +1,7 @@
-//! Who else on this host has a file open or mapped, as `/proc` tells.
+//! Finds other processes on this host that have a file open or mapped, from `/proc`.
 //!
-//! Programs of this array say so themselves by a lock (`tidemill_client::sealed`); this finds all others, a `cp`
-//! out of an element's folder for one. Nothing is asked of any file system but `/proc`, so it can't hang.
+//! Programs of this array declare it by a lock (`tidemill_client::sealed`). This module finds all other processes, such as a `cp` out of an
+//! element's folder. It reads no file system but `/proc`, so it cannot hang.
 
 use std::collections::HashMap;
 use std::fs::{File, read_dir, read_to_string};
@@ -17,11 +17,11 @@ struct Wanted {
     inode: u64,
     /// Major and minor number of its file system.
     device: (u32, u32),
-    /// Devices of the mounts that are seen here, by the mount's id.
+    /// Devices of the mounts that this process sees, by the mount's id.
     mounts: HashMap<u64, (u32, u32)>,
 }
 
-/// Whether another process has the file open or mapped. What can't be seen counts as if it had.
+/// Whether another process has the file open or mapped. An unreadable process counts as if it has.
 pub(super) fn held_by_others(file: &File) -> bool {
     search(file).unwrap_or_else(|error| {
         tracing::debug!("can't see who has a file open: {error}");
@@ -47,9 +47,9 @@ fn search(file: &File) -> io::Result<bool> {
         match wanted.held_by(process) {
             Ok(false) => {}
             Ok(true) => return Ok(true),
-            // In a container it may have more rights than root here, and can't be looked at.
+            // In a container the first process may have more rights than root here, and cannot be examined.
             Err(error) if process == INIT && error.kind() == io::ErrorKind::PermissionDenied => {}
-            // It has ended.
+            // The process has ended.
             Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
@@ -64,7 +64,7 @@ impl Wanted {
             match read_to_string(entry?.path()) {
                 Ok(info) if self.is_open_as(&info)? => return Ok(true),
                 Ok(_) => {}
-                // Closed meanwhile.
+                // The descriptor was closed in the meantime.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
             }
@@ -85,7 +85,7 @@ impl Wanted {
         Ok(device.is_none_or(|device| *device == self.device))
     }
 
-    /// A line of `maps`: addresses, permissions, offset, device, inode, path.
+    /// Whether a line of `maps` names the file: addresses, permissions, offset, device, inode, path.
     fn is_mapped_by(&self, line: &str) -> bool {
         let mut words = line.split_ascii_whitespace().skip(3);
         let (device, inode) = (words.next(), words.next());
@@ -102,7 +102,7 @@ fn field(info: &str, name: &str) -> Option<u64> {
     line.trim().parse().ok()
 }
 
-/// The device of each mount by its id.
+/// Returns the device of each mount by its id.
 fn mounts() -> io::Result<HashMap<u64, (u32, u32)>> {
     let text = std::fs::read("/proc/self/mountinfo")?;
     let text = String::from_utf8_lossy(&text);

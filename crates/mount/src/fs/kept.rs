@@ -1,7 +1,7 @@
-//! Rights to read that outlive the last close of a file on another host, so that the next open asks nobody.
+//! Rights to read that outlive the last close of a file on another host, so that the next open needs no request.
 //!
-//! The server keeps the version for as long as the right is kept. So it goes when anything of the file changes, here
-//! or elsewhere, and when many others came after it.
+//! The server keeps the version for as long as the right is kept. So the right is released when an attribute of the file changes, here or
+//! elsewhere, and when many other files follow.
 
 use super::Fs;
 use super::object::Object;
@@ -11,15 +11,15 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use tidemill_wire::v1::Attr;
 
-/// Rights that are kept at most.
+/// Maximum number of kept rights.
 const KEPT_MAX: usize = 65_536;
 
-/// Inodes and objects of the rights that are kept, or were, those of longest ago first.
+/// Inodes and objects of the rights that are kept, or were kept, the oldest first.
 #[derive(Debug, Default)]
 pub(crate) struct Kept(Mutex<VecDeque<(u64, u64)>>);
 
 impl Kept {
-    /// One more; gives the one that has to go for it.
+    /// Adds a right. Returns the right that has to be dropped for it.
     fn enter(&self, ino: u64, object: u64) -> Option<(u64, u64)> {
         let mut order = self.0.lock();
         order.push_back((ino, object));
@@ -28,8 +28,7 @@ impl Kept {
 }
 
 impl Fs {
-    /// Keeps the right to read an object that was opened by an answer to a question of `asked`, unless the file has
-    /// changed since.
+    /// Keeps the right to read an object that was opened by an answer to a question of `asked`, unless the file has changed since.
     pub(super) fn keep(&self, node: &Node, object: &Arc<Object>, asked: u64) {
         {
             let mut state = node.state.lock();
@@ -39,7 +38,7 @@ impl Fs {
             }
             state.kept = Some(object.clone());
         }
-        // Not while a state is held: it is another file's.
+        // Not while a state is locked: the state belongs to another file.
         if let Some((ino, object)) = self.kept.enter(node.ino, object.id)
             && let Some(node) = self.table.get(ino)
         {
@@ -52,7 +51,7 @@ impl Fs {
 }
 
 impl State {
-    /// The attributes were these before: a right that was given by them, or to another version, is not kept.
+    /// Compares the attributes with those before: a right that depends on other attributes, or on another version, is dropped.
     pub(crate) fn check_kept(&mut self, before: &Attr) {
         let rights = |attr: &Attr| (attr.object, attr.mode, attr.uid, attr.gid);
         if rights(before) != rights(&self.attr) {
@@ -60,7 +59,7 @@ impl State {
         }
     }
 
-    /// Nobody has the file open any more: of what was read nothing is kept here, the kernel has it.
+    /// Drops cached reads when no program has the file open any more: the kernel has the bytes.
     pub(super) fn rest(&self) {
         if let Some(kept) = self.kept.as_ref().filter(|_| self.opens == 0) {
             kept.rest();

@@ -1,9 +1,9 @@
-//! Locks of programs here (`flock`, `fcntl`) and their agreement with those on other mounts, which
-//! [`tidemill_core::locks`] decides: this carries messages to the server and answers to programs.
+//! Locks of programs here (`flock`, `fcntl`) and their agreement with the locks on other mounts. [`tidemill_core::locks`] decides; this
+//! module carries messages to the server (next: `server/src`) and answers to programs.
 //!
-//! Messages go to the server one after the other, in the order in which they arose. What the server says comes by
-//! its stream, after the changes that were made before it, so that who gets a lock sees what the one before has done.
-//! See `docs/decisions/0013-locks-between-mounts.md`.
+//! Messages are sent to the server one after the other, in the order in which they arose. The server's messages arrive on its stream, after
+//! the changes that were made before them. So the next holder of a lock sees the changes of the previous holder. See
+//! `docs/decisions/0013-locks-between-mounts.md`.
 
 use super::backend::attr_of;
 use super::table::{Key, Node};
@@ -21,27 +21,27 @@ use tidemill_wire::v1::{
     self, lock_news::What, lock_op::Op, name_op, name_result::Result as Reply,
 };
 
-/// How long this mount may decide about locks after the server has heard from it. The server gives them to others no
-/// sooner than 10 s after it has lost the mount's stream.
+/// Time for which this mount may decide about locks after the server has heard from it. The server gives the locks to others no sooner than
+/// 10 s after it has lost the mount's stream.
 const LEASE: Duration = Duration::from_secs(8);
-/// How often the server is told that the mount is there, if it has locks.
+/// Interval at which this mount renews its lease at the server, if it has locks.
 const RENEWAL: Duration = Duration::from_secs(2);
-/// Messages sent with one request.
+/// Maximum number of messages in one request.
 const BATCH_MAX: usize = 256;
 
-/// What a program is told: nothing, or who hinders it; or why not.
+/// Callback with the result for a program: success, a conflicting lock, or an error.
 pub(crate) type Told = Box<dyn FnOnce(Result<Option<Lock>, Errno>) + Send>;
 
-/// A program that asked for a lock.
+/// Program that asked for a lock.
 struct Asker {
     ino: u64,
-    /// The lock and the open file it was asked with.
+    /// The requested lock, and the open file that it was requested with.
     lock: Lock,
     handle: u64,
     told: Told,
 }
 
-/// See the module.
+/// State of the locks of this mount; see the module.
 #[derive(Default)]
 pub(crate) struct Locks {
     inner: Mutex<Inner>,
@@ -49,7 +49,7 @@ pub(crate) struct Locks {
     forgetting: Arc<Forgetting>,
 }
 
-/// How many times the kernel is still to be told that its pages of a file are old.
+/// Number of pending invalidations of the kernel's pages, per file.
 #[derive(Default)]
 struct Forgetting {
     counts: Mutex<BTreeMap<u64, usize>>,
@@ -93,12 +93,12 @@ impl std::fmt::Debug for Locks {
     }
 }
 
-/// A file that is being looked at.
+/// File that is being brought up to date.
 #[derive(Default)]
 struct Stale {
-    /// Who has a lock of it and is not told before.
+    /// Requests that hold a lock of the file and are answered after the update.
     askers: Vec<Asker>,
-    /// It has to be looked at again: what was seen may be from before the last lock was given.
+    /// Whether the update has to be repeated: the content may have been read before the last lock was granted.
     again: bool,
 }
 
@@ -110,34 +110,34 @@ struct Inner {
     /// Messages to the server.
     queue: VecDeque<Op>,
     sending: bool,
-    /// Whether the server knows what there is here.
+    /// Whether the server knows the locks of this mount.
     joined: bool,
-    /// Whether the server is told now and then that this mount is there.
+    /// Whether a task renews the lease at the server.
     renewing: bool,
-    /// Until when it is decided here about what was lent.
+    /// Time until which this mount decides about locks that the server lent to it.
     valid: Option<Instant>,
-    /// What is not decided because that is over, or the one who asks is still giving free what it had.
+    /// Requests that are not decided yet, because the lease is over or their owner is still releasing locks.
     late: Vec<(u64, u64, Lock, How)>,
-    /// Those whose locks are about to be free. The kernel may call the next one the same.
+    /// Owners whose locks are about to be free. The kernel may give the next owner the same id.
     ending: BTreeMap<(u64, Owner), usize>,
-    /// Files of which programs here may know less than others wrote.
+    /// Files for which programs here may not see all writes of other mounts.
     stale: BTreeMap<u64, Stale>,
-    /// How many streams of the server there were: what an earlier one said counts no more.
+    /// Number of the server's current stream: messages of an earlier stream are ignored.
     stream: u64,
-    /// The server knows less than was said. It has to be said anew, when a new stream has begun.
+    /// Whether a message failed, so that the server knows too little. The messages are repeated when a new stream has begun.
     broken: bool,
-    /// The open files that locks were asked with, and by whom.
+    /// The open files that locks were requested with, and the owners of the requests.
     used: BTreeSet<(u64, u64, Owner)>,
 }
 
 impl Inner {
-    /// Whether a request can't be decided, or asked for, yet.
+    /// Whether a request cannot be decided or sent yet.
     fn is_late(&self, ino: u64, lock: &Lock) -> bool {
         let over = || self.valid.is_none_or(|until| until <= Instant::now());
         self.ending.contains_key(&(ino, lock.owner)) || (self.holder.decides(ino) && over())
     }
 
-    /// An owner is about to give locks free: what it asks for next comes after that.
+    /// Notes that an owner is about to release locks: its next requests are decided after that.
     fn begin_ending(&mut self, ino: u64, owner: Owner) {
         *self.ending.entry((ino, owner)).or_default() += 1;
     }
@@ -194,7 +194,7 @@ impl Inner {
         (asker.told)(outcome);
     }
 
-    /// The messages to be sent now. If the server has to know first what there is here, that.
+    /// Returns the messages to send now. If the server does not know this mount's locks yet, the first message lists them.
     fn next(&mut self) -> Vec<Op> {
         if self.broken {
             return Vec::new();
@@ -206,7 +206,7 @@ impl Inner {
                 ino: *ino,
                 ..lock.into()
             });
-            // Whatever there was to be said is said by this.
+            // The join replaces all queued messages.
             self.queue.clear();
             self.queue.push_back(Op::Join(v1::LockJoin {
                 lent,
@@ -222,7 +222,7 @@ impl Inner {
         ops
     }
 
-    /// Decides what had to wait, if it has no longer.
+    /// Decides waiting requests whose reason to wait is over.
     fn decide_late(&mut self) {
         let mut effects = Vec::new();
         for (request, ino, lock, how) in std::mem::take(&mut self.late) {
@@ -236,24 +236,24 @@ impl Inner {
     }
 }
 
-/// A lock that a program asks for.
+/// Lock that a program requests.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wanted {
     pub(crate) ino: u64,
-    /// The open file that it is asked with.
+    /// The open file that the lock is requested with.
     pub(crate) handle: u64,
     pub(crate) lock: Lock,
     pub(crate) how: How,
 }
 
 impl Locks {
-    /// To be told which pages are not current any more.
+    /// Sets the kernel to notify about outdated pages.
     pub(crate) fn set_kernel(&self, kernel: impl Kernel + Sync) {
         // Set once.
         let _ = self.kernel.set(Arc::new(kernel));
     }
 
-    /// Waits until the kernel has been told what it was to be told of a file soon.
+    /// Waits until the kernel has received the pending invalidations of a file.
     pub(super) fn wait_forgotten(&self, ino: u64) {
         self.forgetting.wait(ino);
     }
@@ -263,7 +263,7 @@ impl Locks {
         self.inner.lock().holder.knows(ino)
     }
 
-    /// Takes who asked for locks with an open file.
+    /// Removes and returns the owners that requested locks with an open file.
     fn take_used(&self, ino: u64, handle: u64) -> Vec<Owner> {
         let mut inner = self.inner.lock();
         let with = |used: &&(u64, u64, Owner)| (used.0, used.1) == (ino, handle);
@@ -275,7 +275,7 @@ impl Locks {
         used.into_iter().map(|(_, _, owner)| owner).collect()
     }
 
-    /// A process has no locks of a file any more, whichever open file it had them with.
+    /// Notes that a process has no locks of a file any more, whichever open file it requested them with.
     fn forget_used(&self, ino: u64, owner: Owner) {
         let mut inner = self.inner.lock();
         let from = inner.used.range((ino, 0, Owner::FIRST)..);
@@ -286,7 +286,7 @@ impl Locks {
         }
     }
 
-    /// The server's stream that is heard now.
+    /// Returns the number of the server's current stream.
     pub(crate) fn stream(&self) -> u64 {
         self.inner.lock().stream
     }
@@ -298,7 +298,7 @@ impl Locks {
 }
 
 impl Fs {
-    /// A program that waits for a lock is interrupted; nothing happens if it has been told, or is about to be.
+    /// Interrupts a program that waits for a lock. Does nothing if the answer is sent already, or about to be sent.
     pub(crate) fn cancel_lock(self: &Arc<Self>, request: u64) {
         let mut inner = self.locks.inner.lock();
         let mut effects = Vec::new();
@@ -318,8 +318,8 @@ impl Fs {
         }
     }
 
-    /// A program wants a lock, or to know who has it; it is told at once or later. Gives the number of its request if
-    /// it has to wait.
+    /// Requests a lock for a program, or asks for its holder. The answer is sent at once or later. Returns the number of the request if the
+    /// program has to wait.
     pub(crate) fn lock(self: &Arc<Self>, wanted: Wanted, told: Told) -> Option<u64> {
         let Wanted {
             ino,
@@ -349,7 +349,7 @@ impl Fs {
         let weaker = how != How::Test && !lock.exclusive;
         let shown_first = has_twins || !inner.holder.decides(ino);
         if weaker && shown_first && inner.holder.has_exclusive(ino, lock.owner) {
-            // Others get what was written under the exclusive lock.
+            // Other mounts get the writes that were made under the exclusive lock.
             inner.late.push((request, ino, lock, how));
             inner.begin_ending(ino, lock.owner);
             drop(inner);
@@ -372,15 +372,15 @@ impl Fs {
         inner.askers.contains_key(&request).then_some(request)
     }
 
-    /// Whether a file holds what programs share by mapping it into their memory, by its name: SQLite's index of a write-ahead
-    /// log. Mounts share no memory.
+    /// Whether a file holds memory that programs share by `mmap`, as its name shows: SQLite's index of a write-ahead log. Mounts share no
+    /// memory.
     fn is_shared_memory(&self, ino: u64) -> bool {
         let name = self.table.name_of(ino);
         name.is_some_and(|(_, name)| name.ends_with(b"-shm"))
     }
 
-    /// As `told`, but that a lock was granted only if no other mount has locks of the file. Of two mounts that lock it at the
-    /// same time each looks after it has its lock, so that one of them is refused at least.
+    /// Wraps `told` so that the lock is granted only if no other mount has locks of the file. If two mounts lock the file at the same time,
+    /// each checks after it has its lock, so at least one of them is refused.
     fn told_if_alone(self: &Arc<Self>, ino: u64, lock: Lock, told: Told) -> Told {
         let fs = self.clone();
         Box::new(move |outcome| {
@@ -398,7 +398,7 @@ impl Fs {
         })
     }
 
-    /// Whether only this mount has locks of a file.
+    /// Returns an error if another mount has locks of a file.
     fn locks_alone(&self, ino: u64) -> Result<(), Errno> {
         if self.locks.inner.lock().holder.decides(ino) {
             return Ok(());
@@ -413,7 +413,7 @@ impl Fs {
         }
     }
 
-    /// A program gives bytes of a file free. Others see first what was written here under the lock.
+    /// Releases a range of bytes for a program. Before that, other mounts see the writes that were made here under the lock.
     pub(crate) fn unlock(
         self: &Arc<Self>,
         ino: u64,
@@ -437,19 +437,19 @@ impl Fs {
         });
     }
 
-    /// Whether the kernel has pages of a file more than once.
+    /// Whether the kernel has several sets of pages of a file.
     fn has_twins(&self, ino: u64) -> bool {
         let node = self.table.get(ino);
         node.is_some_and(|node| !node.state.lock().twins().is_empty())
     }
 
-    /// Whether a lock can be given free at once: nobody elsewhere waits for what was written, and the kernel has it once.
+    /// Whether a lock can be released at once: no other mount waits for the writes, and the kernel has one set of pages.
     fn decides_alone(&self, ino: u64) -> bool {
         let decides = self.locks.inner.lock().holder.decides(ino);
         decides && !self.has_twins(ino)
     }
 
-    /// What was written here is to be seen by whoever gets the lock next.
+    /// Publishes the writes made here, so that the next holder of the lock sees them.
     fn make_visible(&self, ino: u64) -> Result<(), Error> {
         if let Some(node) = self.table.get(ino) {
             self.forget_twins(&node);
@@ -492,7 +492,7 @@ impl Fs {
         done.then_some(()).ok_or(Errno::NOLCK)
     }
 
-    /// A process closed a file: its locks are free, whichever descriptor they were taken by.
+    /// Releases the locks of a process that closed a file, whichever descriptor they were taken with.
     pub(crate) fn unlock_closed(
         self: &Arc<Self>,
         ino: u64,
@@ -515,7 +515,7 @@ impl Fs {
         let fs = self.clone();
         self.locks.inner.lock().begin_ending(ino, owner);
         self.backend.runtime.spawn_blocking(move || {
-            // The program's close goes on, so that what it has written is sealed before others get the lock.
+            // The program's close continues here, so that its writes are sealed before others get the lock.
             told();
             let close = || {
                 fs.hear_close(ino);
@@ -527,7 +527,8 @@ impl Fs {
         });
     }
 
-    /// An open file is gone: what it had locked, and what a process had locked with it whose closing is not told.
+    /// Releases the locks of an open file that is closed for good, and the locks that processes took with it and whose closes are not
+    /// reported.
     pub(crate) fn unlock_released(self: &Arc<Self>, ino: u64, handle: u64, id: Option<u64>) {
         let file = id.map(|id| Owner {
             mount: 0,
@@ -539,7 +540,7 @@ impl Fs {
         }
     }
 
-    /// Sends what there is to be said to the server.
+    /// Sends the queued messages to the server.
     fn send_locks(self: &Arc<Self>, inner: &mut Inner) {
         if inner.queue.is_empty() || std::mem::replace(&mut inner.sending, true) {
             return;
@@ -593,7 +594,7 @@ impl Fs {
             };
             let mut inner = self.locks.inner.lock();
             if inner.stream != stream {
-                // What was said to the server's stream before, it has to be told again.
+                // The message was sent during an earlier stream of the server and has to be repeated.
                 continue;
             }
             inner.joined = refused.is_none();
@@ -602,11 +603,11 @@ impl Fs {
                 inner.decide_late();
                 continue;
             };
-            // What comes after it is refused as well if the stream has ended meanwhile: nothing is lost then.
+            // Messages after this one are refused as well. If the stream has ended in the meantime, nothing is lost.
             if joins && refused == (0, Errno::STALE) {
                 self.lose(&mut inner);
             }
-            // What the server says until it knows what there is here may be of what it has taken back since.
+            // Until the server knows this mount's locks, its messages may be about locks that it has revoked since.
             inner.broken = true;
             inner.sending = false;
             self.backend.doubt();
@@ -614,7 +615,7 @@ impl Fs {
         }
     }
 
-    /// The server has given this mount's locks to others: it was away for too long.
+    /// Drops locks that the server has given to others, because this mount was disconnected for too long.
     fn lose(&self, inner: &mut Inner) {
         inner.valid = None;
         for (ino, lock) in inner.holder.lose() {
@@ -627,19 +628,19 @@ impl Fs {
         }
     }
 
-    /// The server's stream has begun anew.
+    /// Starts again with a new stream of the server.
     pub(super) fn rejoin_locks(self: &Arc<Self>) {
         let mut inner = self.locks.inner.lock();
         (inner.joined, inner.broken) = (false, false);
         inner.stream += 1;
-        // A server that starts anew waits for all that ever had locks: whoever has none any more says so, too.
+        // A restarted server waits for all mounts that ever held locks: a mount without locks reports, too.
         if inner.renewing {
             inner.queue.push_back(Op::Renew(v1::Empty {}));
             self.send_locks(&mut inner);
         }
     }
 
-    /// The mount ends: others need not wait until the server notices.
+    /// Leaves when the mount ends, so that others need not wait until the server notices.
     pub(crate) fn leave_locks(&self) {
         if self.locks.inner.lock().renewing {
             let join = Op::Join(v1::LockJoin::default());
@@ -652,7 +653,7 @@ impl Fs {
         }
     }
 
-    /// What the server says about locks; the kernel has been told of all changes before.
+    /// Handles a message of the server about locks. The kernel has already received all earlier invalidations.
     pub(crate) fn on_lock_news(self: &Arc<Self>, news: &v1::LockNews, stream: u64) {
         let mut inner = self.locks.inner.lock();
         if inner.stream != stream {
@@ -667,7 +668,7 @@ impl Fs {
                 }
             }
             What::Lent | What::Granted => {
-                // Who gets it sees what others wrote.
+                // The new holder sees the writes of others.
                 match inner.stale.entry(ino) {
                     Entry::Vacant(none) => {
                         none.insert(Stale::default());
@@ -734,27 +735,27 @@ impl Fs {
         });
     }
 
-    /// Whether somebody would read what is old under a lock: of a file that is open in place for reading only, and was
-    /// before it had locks, a later version can't be shown. A lock of the whole file may be about anything.
+    /// Whether a lock would let a program read outdated bytes: a file that is open in place for reading only, since before it had locks,
+    /// cannot show a later version. A lock of the whole file may protect anything, so it is not refused.
     fn is_outdated(&self, lock: &Lock, handle: u64) -> bool {
         !lock.exclusive && lock.owner.space == Space::Ranges && self.has_old_version(handle)
     }
 
-    /// The kernel is to ask for an inode's attributes again.
+    /// Makes the kernel ask for an inode's attributes again.
     pub(super) fn forget_attributes(&self, number: u64) {
         if let Some(kernel) = self.locks.kernel.get() {
             kernel.forget_attributes(number);
         }
     }
 
-    /// Tells the kernel that its pages of an inode are old.
+    /// Makes the kernel drop its pages of an inode.
     pub(super) fn forget_pages(&self, number: u64) {
         if let Some(kernel) = self.locks.kernel.get() {
             kernel.forget_inode(number);
         }
     }
 
-    /// As [`Self::forget_pages`], of a file for which it has several inodes: each has pages of its own.
+    /// As [`Self::forget_pages`], for a file with several kernel inodes: each has pages of its own.
     pub(super) fn forget_twins(&self, node: &Node) {
         let twins = node.state.lock().twins();
         for alias in twins {
@@ -763,7 +764,7 @@ impl Fs {
         }
     }
 
-    /// As [`Self::forget_twins`], soon, and not those of the alias that was written by.
+    /// As [`Self::forget_twins`], in the background, and without the alias that was used for the write.
     pub(super) fn forget_twins_soon(&self, node: &Node, but: u16) {
         for alias in node.state.lock().twins() {
             let ino = node.ino;
@@ -773,7 +774,7 @@ impl Fs {
         }
     }
 
-    /// Another mount wants to write.
+    /// Publishes the writes made here in the background, because another mount wants to write.
     pub(super) fn publish_soon(self: &Arc<Self>, ino: u64) {
         let fs = self.clone();
         self.backend
@@ -781,7 +782,7 @@ impl Fs {
             .spawn_blocking(move || fs.report(ino, patience::serve(|| fs.publish(ino))));
     }
 
-    /// As [`Self::forget_pages`], soon. For what the kernel waits for itself: it holds pages meanwhile.
+    /// As [`Self::forget_pages`], in the background. For operations that the kernel waits for: it holds pages during them.
     pub(super) fn forget_pages_soon(&self, number: u64) {
         if let Some(kernel) = self.locks.kernel.get().cloned() {
             let (forgetting, ino) = (self.locks.forgetting.clone(), Key::unpack(number).ino);

@@ -1,23 +1,24 @@
-//! The file system. Knows inodes, names, versions and open files; knows nothing of FUSE.
+//! The file system: inodes, names, versions and open files. It does not depend on FUSE. It sends requests to the server and the elements,
+//! and invalidations to the kernel (next: `mount/src/fuse/mod.rs`).
 //!
-//! Every operation takes a [`Pace`]: at [`Pace::Now`] it answers from what is known here or says
-//! [`Error::Later`] having changed nothing, so that one thread can serve the kernel without ever waiting.
+//! Every operation takes a [`Pace`]: at [`Pace::Now`] it answers from the cache or returns [`Error::Later`] without any change, so that one
+//! thread can serve the kernel without ever waiting.
 //!
 //! | file | subject |
 //! |---|---|
 //! | `backend` | requests to the server, places of elements |
 //! | `table` | inodes that the kernel knows, aliases of versions |
-//! | `entries` | what is known of names, and what of that is proven |
+//! | `entries` | cached names, and the proofs that they are current |
 //! | `names` | operations on the namespace |
 //! | `file` | open files |
 //! | `version` | beginning and ending versions |
 //! | `takeover`, `holders` | one file for readers and writers, in place |
-//! | `seal`, `unsealed` | sealing what was closed, in batches, and what is not sealed yet |
+//! | `seal`, `unsealed` | sealing closed versions in batches, and the versions not sealed yet |
 //! | `locks`, `sharing` | locks, and files that mounts share by them |
-//! | `patience`, `repeat` | how long an operation waits, and sending a change again |
+//! | `patience`, `repeat` | time limits of operations, and sending a change again |
 //! | `object`, `remote`, `right` | bytes in place and over HTTP |
-//! | `directory`, `drain` | listings, and waiting for what is below a folder to drain |
-//! | `watch` | what others changed |
+//! | `directory`, `drain` | listings, and waiting until the files below a folder have drained |
+//! | `watch` | changes by other clients |
 //! | `control` | the control folder |
 //! | `bridged` | stores outside of the array |
 
@@ -66,7 +67,7 @@ use table::Way;
 use tidemill_core::id::Inode;
 use tidemill_wire::v1::{Attr, Kind};
 
-/// Size of files that may have holes worth to be counted, in bytes.
+/// Minimum size of files whose holes are counted, in bytes.
 const SPARSE_BYTES_MIN: u64 = 1 << 20;
 
 /// The file system of one mount.
@@ -75,7 +76,7 @@ pub(crate) struct Fs {
     pub(crate) backend: Arc<Backend>,
     pub(crate) table: Arc<table::Table>,
     pub(crate) control: control::Control,
-    /// Of mounts that show them.
+    /// The shown bridges, on mounts that show them.
     pub(crate) bridged: OnceLock<Arc<bridged::Bridged>>,
     pub(crate) locks: locks::Locks,
     pub(crate) mountpoint: PathBuf,
@@ -85,32 +86,32 @@ pub(crate) struct Fs {
     directories: Mutex<HashMap<u64, Arc<directory::Listing>>>,
     next_handle: AtomicU64,
     attr_ttl: Duration,
-    /// Whether the kernel takes object files to read and write by itself.
+    /// Whether the kernel gets object files to read and write by itself.
     direct: AtomicBool,
     kept: kept::Kept,
-    /// Openers that wait for files that somebody else is writing.
+    /// Number of openers that wait for files that another client writes.
     busy_waiters: AtomicUsize,
-    /// Who tells of closes, if not the kernel.
+    /// Source of information about closes, if it is not the kernel.
     closes: OnceLock<Arc<dyn watch::Closes>>,
 }
 
-/// What the kernel is told about a name.
+/// Description of a name for the kernel.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Found {
     pub(crate) key: Key,
     pub(crate) attr: Attr,
-    /// 512-byte blocks.
+    /// Size in 512-byte blocks.
     pub(crate) blocks: u64,
-    /// How long the kernel may believe the attributes.
+    /// Time for which the kernel may cache the attributes.
     pub(crate) ttl: Duration,
-    /// When this was known, on the table's clock.
+    /// Time at which this was known, on the table's clock.
     pub(crate) asked: u64,
-    /// The entry it was found by; `None` if it was not found by its name.
+    /// The entry that was looked up; `None` if the inode was not found by its name.
     pub(crate) entry: Option<entries::Slot>,
 }
 
 impl Found {
-    /// What is known of something but for its kind: nothing.
+    /// Returns a description with only the kind of an inode.
     pub(crate) fn of_kind(key: Key, kind: Kind) -> Self {
         let attr = Attr {
             ino: key.ino,
@@ -152,14 +153,14 @@ impl Fs {
         }
     }
 
-    /// The kernel can't read and write object files by itself.
+    /// Declares that the kernel cannot read and write object files by itself.
     pub(crate) fn not_direct(&self) {
         self.direct.store(false, Ordering::Relaxed);
     }
 
-    /// Closes are told by somebody who is asked for them, not by the kernel.
+    /// Sets the source of information about closes, in place of the kernel.
     pub(crate) fn set_closes(&self, closes: Arc<dyn watch::Closes>) {
-        // It is set once, before anything is opened.
+        // Set once, before the first open.
         let _ = self.closes.set(closes);
     }
 
@@ -168,7 +169,7 @@ impl Fs {
         self.direct.load(Ordering::Relaxed) && object.local().is_some()
     }
 
-    /// How the kernel reads and writes an object; `shared`: others may write it, too.
+    /// Returns how the kernel reads and writes an object; `shared`: other mounts may write it, too.
     fn way(&self, object: &object::Object, shared: bool) -> Way {
         match (shared, self.is_direct(object)) {
             (true, _) => Way::Uncached,
@@ -184,26 +185,26 @@ impl Fs {
     /// Takes attributes from an answer to a question asked at `asked` ([`table::Table::now`]).
     fn adopt(&self, state: &mut table::State, attr: Attr, asked: u64) {
         let overtaken = state.stamp > asked || attr.version < state.attr.version;
-        // An old answer is better than none: without a kind the kernel gives the inode up for good.
+        // An old answer is better than none: without a kind the kernel drops the inode for good.
         if overtaken && state.attr.ino != 0 {
             return;
         }
         let before = std::mem::replace(&mut state.attr, attr);
         state.add_pending();
         state.check_kept(&before);
-        // What somebody else is writing is asked for each time: it is about to change.
+        // A file that another client writes is fetched each time: it is about to change.
         let settled = !overtaken && (!attr.writing || state.is_writing());
         let believed = settled && !self.table.changed_since(attr.ino, asked);
         state.fresh = believed.then(|| Instant::now() + self.attr_ttl);
     }
 
-    /// What the kernel is told of a node.
+    /// Returns the description of a node for the kernel.
     fn found(&self, node: &table::Node, state: &table::State) -> Found {
         let (attr, mut blocks) = state.shown();
         if attr.size >= SPARSE_BYTES_MIN && state.written().is_none() {
             blocks = self.blocks_of(&attr).unwrap_or(blocks);
         }
-        // Memory mapped writes change size and times without telling the kernel's cache.
+        // Memory mapped writes change size and times without updating the kernel's cache.
         let believed = !state.is_writing() && state.is_fresh();
         let ttl = if believed {
             self.attr_ttl
@@ -224,7 +225,7 @@ impl Fs {
         }
     }
 
-    /// The blocks of a sealed file on its device, if that is on this host.
+    /// Returns the blocks of a sealed file on its device, if that is on this host.
     fn blocks_of(&self, attr: &Attr) -> Option<u64> {
         if attr.parts {
             return None;
@@ -234,8 +235,8 @@ impl Fs {
         path.symlink_metadata().ok().map(|stat| stat.blocks())
     }
 
-    /// How long the kernel may believe attributes and name of what was found. To be asked while the table's
-    /// gate is held, until the kernel has been told.
+    /// Returns how long the kernel may cache the attributes and the name of an inode. The caller holds the table's gate until the kernel
+    /// has received them.
     pub(crate) fn ttls(&self, found: &Found) -> (Duration, Duration) {
         let (ino, asked) = (found.key.ino, found.asked);
         if found.key.is_special() || self.table.changed_since(ino, asked) {
@@ -243,7 +244,7 @@ impl Fs {
         }
         let changed = |entry| self.table.entry_changed_since(entry, asked);
         let named = !found.entry.is_some_and(changed);
-        // The number of an aliased inode is not the one users are to see: they have to ask for attributes.
+        // The number of an aliased inode is not the one that users should see: they have to ask for attributes.
         let attr = if found.key.alias == 0 {
             found.ttl
         } else {
@@ -256,18 +257,18 @@ impl Fs {
         self.table.get_or_make(ino)
     }
 
-    /// What has become of a version that was closed here.
+    /// Returns the outcome of a version that was closed here.
     pub(crate) fn fate(&self, object: u64) -> unsealed::Fate {
         self.sealer.fate(object)
     }
 
-    /// Waits until everything that was closed is sealed, for a bounded time, or gives what is not.
+    /// Waits until all closed versions are sealed. If `timeout` passes first, returns the versions that are not.
     pub(crate) fn drain(&self, timeout: Duration) -> Result<(), unsealed::Standing> {
         self.sealer.drain(timeout)
     }
 }
 
-/// The type bits of a mode.
+/// Returns the kind of the type bits of a mode.
 pub(crate) fn kind_of_mode(mode: u32) -> Option<Kind> {
     use rustix::fs::FileType;
     match FileType::from_raw_mode(mode) {

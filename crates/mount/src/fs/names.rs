@@ -1,4 +1,5 @@
-//! Operations on the namespace: looking up, making, linking, renaming, removing, attributes.
+//! Operations on the namespace: look-up, creation, links, renames, removal, attributes. They send operations to the server (next:
+//! `server/src`) and keep the answers in the table.
 
 use super::backend::{attr_of, unsupported};
 use super::entries::{Known, Slot};
@@ -14,11 +15,11 @@ use tidemill_core::id::Inode;
 use tidemill_wire::control;
 use tidemill_wire::v1::{self, Attr, Kind, name_op::Op, name_result::Result as Answer};
 
-/// Bytes of a name at most.
+/// Maximum length of a name in bytes.
 const NAME_BYTES_MAX: usize = 255;
-/// Names asked for in vain before a directory is listed.
+/// Number of failed look-ups before a directory is listed.
 const MISSES_MIN: u32 = 4;
-/// Entries of a directory that is listed for that at most.
+/// Maximum number of entries of a directory that is listed for that reason.
 const LISTED_ENTRIES_MAX: u32 = 4096;
 /// Set-user-id, set-group-id, and the group's execute bit.
 const SETUID: u32 = 0o4000;
@@ -36,7 +37,7 @@ pub(crate) struct Changes {
     pub(crate) mtime: Option<i64>,
 }
 
-/// Something new in a directory.
+/// New entry of a directory.
 #[derive(Clone, Debug)]
 pub(crate) struct New {
     pub(crate) kind: Kind,
@@ -45,7 +46,7 @@ pub(crate) struct New {
     pub(crate) target: Vec<u8>,
 }
 
-/// How to rename.
+/// Options of a rename.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Renaming {
     pub(crate) no_replace: bool,
@@ -59,7 +60,7 @@ fn check_name(name: &[u8]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Refuses names that can't be given, or taken away, because they are those of the control folder.
+/// Refuses to create or remove names that are reserved for the control folder.
 pub(super) fn check_change(parent: u64, name: &[u8], refusal: Errno) -> Result<(), Error> {
     check_name(name)?;
     if parent == Inode::ROOT.0 && control::is_reserved(name) {
@@ -110,7 +111,7 @@ impl Fs {
         }
     }
 
-    /// The answer to a look-up, if it is known without asking.
+    /// Returns the answer to a look-up, if it is cached.
     pub(super) fn lookup_here(&self, parent: u64, name: &[u8]) -> Option<Result<Found, Error>> {
         let (known, node, asked) = self.table.hold_entry(parent, name);
         if known == Known::Nothing && name != b".." {
@@ -129,8 +130,7 @@ impl Fs {
         Some(Ok(found))
     }
 
-    /// Names were asked for in vain. A directory where that happens often is listed, so that the next such
-    /// question needs no server.
+    /// Lists a directory in which look-ups fail often, so that the next failing look-up needs no server.
     fn list_for_missed(&self, caller: Caller, directory: u64) {
         let asked = self.table.now();
         let op = Op::ReadDir(v1::ReadDir {
@@ -138,7 +138,7 @@ impl Fs {
             after: Vec::new(),
             limit: LISTED_ENTRIES_MAX,
         });
-        // Only a short cut: without it the server is asked for each name.
+        // Only an optimisation: without the listing, the server is asked for each name.
         if let Ok(Answer::Entries(entries)) = self.backend.one(caller, op)
             && entries.end
         {
@@ -146,7 +146,7 @@ impl Fs {
         }
     }
 
-    /// Takes note of all entries of a directory.
+    /// Caches all entries of a directory.
     pub(super) fn learn_listing<'a>(
         &self,
         directory: u64,
@@ -157,7 +157,7 @@ impl Fs {
         self.table.listed(directory, entries, asked);
     }
 
-    /// Takes over an entry that the kernel is going to know.
+    /// Caches an entry that the kernel is going to know.
     pub(super) fn learn(
         &self,
         parent: u64,
@@ -175,7 +175,7 @@ impl Fs {
         Ok(found)
     }
 
-    /// As [`Self::learn`], for an entry that was made from here.
+    /// As [`Self::learn`], for an entry that was created from here.
     pub(super) fn learn_made(
         &self,
         parent: u64,
@@ -186,12 +186,12 @@ impl Fs {
         let attr = entry.attr.ok_or(ClientError::Answer("Apply"))?;
         let mut found = self.hold(attr, entry.target, change.asked);
         found.entry = Some(Slot::of(parent, name));
-        // Unsure: the kernel has to ask for it again.
+        // Without a settled time the kernel has to ask for the entry again.
         found.asked = change.settle(&[Known::Is(attr.ino)]).unwrap_or(0);
         Ok(found)
     }
 
-    /// What the kernel is told of an inode that it is going to know by an answer to a question of `asked`.
+    /// Returns the description of an inode that the kernel is going to know, from the answer to a question of time `asked`.
     pub(super) fn hold(&self, attr: Attr, target: Vec<u8>, asked: u64) -> Found {
         let node = self.table.hold(attr.ino);
         let mut state = node.state.lock();
@@ -202,14 +202,14 @@ impl Fs {
         self.found(&node, &state)
     }
 
-    /// The kernel has dropped references.
+    /// Drops references of the kernel.
     pub(crate) fn forget(&self, key: Key, lookups: u64) {
         if !key.is_special() {
             self.table.let_go(key.ino, lookups);
         }
     }
 
-    /// Makes the node's attributes known.
+    /// Fetches the node's attributes if they are not cached.
     pub(super) fn fetch(&self, caller: Caller, node: &Node, pace: Pace) -> Result<(), Error> {
         if node.state.lock().is_fresh() {
             return Ok(());
@@ -231,7 +231,7 @@ impl Fs {
                 if state.opens == 0 && state.writing.is_none() {
                     return Err(Errno::STALE.into());
                 }
-                // Removed by somebody else while it is open here.
+                // Removed by another client while it is open here.
                 state.gone = true;
                 state.attr.nlink = 0;
                 Ok(())
@@ -242,7 +242,7 @@ impl Fs {
 
     pub(crate) fn getattr(&self, caller: Caller, key: Key, pace: Pace) -> Result<Found, Error> {
         let node = self.node(key.ino);
-        // What others have made visible of what is open here.
+        // Other mounts may have published writes to the open version.
         let open = node
             .state
             .lock()
@@ -273,7 +273,7 @@ impl Fs {
         }
     }
 
-    /// What the kernel is told of a version that is open here and no longer the file's current one.
+    /// Returns the attributes of a version that is open here and no longer the file's current one.
     fn found_before(&self, node: &Node, state: &State, bound: &Bound) -> Result<Found, Error> {
         let mut found = self.found(node, state);
         let stat = bound.object.stat()?;
@@ -306,8 +306,8 @@ impl Fs {
         Ok(self.found(&node, &state))
     }
 
-    /// Somebody opens the file for writing: unless that is root, set-user-id and set-group-id go. The kernel does
-    /// not say when a file that it writes by itself is written to.
+    /// Removes set-user-id and set-group-id when a user other than root opens the file for writing. The kernel does not report writes to a
+    /// file that it writes by itself.
     pub(super) fn drop_privileges(
         &self,
         caller: Caller,
@@ -326,7 +326,7 @@ impl Fs {
         self.set_plain(caller, node, &changes)
     }
 
-    /// Sets everything but the size.
+    /// Sets all attributes except the size.
     fn set_plain(&self, caller: Caller, node: &Arc<Node>, changes: &Changes) -> Result<(), Error> {
         let set = v1::SetAttr {
             ino: node.ino,
@@ -361,7 +361,7 @@ impl Fs {
         };
         let attr = match answer.and_then(attr_of) {
             Ok(attr) => attr,
-            // It has no name any more but is open here: only this mount can see it.
+            // The file has no name any more but is open here: only this mount can see it.
             Err(error) if error.is(Errno::NOENT) && node.state.lock().opens > 0 => {
                 changed_here(node.state.lock().attr, changes)
             }
@@ -377,8 +377,8 @@ impl Fs {
         Ok(())
     }
 
-    /// Takes attributes from the answer to a change that was asked for at `asked`. If something else changed
-    /// meanwhile, a seal for one, the answer is not all: the rest has to be asked for.
+    /// Applies attributes from the answer to a change that was requested at `asked`. If another change happened concurrently, such as a
+    /// seal, the answer is incomplete: the other attributes have to be fetched.
     pub(super) fn adopt_change(&self, state: &mut State, attr: Attr, asked: u64) {
         if state.stamp > asked || attr.version < state.attr.version {
             let before = state.attr;
@@ -397,7 +397,7 @@ impl Fs {
         state.stamp = self.table.tick();
     }
 
-    /// The entries of a directory have changed from here at `time`.
+    /// Notes that the entries of a directory were changed from here at `time`.
     pub(super) fn touched(&self, directory: u64, time: i64, subdirectories: i32) {
         if let Some(node) = self.table.get(directory) {
             let mut state = node.state.lock();
@@ -415,7 +415,7 @@ impl Fs {
             return Ok(target);
         }
         pace.wait()?;
-        // The target comes with entries only: look the link up again by one of its names.
+        // Only entries contain the target: look the link up again by one of its names.
         let (parent, name) = self.table.name_of(ino).ok_or(Errno::STALE)?;
         match self
             .backend
@@ -426,7 +426,7 @@ impl Fs {
         }
     }
 
-    /// Makes a directory, link, special file, or an empty regular file that is not open.
+    /// Creates a directory, link, special file, or an empty regular file that is not open.
     pub(crate) fn make(
         &self,
         caller: Caller,
@@ -496,11 +496,11 @@ impl Fs {
         Ok(found)
     }
 
-    /// Waits until versions that were closed here are sealed, before what they belong to gets another name: whoever
-    /// finds it there finds what was written. Of a directory that goes for all that is below it. Of a file that is
-    /// still open, what was kept back of its attributes is told.
+    /// Waits until versions that were closed here are sealed, before their file gets another name: a client that finds the new name finds
+    /// the written content. For a directory the call waits for all files below it. For a file that is still open, the call sends the
+    /// attributes that were held back.
     fn wait_published(&self, caller: Caller, ino: u64) -> Result<(), Error> {
-        // What is being sealed here is known here.
+        // This mount knows all files that it is sealing.
         let Some(node) = self.table.get(ino) else {
             return Ok(());
         };
@@ -595,7 +595,7 @@ impl Fs {
             }
             _ => return Err(ClientError::Answer("Rename").into()),
         };
-        // What was moved, and what was replaced by it or exchanged for it, as both are now.
+        // The moved inode, and the inode that it replaced or was exchanged for, with their new attributes.
         let mut attrs = answer.entries.into_iter().filter_map(|entry| entry.attr);
         let moved = attrs.next().ok_or(ClientError::Answer("Rename"))?;
         let other = attrs.next();
@@ -623,7 +623,7 @@ impl Fs {
         Ok(())
     }
 
-    /// The inode that a name leads to, which is asked for only if it is not known.
+    /// Returns the inode of a name. The server is asked only if the name is not cached.
     fn inode_of(&self, caller: Caller, (parent, name): (u64, &[u8])) -> Result<u64, Error> {
         if let (Known::Is(ino), _) = self.table.known(parent, name) {
             return Ok(ino);
@@ -635,7 +635,7 @@ impl Fs {
         Ok(self.backend.one(caller, op).and_then(attr_of)?.ino)
     }
 
-    /// The attributes of a node have changed in a way that only the server knows.
+    /// Marks the attributes of a node as outdated: only the server knows them.
     fn outdate(&self, ino: u64) {
         if let Some(node) = self.table.get(ino) {
             let mut state = node.state.lock();
@@ -644,7 +644,7 @@ impl Fs {
         }
     }
 
-    /// The node got or lost a name by a change from here that was asked for at `asked`.
+    /// Notes that the node got or lost a name by a change from here that was requested at `asked`.
     fn changed_names(&self, attr: Attr, asked: u64) {
         let Some(node) = self.table.get(attr.ino) else {
             return;
@@ -660,8 +660,8 @@ impl Fs {
         self.table.drop_unused(attr.ino);
     }
 
-    /// An earlier try of a change did it, whose answer was lost: what it made of these has to be asked for. If
-    /// it is not known what they were, that goes for all.
+    /// Handles a change that an earlier attempt made, whose answer was lost: the attributes of these inodes have to be fetched. If the
+    /// inodes are not known, all attributes have to be fetched.
     fn done_before(&self, before: &[Known]) {
         let known = before.iter().map(|known| match known {
             Known::Is(ino) => self
@@ -687,7 +687,7 @@ impl Fs {
         known_attribute(name, Errno::NODATA)?;
         pace.wait()?;
         if name.starts_with(b"user.tidemill.") {
-            // What the array knows of a file is known when it has been sealed.
+            // The server knows these attributes only after the file is sealed.
             self.wait_sealed(&self.node(ino))?;
         }
         let op = Op::GetXattr(v1::GetXattr {
@@ -724,7 +724,7 @@ impl Fs {
         Ok(())
     }
 
-    /// Names of extended attributes, each ended by a zero byte.
+    /// Returns the names of extended attributes, each ended by a zero byte.
     pub(crate) fn listxattr(&self, caller: Caller, ino: u64, pace: Pace) -> Result<Vec<u8>, Error> {
         pace.wait()?;
         match self
@@ -770,7 +770,7 @@ impl Fs {
         }
     }
 
-    /// Makes everything that was acknowledged survive power loss.
+    /// Makes all acknowledged changes survive power loss.
     pub(crate) fn sync_names(&self, caller: Caller) -> Result<(), Error> {
         let op = Op::GetAttr(v1::GetAttr {
             ino: Inode::ROOT.0,
@@ -780,8 +780,8 @@ impl Fs {
     }
 }
 
-/// Only attributes that users set are kept: there are no access control lists and no file capabilities, and
-/// the kernel asks for the latter at many writes.
+/// Accepts only attributes that users set: access control lists and file capabilities do not exist, and the kernel asks for the latter at
+/// many writes.
 fn known_attribute(name: &[u8], otherwise: Errno) -> Result<(), Error> {
     if name.starts_with(b"user.") || name.starts_with(b"trusted.") {
         Ok(())
@@ -792,7 +792,7 @@ fn known_attribute(name: &[u8], otherwise: Errno) -> Result<(), Error> {
     }
 }
 
-/// A change of owner or size takes set-user-id and set-group-id away, as on any local file system.
+/// Removes set-user-id and set-group-id at a change of owner or size, as any local file system does.
 fn drop_privileges(changes: &mut Changes, attr: &Attr, caller: Caller) {
     let owner = changes.uid.is_some() || changes.gid.is_some();
     let truncated = changes.size.is_some() && caller.uid != 0;
@@ -802,7 +802,7 @@ fn drop_privileges(changes: &mut Changes, attr: &Attr, caller: Caller) {
     changes.mode = without_privileges(attr);
 }
 
-/// The mode without set-user-id and set-group-id, if it has any.
+/// Returns the mode without set-user-id and set-group-id, if it has any of them.
 fn without_privileges(attr: &Attr) -> Option<u32> {
     let mut mode = attr.mode & !SETUID;
     if mode & GROUP_EXECUTE != 0 {
@@ -811,7 +811,7 @@ fn without_privileges(attr: &Attr) -> Option<u32> {
     (mode != attr.mode).then_some(mode)
 }
 
-/// Attributes after a change that no server needs to know of.
+/// Returns the attributes after a change that the server does not need to know.
 fn changed_here(mut attr: Attr, changes: &Changes) -> Attr {
     attr.mode = changes.mode.unwrap_or(attr.mode);
     attr.uid = changes.uid.unwrap_or(attr.uid);

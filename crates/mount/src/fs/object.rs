@@ -1,4 +1,5 @@
-//! The bytes of one object as open files use them: an object file opened in place, or one on another host.
+//! The bytes of one object as open files use them: an object file opened in place, or an object on another host (next:
+//! `mount/src/fs/remote.rs`).
 
 use super::remote::{Remote, now_ns};
 use super::right::Right;
@@ -18,33 +19,33 @@ use tidemill_client::object_file;
 
 /// Nanoseconds of one second.
 const SECOND_NS: i64 = 1_000_000_000;
-/// An mtime younger than this can't tell whether bytes in memory were written to.
+/// An mtime younger than this cannot show whether bytes in memory were written.
 const MTIME_GRAIN_NS: i64 = SECOND_NS;
 
 fn nanoseconds(seconds: i64, nanos: i64) -> i64 {
     seconds.saturating_mul(SECOND_NS).saturating_add(nanos)
 }
 
-/// Whether a file's mtime, which was just set to this, tells of every write from now on. A write sets it to the time at
-/// which the file was changed last, or a later one of the same clock.
+/// Whether a file's mtime, which was just set to `mtime`, will show every write from now on. A write sets the mtime to the time of the
+/// file's last change, or a later time of the same clock.
 fn tells_writes(stat: &Metadata, mtime: i64) -> bool {
     let set = nanoseconds(stat.mtime(), stat.mtime_nsec());
     set == mtime && nanoseconds(stat.ctime(), stat.ctime_nsec()) > mtime
 }
 
-/// An object that is open in this mount; shared by all that have it open.
+/// An object that is open in this mount; all its openers share it.
 #[derive(Debug)]
 pub(crate) struct Object {
     pub(crate) id: u64,
     pub(crate) element: u32,
     pub(crate) data: Data,
     pub(crate) right: Arc<Right>,
-    /// Another opening of its file, which the kernel may have been given.
+    /// Another opening of its file, which the kernel may use.
     pub(crate) opened_first: Option<Arc<File>>,
-    /// Of a version on another host that begins as the one before: that one, until something is written. Until then
-    /// the object does not exist; it is read as the version before, which its element copies when it has to.
+    /// For a version on another host that begins as the version before: that version, until the first write. Until then the object does not
+    /// exist. Reads use the version before, and its element copies it when necessary.
     begun_as: Mutex<Option<Begin>>,
-    /// The entry of its file, in the folder of its element, survives power loss.
+    /// Whether the entry of its file, in the folder of its element, survives power loss.
     pub(crate) entry_durable: AtomicBool,
 }
 
@@ -55,24 +56,24 @@ struct Begin {
     bytes: u64,
 }
 
-/// Where the bytes are.
+/// Location of the bytes.
 #[derive(Debug)]
 pub(crate) enum Data {
-    /// In a file on this host.
+    /// A file on this host.
     Local(Arc<File>),
-    /// On an element that is asked for them.
+    /// An element, by requests.
     Remote(Remote),
-    /// On several elements.
+    /// Several elements.
     Striped(Striped),
-    /// In pieces, by several mounts.
+    /// Pieces that several mounts write.
     Together(Box<Together>),
-    /// On an element in memory of this host, or elsewhere since that was full; or in a room with a quota.
+    /// An element in memory of this host, or another element since that one was full; or a room with a quota.
     Memory(Box<Memory>),
-    /// Nowhere: a file that has no version yet is empty.
+    /// No bytes: a file that has no version yet is empty.
     Nothing,
 }
 
-/// What changes while an object is written.
+/// Attributes that change while an object is written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Stat {
     pub(crate) size: u64,
@@ -95,7 +96,7 @@ impl Object {
         }
     }
 
-    /// The file that the kernel may read and write by itself.
+    /// Returns the file that the kernel may read and write by itself.
     pub(crate) fn local(&self) -> Option<&Arc<File>> {
         match &self.data {
             Data::Local(file) => Some(file),
@@ -113,7 +114,7 @@ impl Object {
         asks(self) || self.parts().any(asks)
     }
 
-    /// The version that it is, or is a part of.
+    /// Returns the version that the object is, or is a part of.
     pub(crate) fn version(&self) -> u64 {
         match self.together().map(Together::version) {
             None | Some(0) => self.id,
@@ -121,7 +122,7 @@ impl Object {
         }
     }
 
-    /// What several mounts write, or have written.
+    /// Returns the object's state as a version that several mounts write, or have written.
     pub(crate) fn together(&self) -> Option<&Together> {
         match &self.data {
             Data::Together(together) => Some(together),
@@ -129,7 +130,7 @@ impl Object {
         }
     }
 
-    /// The objects that are written and sealed: itself, or those that it lies in.
+    /// Returns the objects that are written and sealed: the object itself, or its parts.
     pub(crate) fn parts(&self) -> impl Iterator<Item = &Self> {
         let (itself, several) = match &self.data {
             Data::Striped(striped) => (None, striped.parts()),
@@ -140,7 +141,7 @@ impl Object {
         itself.into_iter().chain(several.iter().map(Arc::as_ref))
     }
 
-    /// The element that it is on now.
+    /// Returns the element that stores the object now.
     pub(crate) fn place(&self) -> u32 {
         match &self.data {
             Data::Memory(memory) => memory.now().element,
@@ -148,17 +149,17 @@ impl Object {
         }
     }
 
-    /// Whether it is written where there is a bound.
+    /// Whether a limit applies to the object's size.
     pub(crate) fn is_bounded(&self) -> bool {
         matches!(self.data, Data::Memory(_))
     }
 
-    /// Whether it lies in several objects.
+    /// Whether the object is striped over several objects.
     pub(crate) fn is_striped(&self) -> bool {
         matches!(self.data, Data::Striped(_))
     }
 
-    /// A version that begins with the first bytes of another on the same element, last changed at `mtime`.
+    /// Returns a version that begins with the first bytes of another version on the same element, with the mtime `mtime`.
     pub(crate) fn begin_as(self, before: Arc<Self>, bytes: u64, mtime: i64) -> Self {
         if let Data::Remote(remote) = &self.data {
             remote.begin_at(bytes, mtime);
@@ -170,7 +171,7 @@ impl Object {
         self
     }
 
-    /// The version before, if it is known that nothing was written to this one, which began as that.
+    /// Returns the version before, if this version began as that one and has certainly not been written.
     pub(crate) fn begun_as(&self) -> Option<Arc<Self>> {
         if let Data::Memory(memory) = &self.data {
             return memory.now().begun_as();
@@ -179,7 +180,7 @@ impl Object {
         begin.as_ref().map(|begin| begin.object.clone())
     }
 
-    /// Something is about to be written: makes the object, with the first `keep` bytes of what it begins as.
+    /// Creates the object before its first write, with the first `keep` bytes of the version that it begins as.
     pub(super) fn make(&self, keep: u64) -> Result<(), Error> {
         let mut begin = self.begun_as.lock();
         let (Some(Begin { object, bytes }), Data::Remote(remote)) = (&*begin, &self.data) else {
@@ -244,7 +245,7 @@ impl Object {
         }
     }
 
-    /// It is not open any more: forgets what was read of it.
+    /// Drops cached reads, because the object is not open any more.
     pub(crate) fn rest(&self) {
         match &self.data {
             Data::Remote(remote) => remote.forget(),
@@ -255,7 +256,7 @@ impl Object {
         }
     }
 
-    /// Hands over everything that is buffered here.
+    /// Sends all buffered bytes.
     pub(crate) fn flush(&self) -> Result<(), Error> {
         match &self.data {
             Data::Remote(remote) => remote.flush(),
@@ -266,7 +267,7 @@ impl Object {
         }
     }
 
-    /// As [`Self::flush`], for as long as the mount lives.
+    /// As [`Self::flush`], for as long as the mount runs.
     pub(crate) async fn flushed(&self) -> Result<(), Error> {
         for part in self.parts() {
             if let Data::Remote(remote) = &part.data {
@@ -309,11 +310,11 @@ impl Object {
         }
     }
 
-    /// Whether every write from now on changes the mtime, which was just set to this.
+    /// Whether every write from now on changes the mtime, which was just set to `mtime`.
     pub(crate) fn tells_writes(&self, mtime: i64) -> bool {
         match &self.data {
             Data::Local(file) => file.metadata().is_ok_and(|stat| tells_writes(&stat, mtime)),
-            // This process sets it.
+            // This process sets the mtime.
             Data::Remote(_) => now_ns() > mtime,
             Data::Striped(striped) => {
                 let mut parts = striped.parts().iter();
@@ -325,7 +326,7 @@ impl Object {
         }
     }
 
-    /// Sets when it was last changed, in nanoseconds since the Unix epoch.
+    /// Sets the mtime, in nanoseconds since the Unix epoch.
     pub(crate) fn set_mtime(&self, mtime: i64) -> Result<(), Error> {
         match &self.data {
             Data::Local(file) => {
@@ -364,7 +365,7 @@ impl Object {
             Data::Local(file) => writable(file)?,
             Data::Remote(remote) => return remote.allocate(offset, length, mode),
             Data::Memory(memory) => return memory.allocate(offset, length, mode),
-            // A program that has to have the room writes zeros then.
+            // A program that needs the room then writes zeros.
             Data::Striped(_) | Data::Together(_) => return Err(Errno::OPNOTSUPP.into()),
             Data::Nothing => return Err(Errno::BADF.into()),
         };
@@ -372,7 +373,7 @@ impl Object {
         Ok(rustix::fs::fallocate(file, flags, offset, length)?)
     }
 
-    /// Where data or a hole begins at or after `offset`.
+    /// Returns where data or a hole begins at or after `offset`.
     pub(crate) fn seek(&self, offset: u64, data: bool) -> Result<u64, Error> {
         if let Data::Memory(memory) = &self.data {
             return memory.seek(offset, data);
@@ -392,7 +393,7 @@ impl Object {
         Ok(if data { offset } else { size })
     }
 
-    /// Copies bytes from another object that is on this host too; gives how many.
+    /// Copies bytes from another object on this host. Returns their number.
     pub(crate) fn copy_from(
         &self,
         from: &Self,
@@ -423,8 +424,8 @@ impl Object {
         Ok(copied)
     }
 
-    /// Copies `from..to` of another object that is on this host too to the same place, and nothing for its
-    /// holes. The object is that long at least afterwards.
+    /// Copies `from..to` of another object on this host to the same place, and skips its holes. The object is at least `to` bytes long
+    /// afterwards.
     pub(crate) fn copy_data(&self, source: &Self, from: u64, to: u64) -> Result<(), Error> {
         let (Data::Local(source), Data::Local(target)) = (&source.data, &self.data) else {
             return Err(Errno::OPNOTSUPP.into());
@@ -433,19 +434,19 @@ impl Object {
         Ok(object_file::copy_data(source, &target, from, to)?)
     }
 
-    /// Has its file open for reading only from now on: only the programs that got descriptors of it are its writers then.
-    /// It can still be written to here ([`writable`]).
+    /// Reopens its file for reading only: from now on only the programs that got descriptors of the file are its writers. This process can
+    /// still write to it ([`writable`]).
     pub(crate) fn let_go(&mut self) -> Result<(), Error> {
         if let Data::Local(file) = &mut self.data {
             let reading = reopened(file, OFlags::RDONLY)?;
-            // Without locks on this device nobody takes files.
+            // On a device without locks, no other process can take files over.
             let _ = object_file::hold(&reading);
             *file = Arc::new(reading);
         }
         Ok(())
     }
 
-    /// Another file has its place now, or none has.
+    /// Whether the path of the file has another file now, or none.
     pub(crate) fn is_replaced(&self) -> bool {
         let file = self.local();
         file.is_some_and(|file| file.metadata().is_ok_and(|stat| stat.nlink() == 0))
@@ -457,7 +458,8 @@ fn reopened(file: &File, how: OFlags) -> Result<File, Errno> {
     Ok(open(path, how | OFlags::CLOEXEC, Mode::empty())?.into())
 }
 
-/// The file, open for writing: for this moment, if it is not so here ([`Object::let_go`]). A sealed one never is.
+/// Returns the file, open for writing. If it is open for reading only ([`Object::let_go`]), it is reopened for this moment. A sealed file
+/// is never writable.
 fn writable(file: &Arc<File>) -> Result<Arc<File>, Error> {
     if fcntl_getfl(file)? & OFlags::RWMODE != OFlags::RDONLY {
         return Ok(file.clone());
@@ -487,7 +489,7 @@ mod tests {
         object.write(6, b", after").unwrap();
         object.truncate(9).unwrap();
         assert_eq!(object.read(0, 100).unwrap(), b"before, a");
-        // What is sealed is not opened for writing again, whoever this process is.
+        // A sealed file is not opened for writing again, whatever rights this process has.
         let sealed = std::os::unix::fs::PermissionsExt::from_mode(0o444);
         std::fs::set_permissions(&path, sealed).unwrap();
         assert!(object.write(0, b"B").unwrap_err().is(Errno::BADF));

@@ -1,42 +1,42 @@
-//! How long an operation waits for what is away: one deadline for everything it waits for.
+//! Time limits of operations: one deadline for all waits of an operation. It touches only this thread's deadline and the process's clock.
 //!
-//! The deadline belongs to the thread that serves the operation, and every wait below asks for it here: so no
-//! wait can add its own patience to another's, none can forget to hand it on, and what waits in the background
-//! for as long as the mount lives says so by having none.
+//! The deadline belongs to the thread that serves the operation, and every wait below reads it here. So no wait can add its own limit to
+//! another wait's, and no call can forget to pass the deadline on. A background task that waits for as long as the mount runs states that
+//! by passing no deadline.
 //!
-//! Deadlines are times of [`now`], which stands still while the whole process does: a host that slept, or a virtual
-//! machine that was moved, has given nobody a chance to answer.
+//! Deadlines are times of [`now`], which stands still while the whole process does: during the suspension of a host, or the migration of a
+//! virtual machine, no other process could answer.
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long an operation waits in all for a server or an element that is away, if nothing else is set.
+/// Total time that an operation waits for an unreachable server or element, by default.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
-/// As good as without end.
+/// Practically without limit.
 const FOREVER: Duration = Duration::from_secs(100 * 365 * 86_400);
-/// The first pause before something is tried again; doubled up to [`PAUSE_MAX`].
+/// First pause before a retry; doubled up to [`PAUSE_MAX`].
 const PAUSE_MIN: Duration = Duration::from_millis(20);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
-/// Nobody waits for longer at once: what takes much longer was not lived through.
+/// Maximum time of one wait: if a wait takes much longer, the process was suspended.
 const SLICE: Duration = Duration::from_secs(1);
-/// Threads of a busy host wake up late, too.
+/// Tolerance for threads of a busy host that wake up late.
 const LATE: Duration = Duration::from_secs(2);
 
-/// How long an operation of this process waits, in milliseconds.
+/// Time that an operation of this process waits, in milliseconds.
 static SET_MS: AtomicU64 = AtomicU64::new(30_000);
-/// Nanoseconds that were not lived through: every operation reads it.
+/// Nanoseconds during which the process was suspended. Every operation reads the value.
 static MISSED: AtomicU64 = AtomicU64::new(0);
-/// Until when that is known.
+/// Time up to which suspensions are counted.
 static KNOWN: Mutex<Option<Instant>> = Mutex::new(None);
 
 thread_local! {
     static DEADLINE: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
-/// Puts the deadline back that was there before, also if an operation panics.
+/// Restores the previous deadline, also if an operation panics.
 struct Before(Option<Instant>);
 
 impl Drop for Before {
@@ -45,7 +45,7 @@ impl Drop for Before {
     }
 }
 
-/// Sets how long operations of this process wait; `None`: without end.
+/// Sets the time that operations of this process wait; `None`: without limit.
 pub(crate) fn set(patience: Option<Duration>) {
     let millis = u64::try_from(bounded(patience).as_millis()).unwrap_or(u64::MAX);
     SET_MS.store(millis, Ordering::Relaxed);
@@ -55,19 +55,19 @@ fn bounded(patience: Option<Duration>) -> Duration {
     patience.map_or(FOREVER, |patience| patience.min(FOREVER))
 }
 
-/// How long an operation waits in all for a server or an element that is away.
+/// Returns the total time that an operation waits for an unreachable server or element.
 pub(crate) fn limit() -> Duration {
     Duration::from_millis(SET_MS.load(Ordering::Relaxed))
 }
 
-/// The time, less what was not lived through.
+/// Returns the time, without the time of suspensions.
 pub(crate) fn now() -> Instant {
-    // In this order: what is missed between the two is not taken off twice.
+    // In this order, so that a suspension between the two reads is not subtracted twice.
     let missed = missed();
     Instant::now() - missed
 }
 
-/// The time at which it will be `until`, unless time is missed once more.
+/// Returns the real time at which [`now`] will be `until`, unless the process is suspended again.
 pub(crate) fn real(until: Instant) -> Instant {
     until + missed()
 }
@@ -76,14 +76,14 @@ fn missed() -> Duration {
     Duration::from_nanos(MISSED.load(Ordering::Acquire))
 }
 
-/// A wait was to end at a time, and has ended now.
+/// Notes that a wait which was to end at `at` has ended now.
 pub(crate) fn woken(at: Instant) {
     let now = Instant::now();
     if now.saturating_duration_since(at) < LATE {
         return;
     }
     let mut known = KNOWN.lock();
-    // Others may have noticed it before.
+    // Other threads may have counted it before.
     let from = known.map_or(at, |known| known.max(at));
     let more = now.saturating_duration_since(from);
     if !more.is_zero() {
@@ -98,12 +98,12 @@ pub(crate) fn woken(at: Instant) {
     }
 }
 
-/// The end of the next slice of a wait.
+/// Returns the end of the next slice of a wait.
 fn slice(until: Instant) -> Instant {
     real(until).min(Instant::now() + SLICE)
 }
 
-/// Waits to be notified; whether the time was over before that. May return before that without reason.
+/// Waits for a notification. Returns whether the time was over before it. May return early without reason.
 pub(crate) fn wait<T>(condvar: &Condvar, guard: &mut MutexGuard<'_, T>, until: Instant) -> bool {
     let end = slice(until);
     let timed_out = condvar.wait_until(guard, end).timed_out();
@@ -113,7 +113,7 @@ pub(crate) fn wait<T>(condvar: &Condvar, guard: &mut MutexGuard<'_, T>, until: I
     timed_out && now() >= until
 }
 
-/// Pauses before something is tried again.
+/// Pauses before a retry.
 pub(crate) fn sleep(pause: Duration) {
     let end = Instant::now() + pause;
     std::thread::sleep(pause);
@@ -127,7 +127,7 @@ pub(crate) async fn pause(pause: Duration) {
     woken(end);
 }
 
-/// What comes of `work`, if it does in time.
+/// Returns the result of `work`, if it ends in time.
 pub(crate) async fn within<T>(until: Instant, work: impl Future<Output = T>) -> Option<T> {
     tokio::pin!(work);
     loop {
@@ -147,30 +147,30 @@ pub(crate) fn serve<T>(operation: impl FnOnce() -> T) -> T {
     until(now() + limit(), operation)
 }
 
-/// Does a part of an operation that may take no longer than that.
+/// Runs a part of an operation with a tighter limit.
 pub(crate) fn at_most<T>(limit: Duration, part: impl FnOnce() -> T) -> T {
     until(deadline().min(now() + limit), part)
 }
 
-/// Does a part of an operation on this thread that another thread has begun: its waits end then.
+/// Runs a part of an operation that another thread has begun, with that operation's deadline `end`.
 pub(crate) fn until<T>(end: Instant, part: impl FnOnce() -> T) -> T {
     let _before = Before(DEADLINE.replace(Some(end)));
     part()
 }
 
-/// When the waiting of this thread's operation ends; what no operation asked for waits [`limit`] from now.
+/// Returns the end of the waits of this thread's operation. Without an operation, it is [`limit`] from now.
 pub(crate) fn deadline() -> Instant {
     DEADLINE.get().unwrap_or_else(|| now() + limit())
 }
 
-/// Bytes were moved: what is waited for is there, and a long copy is no wait.
+/// Extends the deadline because bytes were moved: the other side answers, and a long copy is not a wait.
 pub(crate) fn renew() {
     if DEADLINE.get().is_some() {
         DEADLINE.set(Some(now() + limit()));
     }
 }
 
-/// Pauses between tries, longer each time.
+/// Pauses between attempts, longer each time.
 #[derive(Debug)]
 pub(crate) struct Pauses {
     next: Duration,
@@ -178,7 +178,7 @@ pub(crate) struct Pauses {
 }
 
 impl Pauses {
-    /// Pauses that end then; without an end they go on for as long as the mount lives.
+    /// Returns pauses that stop at `end`. Without an end they continue for as long as the mount runs.
     pub(crate) fn until(end: Option<Instant>) -> Self {
         Self {
             next: PAUSE_MIN,
@@ -186,7 +186,7 @@ impl Pauses {
         }
     }
 
-    /// How long to pause before the next try; `None`: there is no time for one.
+    /// Returns the pause before the next attempt; `None`: there is no time for another attempt.
     pub(crate) fn next(&mut self) -> Option<Duration> {
         let pause = self.next;
         self.next = (pause * 2).min(PAUSE_MAX);
@@ -202,7 +202,7 @@ impl Pauses {
 mod tests {
     use super::*;
 
-    /// Held by each test, as one of them sets back the clock that all share.
+    /// Held by each test, as one of them sets back the clock that all tests share.
     static CLOCK: Mutex<()> = Mutex::new(());
 
     #[test]
@@ -242,7 +242,7 @@ mod tests {
         assert!(soon.next().is_some_and(|pause| pause < PAUSE_MIN));
     }
 
-    /// Several threads miss the same time. It counts once, and no deadline passes because of it.
+    /// Several threads observe the same suspension. It counts once, and no deadline passes because of it.
     #[test]
     fn suspended_time_does_not_count() {
         let _clock = CLOCK.lock();

@@ -1,10 +1,10 @@
-//! Changes of attributes that the server is told with the seal.
+//! Changes of attributes that the server learns with the seal (next: `mount/src/fs/seal.rs`).
 //!
-//! Programs that copy and unpack set mode and times of a file while they have it open. Before its first seal nobody
-//! else can read anything of it, so nobody else has to know of them before: the seal sets both at once, and each change
-//! costs no request of its own. Whatever could take a permission from somebody is told at once, changes of the owner
-//! among them: if this mount is killed, the server seals the file as far as it knows. If somebody else gives the file
-//! another mode or owner meanwhile, that stands, and what was changed here before is dropped.
+//! Programs that copy and unpack set mode and times of a file while they have it open. Before its first seal no other client can read the
+//! file, so no other client has to know of these changes: the seal sets them all at once, and a change costs no request of its own. A
+//! change that could revoke a permission is sent at once, as is a change of the owner: if this mount is killed, the server seals the file
+//! with the attributes that it knows. If another client changes the mode or owner in the meantime, that change stays, and the earlier
+//! changes from here are dropped.
 
 use super::names::Changes;
 use super::remote::now_ns;
@@ -14,19 +14,19 @@ use crate::error::Error;
 use std::sync::Arc;
 use tidemill_wire::v1::{self, Attr, name_op::Op};
 
-/// What was changed of a file that is being written, and not told yet.
+/// Attributes of a file that is being written, changed here and not sent yet.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pending {
     mode: Option<u32>,
     atime: Option<i64>,
-    /// When, in nanoseconds since the Unix epoch.
+    /// Time of the change, in nanoseconds since the Unix epoch.
     ctime: i64,
-    /// Mode and owner as the server told them last.
+    /// Mode and owner in the last answer of the server.
     since: v1::Rights,
 }
 
 impl Pending {
-    /// As the server is told; the mtime is that of the version.
+    /// Returns the request for the server; the mtime is that of the version.
     pub(crate) fn told(&self, ino: u64) -> v1::SetAttr {
         v1::SetAttr {
             ino,
@@ -54,7 +54,7 @@ fn rights(attr: &Attr) -> v1::Rights {
     }
 }
 
-/// Whether somebody may lose a permission by these changes.
+/// Whether a user may lose a permission by these changes.
 fn take(changes: &Changes, attr: &Attr) -> bool {
     changes.mode.is_some_and(|mode| attr.mode & !mode != 0)
         || changes.uid.is_some_and(|uid| uid != attr.uid)
@@ -62,8 +62,8 @@ fn take(changes: &Changes, attr: &Attr) -> bool {
 }
 
 impl State {
-    /// Keeps changes back, if the file has never been sealed and is open for writing, and nobody loses a permission
-    /// by them; says whether it does.
+    /// Holds changes back, if the file has never been sealed, is open for writing, and no user loses a permission by them. Returns whether
+    /// it does.
     fn keep_back(&mut self, changes: &Changes) -> Result<bool, Error> {
         let attr = self.attr;
         if attr.object != 0 || self.gone || take(changes, &attr) {
@@ -89,7 +89,7 @@ impl State {
         Ok(true)
     }
 
-    /// The server has told attributes, which lack what it was not told.
+    /// Adds the pending changes to attributes that the server sent, which lack them.
     pub(crate) fn add_pending(&mut self) {
         let Some(writing) = self.writing.as_mut() else {
             return;
@@ -103,7 +103,7 @@ impl State {
 }
 
 impl Fs {
-    /// Keeps changes back for the seal, if that is possible; says whether it is.
+    /// Holds changes back for the seal, if that is possible. Returns whether it is.
     pub(super) fn keep_back(
         &self,
         caller: Caller,
@@ -120,14 +120,14 @@ impl Fs {
             writing.is_some_and(|w| w.phase == Phase::Sealing && w.pending.is_some())
         };
         if sealing {
-            // What comes with the seal is older than these.
+            // The attributes of the seal are older than these.
             self.wait_sealed(node)?;
         }
         self.tell_pending(caller, node)?;
         Ok(false)
     }
 
-    /// Tells the server what was kept back of a file that stays open.
+    /// Sends the changes that were held back for a file that stays open.
     pub(super) fn tell_pending(&self, caller: Caller, node: &Arc<Node>) -> Result<(), Error> {
         let kept = {
             let mut state = node.state.lock();
@@ -135,7 +135,7 @@ impl Fs {
             let Some((writing, kept)) = open.and_then(|w| w.pending.map(|kept| (w, kept))) else {
                 return Ok(());
             };
-            // As a writer, so that it stays open: the seal has to come after this.
+            // Counted as a writer, so that the file stays open: the seal has to follow this.
             writing.writers += 1;
             kept
         };
@@ -158,7 +158,7 @@ impl Fs {
 }
 
 impl Writing {
-    /// What was kept back is told now, and these are the attributes since: what came after it stays.
+    /// Notes that held-back changes are sent, and that these are the attributes since: later changes stay pending.
     fn not_told(&mut self, told: &Pending, attr: &Attr) {
         let later = self.pending.filter(|pending| pending.ctime != told.ctime);
         self.pending = later.map(|pending| Pending {

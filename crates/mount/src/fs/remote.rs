@@ -1,4 +1,4 @@
-//! An object on another host: read ahead in large pieces, written behind in large pieces.
+//! An object on another host, with read-ahead and write-behind in large pieces. Requests are sent to its element (next: `element/src`).
 //!
 //! All calls may wait for the element.
 
@@ -28,24 +28,24 @@ pub(crate) struct Remote {
     out: Arc<Out>,
 }
 
-/// What is on its way. Nobody holds the lock while waiting for it.
+/// Bytes on their way. No thread holds the lock while it waits for them.
 #[derive(Debug)]
 struct Out {
     state: Mutex<State>,
-    /// Signalled when something arrived at the element or failed.
+    /// Signalled when bytes arrived at the element or failed.
     changed: Condvar,
     /// The same, for async code.
     settled: Notify,
 }
 
-/// Now, in nanoseconds since the Unix epoch.
+/// Returns the current time in nanoseconds since the Unix epoch.
 pub(crate) fn now_ns() -> i64 {
     let elapsed = SystemTime::now().duration_since(UNIX_EPOCH);
     elapsed.map_or(0, |t| i64::try_from(t.as_nanos()).unwrap_or(i64::MAX))
 }
 
 impl Remote {
-    /// An object of that size in bytes.
+    /// Returns an object of `size` bytes.
     pub(crate) fn new(backend: Arc<Backend>, element: u32, right: Arc<Right>, size: u64) -> Self {
         Self {
             backend,
@@ -59,13 +59,13 @@ impl Remote {
         }
     }
 
-    /// It begins with that many bytes, which were last changed at `mtime`.
+    /// Sets the size and mtime with which the object begins.
     pub(crate) fn begin_at(&self, size: u64, mtime: i64) {
         let mut state = self.out.state.lock();
         (state.size, state.mtime) = (size, mtime);
     }
 
-    /// Somebody else has written that much of it.
+    /// Notes that another client has written the object up to `size`.
     pub(crate) fn grow(&self, size: u64) {
         let mut state = self.out.state.lock();
         state.size = state.size.max(size);
@@ -97,7 +97,7 @@ impl Remote {
         Ok(())
     }
 
-    /// Sends what is buffered, without waiting for its arrival. May let go of the lock.
+    /// Sends the buffered bytes, without waiting for their arrival. May release the lock in between.
     fn send(&self, state: &mut MutexGuard<'_, State>) -> Result<(), Error> {
         while !state.is_sent() {
             check(state)?;
@@ -110,7 +110,7 @@ impl Remote {
         Ok(())
     }
 
-    /// Waits for something to arrive, as long as the operation has time.
+    /// Waits for an arrival, as long as the operation has time.
     fn wait(&self, state: &mut MutexGuard<'_, State>) -> Result<(), Error> {
         let before = state.on_their_way();
         let began = patience::now();
@@ -118,7 +118,7 @@ impl Remote {
             state.stalled || { patience::wait(&self.out.changed, state, patience::deadline()) };
         if in_vain {
             state.stalled |= (patience::now() - began) > patience::limit() / 2;
-            // Nothing is lost: what is on its way goes on trying.
+            // No byte is lost: bytes on their way are sent again until they arrive.
             return Err(rustix::io::Errno::HOSTUNREACH.into());
         }
         if state.on_their_way() < before {
@@ -150,7 +150,7 @@ impl Remote {
         });
     }
 
-    /// Sends what is buffered, if that can go now.
+    /// Sends the buffered bytes, if that is possible now.
     pub(crate) fn begin_flush(&self) {
         let mut state = self.out.state.lock();
         if !state.is_sent() && state.has_room() {
@@ -158,7 +158,7 @@ impl Remote {
         }
     }
 
-    /// Sends what is buffered and waits until it has arrived, as long as the operation has time.
+    /// Sends the buffered bytes and waits until they have arrived, as long as the operation has time.
     pub(crate) fn flush(&self) -> Result<(), Error> {
         let mut state = self.out.state.lock();
         self.send(&mut state)?;
@@ -168,12 +168,12 @@ impl Remote {
         check(&state)
     }
 
-    /// As [`Self::flush`], for as long as the mount lives.
+    /// As [`Self::flush`], for as long as the mount runs.
     pub(crate) async fn flushed(&self) -> Result<(), Error> {
         loop {
             let arrived = self.out.settled.notified();
             tokio::pin!(arrived);
-            // Before the look, so that no arrival can fall between.
+            // Enabled before the check, so that no arrival is missed in between.
             arrived.as_mut().enable();
             {
                 let mut state = self.out.state.lock();
@@ -189,7 +189,7 @@ impl Remote {
         }
     }
 
-    /// Sends what is buffered and has the element make it durable.
+    /// Sends the buffered bytes and makes the element store them durably.
     pub(crate) fn sync(&self) -> Result<(), Error> {
         self.flush()?;
         let objects = &self.backend.objects;
@@ -215,7 +215,7 @@ impl Remote {
                 self.wait(&mut state)?;
             }
             check(&state)?;
-            // What is written meanwhile goes after it.
+            // Writes that start during the request follow it.
             state.enter(0, u64::MAX)
         };
         let objects = &self.backend.objects;
@@ -232,7 +232,7 @@ impl Remote {
         outcome
     }
 
-    /// Has the element make the object, which does not exist yet, of the first bytes of a sealed one that it has.
+    /// Makes the element create the object, which does not exist yet, from the first bytes of a sealed object of the same element.
     pub(crate) fn copy(&self, source: u64, right: &Right, bytes: u64) -> Result<(), Error> {
         let objects = &self.backend.objects;
         let mut renewed = false;
@@ -243,7 +243,7 @@ impl Remote {
                 objects.copy(&address, source, capability, bytes).await
             };
             match self.ask_now(copy) {
-                // The right to read the source may have run out too.
+                // The right to read the source may have expired, too.
                 Err(error) if error.is(rustix::io::Errno::ACCESS) && !renewed => {
                     renewed = true;
                     let until = Some(patience::deadline());
@@ -255,7 +255,7 @@ impl Remote {
         }
     }
 
-    /// Allocates or frees the space of a range, as `fallocate(2)` does by `mode`.
+    /// Allocates or frees the space of a range, as `fallocate(2)` does with `mode`.
     pub(crate) fn allocate(&self, offset: u64, length: u64, mode: u32) -> Result<(), Error> {
         self.flush()?;
         let objects = &self.backend.objects;
@@ -263,10 +263,10 @@ impl Remote {
             |address| async move { objects.allocate(&address, (offset, length), mode).await };
         let size = self.ask_now(allocate)?;
         let mut state = self.out.state.lock();
-        // The element may not have been sent the last bytes: they are a hole.
+        // The element may not have received the last bytes: they are a hole.
         state.size = state.size.max(size);
         state.mtime = now_ns();
-        // Pieces may have been asked for before.
+        // Pieces may have been requested before.
         state.forget();
         Ok(())
     }
@@ -276,7 +276,7 @@ impl Remote {
         let end = offset.saturating_add(length as u64).min(state.size);
         let mut out = Vec::with_capacity(length);
         let mut at = offset;
-        // The object may be cut meanwhile.
+        // The object may be truncated in the meantime.
         loop {
             let end = end.min(state.size);
             if at >= end {
@@ -292,7 +292,7 @@ impl Remote {
         Ok(out)
     }
 
-    /// The state, once what was written until now has arrived, as long as the operation has time.
+    /// Returns the state, once all bytes written before have arrived, as long as the operation has time.
     fn all_arrived(&self) -> Result<MutexGuard<'_, State>, Error> {
         let mut state = self.out.state.lock();
         if !state.is_clean() {
@@ -306,7 +306,7 @@ impl Remote {
         Ok(state)
     }
 
-    /// Asks for bytes that are about to be read.
+    /// Requests bytes that are about to be read.
     pub(crate) fn ask_for(&self, range: Range<u64>) {
         let mut state = self.out.state.lock();
         let end = range.end.min(state.size);
@@ -317,7 +317,7 @@ impl Remote {
         }
     }
 
-    /// Asks the element for pieces.
+    /// Requests pieces from the element.
     fn ask(&self, pieces: Vec<Arc<Piece>>) {
         for piece in pieces {
             let (backend, right, element) =
@@ -336,7 +336,7 @@ impl Remote {
         }
     }
 
-    /// Forgets pieces: they are asked for again when they are read.
+    /// Drops cached pieces: they are requested again when they are read.
     pub(crate) fn forget(&self) {
         self.out.state.lock().forget();
     }
@@ -351,7 +351,7 @@ impl Drop for Remote {
 }
 
 impl Out {
-    /// A piece is where it belongs, or never will be.
+    /// Notes that a write has arrived, or has failed for good.
     fn arrived(&self, number: u64, failed: Option<i32>) {
         self.state.lock().arrived(number, failed);
         self.changed.notify_all();
@@ -366,7 +366,7 @@ fn check(state: &State) -> Result<(), Error> {
     }
 }
 
-/// The bytes of a piece that was asked for.
+/// Waits for the bytes of a requested piece.
 fn wait_for(piece: &Piece) -> Result<Bytes, Error> {
     let mut data = piece.data.lock();
     loop {

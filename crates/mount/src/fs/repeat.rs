@@ -1,13 +1,14 @@
-//! Sending a change of the namespace again when its answer was lost.
+//! Decides how to send a change of the namespace again when its answer was lost. It only builds operations; `backend` sends them (next:
+//! `mount/src/fs/backend.rs`).
 //!
-//! What makes something carries ids that were reserved for it, and the server knows it again by them; so it is
-//! with versions and their objects. The others are known by what they leave behind: before one is sent
-//! again, it is looked whether the first try did it. The time of a change is chosen here, in nanoseconds, and
-//! is kept by the inode that was moved or linked and by the directory that lost an entry: it is their mark.
+//! A request that creates an inode carries reserved ids, by which the server recognises it; the same holds for versions and their objects.
+//! Other requests are recognised by their effect: before such a request is sent again, this mount looks whether the first attempt was
+//! carried out. The time of a change is chosen here, in nanoseconds. The inode that was moved or linked and the directory that lost an
+//! entry keep this time: it is their mark.
 
 use tidemill_wire::v1::{self, Attr, name_op::Op, name_result::Result as Answer};
 
-/// What to ask before a change is sent again; `None`: it can be, as it is.
+/// Returns the questions to ask before a change is sent again; `None`: it can be sent again unchanged.
 pub(super) fn question(op: &Op) -> Option<Vec<Op>> {
     let lookup = |parent, name: &[u8]| {
         let name = name.to_vec();
@@ -35,7 +36,7 @@ pub(super) fn question(op: &Op) -> Option<Vec<Op>> {
     })
 }
 
-/// The answer to a change that was carried out already, as the answers to the question show.
+/// Returns the answer to a change that was carried out already, as the answers to the questions show.
 pub(super) fn done(op: &Op, found: &[Answer]) -> Option<Answer> {
     let nothing = Some(Answer::Empty(v1::Empty {}));
     let last = found.last()?;
@@ -76,8 +77,8 @@ fn gone(answer: &Answer) -> bool {
     matches!(answer, Answer::Error(error) if error.errno == libc::ENOENT)
 }
 
-/// What undoes a request that began a version and whose answer never came, or that nothing was made of. If the
-/// request is carried out only now, or was long ago, nothing is left of it.
+/// Returns the operations that undo a request that began a version, if its answer was lost or the version is not used. They work whether
+/// the request was carried out long ago or is carried out only now.
 pub(super) fn undoing(op: &Op) -> Option<Vec<Op>> {
     match op {
         Op::Create(create) if create.object != 0 => {

@@ -1,5 +1,5 @@
-//! The server's word that we may read or write an object, got anew when it runs out, and requests to the
-//! element that outlast its restart.
+//! The server's permission to read or write an object, renewed when it expires, and requests to the element that survive its restart (next:
+//! `element/src`).
 
 use super::Caller;
 use super::backend::Backend;
@@ -12,31 +12,31 @@ use tidemill_client::objects::Remote as Address;
 use tidemill_core::id::{ElementId, ObjectId};
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
-/// How long an element may take to answer before it counts as one that can't be reached.
+/// Time that an element may take to answer before it counts as unreachable.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// How long a reader waits for an element's answer before it is asked whether another one has a copy.
+/// Time that a reader waits for an element's answer before it asks whether another element has a copy.
 const OTHERS_AFTER: Duration = Duration::from_secs(6);
 
 /// A right to one object.
 #[derive(Debug)]
 pub(crate) struct Right {
     ino: u64,
-    /// The version's.
+    /// Id of the version.
     object: u64,
-    /// The one of those that it lies in which is asked for; `None`: it lies in itself.
+    /// Part of the version that is requested; `None`: the version has no parts.
     part: Option<u64>,
-    /// The version to be read; `None`: a version to be written.
+    /// Number of the version to read; `None`: a version to write.
     version: Option<u64>,
-    /// It is read as several mounts write it.
+    /// Whether the version is read while several mounts write it.
     together: bool,
     caller: Caller,
-    /// The element that is to be asked, and what is shown to it.
+    /// The element to ask, and the capability for it.
     place: Mutex<(u32, Vec<u8>)>,
 }
 
 impl Right {
-    /// As the server gave it. `version` is that of the object, `None` if it is being written.
+    /// Returns a right as the server gave it. `version` is that of the object, `None` if it is being written.
     pub(crate) fn new(caller: Caller, opened: &v1::Opened, version: Option<u64>) -> Arc<Self> {
         Arc::new(Self {
             ino: opened.attr.map_or(0, |attr| attr.ino),
@@ -49,7 +49,7 @@ impl Right {
         })
     }
 
-    /// To one of the objects that a version lies in.
+    /// Returns the right to one of the parts of a version.
     pub(crate) fn of_part(
         caller: Caller,
         opened: &v1::Opened,
@@ -67,7 +67,7 @@ impl Right {
         })
     }
 
-    /// To read one of the objects that a version of pieces lies in; one that is not `sealed` may be in a moment.
+    /// Returns the right to read one of the parts of a version of pieces. A part that is not `sealed` may be in a moment.
     pub(crate) fn of_piece(
         caller: Caller,
         opened: &v1::Opened,
@@ -86,12 +86,12 @@ impl Right {
         })
     }
 
-    /// Whether the server keeps the version for who has it: a part has none of its own.
+    /// Whether the server keeps the version as long as the right is held: a part has no such right of its own.
     pub(crate) fn holds(&self) -> bool {
         self.part.is_none()
     }
 
-    /// To an object file that is opened in place, where the file's own mode counts.
+    /// Returns the right to an object file that is opened in place, where the file's own mode counts.
     pub(crate) fn none(ino: u64, object: u64) -> Arc<Self> {
         Arc::new(Self {
             ino,
@@ -104,12 +104,12 @@ impl Right {
         })
     }
 
-    /// To be shown to the element.
+    /// Returns the capability to show to the element.
     pub(crate) fn capability(&self) -> Vec<u8> {
         self.place.lock().1.clone()
     }
 
-    /// Asks the server again.
+    /// Asks the server for a new capability.
     pub(crate) async fn renew(
         &self,
         backend: &Backend,
@@ -166,7 +166,7 @@ impl Right {
         Some((part.element, part.capability))
     }
 
-    /// What tells the server that the object is no longer read here.
+    /// Returns the message to the server that the object is no longer read here.
     pub(crate) fn release(&self) -> v1::Release {
         v1::Release {
             ino: self.ino,
@@ -174,7 +174,7 @@ impl Right {
         }
     }
 
-    /// Whether another element has a copy of the version that is read: then that one is asked from now on.
+    /// Whether another element has a copy of the version that is read. If so, later requests are sent to that element.
     async fn turn_elsewhere(
         &self,
         backend: &Backend,
@@ -192,9 +192,9 @@ impl Right {
         }
     }
 
-    /// Makes a request to an element that holds the object; repeats it if the element is away, or the right has
-    /// run out, and turns to another one at once that has a copy of what is read. Without an end it is repeated for as long as
-    /// the mount lives.
+    /// Sends a request to an element that holds the object. The request is repeated if the element is offline or the right has expired. If
+    /// another element has a copy of the version that is read, the request is sent there at once. Without an end it is repeated for as long
+    /// as the mount runs.
     pub(crate) async fn ask<T, F>(
         &self,
         backend: &Backend,
@@ -206,7 +206,7 @@ impl Right {
     {
         let mut pauses = Pauses::until(until);
         let mut renewed = false;
-        // Those that did not answer since the last pause.
+        // Elements that did not answer since the last pause.
         let mut silent = Vec::new();
         let mut patient = self.version.is_none();
         loop {
@@ -220,7 +220,7 @@ impl Right {
                     continue;
                 }
                 Err(error) if error.is_lost() => error,
-                // It may have lost the object.
+                // The element may have lost the object.
                 Err(error) if error.is_elsewhere() && self.version.is_some() => {
                     silent.push(element);
                     if self.turn_elsewhere(backend, until, &silent).await {
@@ -281,7 +281,7 @@ impl Right {
     }
 }
 
-/// An element that was asked and does not answer.
+/// Returns the error of an element that does not answer.
 pub(super) fn silent(url: &str) -> ClientError {
     ClientError::Element {
         url: url.to_owned(),

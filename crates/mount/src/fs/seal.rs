@@ -1,9 +1,9 @@
-//! Seals versions after their last close, many at a time: first the element, which keeps the bytes, then the
-//! server, which switches the name.
+//! Seals versions after their last close, in batches. First the element seals the objects, then the server switches the name (next:
+//! `element/src`, `server/src`).
 //!
-//! A version that can't be sealed is tried again, for as long as the mount lives. Only the server's word that
-//! the version is not to be sealed any more ends that. Until then the files of this mount are read as they were
-//! written. Every element has a lane of its own, so that one that is away holds up nobody else's files.
+//! The sealer tries a version again for as long as the mount runs. It stops only when the server answers that the version cannot be sealed
+//! any more. Until then this mount reads its files as they were written. Every element has a lane of its own, so that an offline element
+//! delays no other files.
 
 use super::Caller;
 use super::backend::Backend;
@@ -26,23 +26,23 @@ use tidemill_wire::route::{SealBody, SealItem, SealResult};
 use tidemill_wire::v1::{self, Attr, name_op::Op, name_result::Result as Answer};
 use tokio::sync::{Notify, Semaphore, mpsc};
 
-/// Versions sealed in one request to the server.
+/// Maximum number of versions sealed in one request to the server.
 const BATCH_MAX: usize = 256;
-/// How long a version waits for others to be sealed with it, unless somebody waits for it.
+/// Time that a version waits for others to be sealed with it, unless a caller waits for the seal.
 const GATHER: Duration = Duration::from_millis(8);
-/// Batches of one element under way at once.
+/// Maximum number of batches of one element under way at once.
 const BATCHES_MAX: usize = 2;
-/// How long an element or the server may take for a batch before it is tried again.
+/// Time that an element or the server may take for a batch before it is tried again.
 const ATTEMPT: Duration = Duration::from_secs(10);
-/// How long it is asked where an element is that is away, before the pause.
+/// Time that the server is asked for the address of an offline element, before the pause.
 const FIND: Duration = Duration::from_secs(1);
-/// Pause before it is asked again whether a version has its copies.
+/// Pause before the server is asked again whether a version has its copies.
 const COPYING: Duration = Duration::from_millis(100);
 /// Pause before a version is tried again, doubled up to [`PAUSE_MAX`].
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(2);
 
-/// A version whose last writer is gone.
+/// Version whose last writer has closed it.
 #[derive(Debug)]
 pub(crate) struct Job {
     pub(crate) ino: u64,
@@ -54,12 +54,12 @@ pub(crate) struct Job {
     pub(crate) pending: Option<Pending>,
 }
 
-/// What becomes of a version.
+/// How a version ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
-    /// It becomes the file's current one.
+    /// The version becomes the file's current one.
     Seal,
-    /// It is dropped.
+    /// The version is dropped.
     Abandon,
 }
 
@@ -72,30 +72,30 @@ struct Worker {
     backend: Arc<Backend>,
     table: Arc<Table>,
     unsealed: Unsealed,
-    /// One for each element, and one for what only the server has to be told.
+    /// One lane for each element, and one lane for requests to the server alone.
     lanes: Mutex<HashMap<Option<u32>, Lane>>,
-    /// Wakes what pauses before it is tried again.
+    /// Wakes versions that pause before they are tried again.
     again: Notify,
 }
 
-/// Versions that are sealed with each other.
+/// Queue of versions that are sealed in batches.
 #[derive(Clone, Debug)]
 struct Lane {
     versions: mpsc::UnboundedSender<Version>,
     hurry: Arc<Notify>,
 }
 
-/// A job on its way.
+/// Job on its way through a lane.
 #[derive(Debug)]
 struct Version {
     job: Job,
-    /// Lengths of those of its objects that elements have sealed, in their order.
+    /// Lengths of its objects that elements have sealed so far, in order of the parts.
     lengths: Vec<u64>,
-    /// Length and mtime, once all are sealed; `None` before, and of what is dropped.
+    /// Length and mtime, once all objects are sealed. `None` before, and for versions that are dropped.
     sealed: Option<(u64, i64)>,
-    /// The pause before it is tried again.
+    /// Pause before the version is tried again.
     pause: Duration,
-    /// It is asked for in a request of its own: one with others was refused.
+    /// Whether the version needs a request of its own, because a request with others was refused.
     alone: bool,
 }
 
@@ -110,14 +110,14 @@ impl Sealer {
         }))
     }
 
-    /// Somebody waits for what was submitted.
+    /// Skips the gathering pause: a caller waits for submitted versions.
     pub(crate) fn hurry(&self) {
         for lane in self.0.lanes.lock().values() {
             lane.hurry.notify_one();
         }
     }
 
-    /// What was away is back: what could not be sealed is tried again at once.
+    /// Tries all pausing versions again at once, because an offline element or the server is back.
     pub(crate) fn retry(&self) {
         self.0.again.notify_waiters();
     }
@@ -132,7 +132,7 @@ impl Sealer {
             alone: false,
         };
         if version.job.object.waits() && version.job.ending == Ending::Seal {
-            // Bytes on their way must not hold up what has arrived.
+            // Bytes on their way must not delay versions whose bytes have arrived.
             let worker = self.0.clone();
             self.0.backend.runtime.spawn(worker.arrive(version));
         } else {
@@ -140,29 +140,29 @@ impl Sealer {
         }
     }
 
-    /// What is not sealed yet.
+    /// Returns the versions that are not sealed yet.
     pub(crate) fn standing(&self) -> Standing {
         self.0.unsealed.standing()
     }
 
-    /// What has become of a version.
+    /// Returns the outcome of a version.
     pub(crate) fn fate(&self, object: u64) -> Fate {
         self.0.unsealed.fate(object)
     }
 
-    /// Waits until everything submitted is done, or gives what is not.
+    /// Waits until all submitted versions are done. If `timeout` passes first, returns the versions that are not done.
     pub(crate) fn drain(&self, timeout: Duration) -> Result<(), Standing> {
         self.hurry();
         self.retry();
         self.0.unsealed.wait(timeout)
     }
 
-    /// Waits until fewer than so many versions are not sealed; says whether that is so.
+    /// Waits until fewer than `most` versions are unsealed. Returns whether that is the case.
     pub(crate) fn wait_below(&self, most: usize, until: Instant) -> bool {
         self.0.unsealed.wait_below(most, until)
     }
 
-    /// The errno for an operation that has waited in vain for the seal of this inode.
+    /// Returns the errno for an operation that waited in vain for the seal of this inode.
     pub(crate) fn errno(&self, ino: u64) -> rustix::io::Errno {
         self.0.unsealed.errno(ino)
     }
@@ -183,7 +183,7 @@ impl Worker {
     }
 
     fn lane(self: &Arc<Self>) -> Lane {
-        // Unbounded: what is in it is bounded by the open files of this host.
+        // Unbounded: the number of open files on this host limits the queue.
         let (versions, queue) = mpsc::unbounded_channel();
         let hurry = Arc::new(Notify::new());
         self.backend
@@ -216,10 +216,10 @@ impl Worker {
         }
     }
 
-    /// Waits until the bytes of a file on another host are there.
+    /// Waits until the bytes of a file on another host have arrived.
     async fn arrive(self: Arc<Self>, version: Version) {
         if version.job.object.flushed().await.is_err() {
-            // Whoever wrote them was told so, at the write, `fsync` or close.
+            // The writer got this error from the write, `fsync` or close.
             self.unsealed.lost(
                 version.job.object.id,
                 "not all of it has reached its element",
@@ -233,7 +233,7 @@ impl Worker {
         self.queue(version);
     }
 
-    /// Ends versions whose bytes are where they belong. What was refused with others is asked for alone.
+    /// Ends versions whose bytes have arrived. Versions that were refused in a batch are sent alone.
     async fn end(self: &Arc<Self>, versions: Vec<Version>) {
         let (alone, together): (Vec<_>, Vec<_>) = versions.into_iter().partition(|v| v.alone);
         self.end_batch(together).await;
@@ -251,7 +251,7 @@ impl Worker {
         self.at_server(ready).await;
     }
 
-    /// Lets an element seal objects. Rights that have run out are got anew once.
+    /// Asks an element to seal objects. Expired rights are renewed once.
     async fn at_element(
         self: &Arc<Self>,
         element: u32,
@@ -276,14 +276,14 @@ impl Worker {
         );
     }
 
-    /// Lets an element seal objects; gives back those whose capability it refuses.
+    /// Asks an element to seal objects. Returns the versions whose capability the element refuses.
     async fn seal_all(
         self: &Arc<Self>,
         element: u32,
         versions: Vec<Version>,
         ready: &mut Vec<Version>,
     ) -> Vec<Version> {
-        // Before the seal: the element's own change of the file must not count.
+        // Read before the seal: the element's own change of the file must not count.
         let stats = versions.iter().map(|v| v.part().stat());
         let stats: Vec<_> = stats.map(Result::unwrap_or_default).collect();
         let items: Vec<_> = versions.iter().map(|v| self.item(v)).collect();
@@ -340,7 +340,7 @@ impl Worker {
                 gid: job.attr.gid,
                 mode: job.attr.mode,
                 durable: false,
-                // A program says itself that it has closed its descriptor.
+                // A program reports itself that it has closed its descriptor.
                 lost: self.backend.lends() && job.object.local().is_some(),
                 part: version.part_of().map(PartOf::to_bytes),
             },
@@ -359,7 +359,7 @@ impl Worker {
             .await
         {
             Ok(place) => place.url,
-            // A server that has just started may not know it yet.
+            // A server that has just started may not know the element yet.
             Err(error) => self.backend.last_url(element).ok_or(error)?,
         };
         let objects = &self.backend.objects;
@@ -367,13 +367,13 @@ impl Worker {
         let answer = tokio::time::timeout_at(end.into(), asked).await;
         let answer = answer.unwrap_or_else(|_| Err(right::silent(&url)));
         if answer.as_ref().is_err_and(ClientError::is_lost) {
-            // It may come back elsewhere.
+            // The element may return with another address.
             self.backend.forget_element(element);
         }
         answer
     }
 
-    /// Tells the server. An operation that fails ends its request, so the rest is sent again without it.
+    /// Reports versions to the server. An operation that fails ends its request, so the remaining operations are sent again without it.
     async fn at_server(self: &Arc<Self>, versions: Vec<Version>) {
         let mut rest = versions;
         while !rest.is_empty() {
@@ -400,7 +400,7 @@ impl Worker {
                 return self.later(vec![version], &ClientError::from(error));
             }
             (sealed, Answer::Error(error)) => {
-                // A file that was removed meanwhile needs no seal.
+                // A file that was removed in the meantime needs no seal.
                 if sealed.is_some() && error.errno != libc::ENOENT {
                     self.say_lost(&version.job, &error.message);
                 }
@@ -430,12 +430,12 @@ impl Worker {
         self.finish(&version.job, attr);
     }
 
-    /// Tries again after a pause, or when something is back that was away.
+    /// Tries versions again after a pause, or earlier if an offline element or the server returns.
     fn later(self: &Arc<Self>, mut versions: Vec<Version>, why: &ClientError) {
         let Some(pause) = versions.iter().map(|version| version.pause).max() else {
             return;
         };
-        // One of them may be what is not taken.
+        // One version of the batch may be the reason of the refusal.
         let alone = versions.len() > 1 && !why.is_lost();
         for version in &mut versions {
             version.alone |= alone;
@@ -452,7 +452,7 @@ impl Worker {
         self.after(versions, pause);
     }
 
-    /// Goes on with versions after a pause, or when something is back that was away.
+    /// Queues versions again after a pause, or earlier if an offline element or the server returns.
     fn after(self: &Arc<Self>, versions: Vec<Version>, pause: Duration) {
         let worker = self.clone();
         self.backend.runtime.spawn(async move {
@@ -463,7 +463,7 @@ impl Worker {
         });
     }
 
-    /// Bytes that `close` acknowledged will never be seen.
+    /// Logs that bytes which `close` acknowledged are lost.
     fn say_lost(&self, job: &Job, why: &str) {
         self.unsealed.lost(job.object.id, why);
         tracing::error!(
@@ -481,7 +481,7 @@ impl Worker {
         }
     }
 
-    /// Ends the writing of a version in the table; the attributes are asked for again if unknown.
+    /// Ends the writing of a version in the table. Without `attr`, the next use asks the server for the attributes.
     fn finish(&self, job: &Job, attr: Option<Attr>) {
         if let Some(node) = self.table.get(job.ino) {
             let mut state = node.state.lock();
@@ -489,9 +489,9 @@ impl Worker {
             state.kept = None;
             state.stamp = self.table.tick();
             match attr {
-                // Another mount has sealed a version since, and that is known: this answer was slow.
+                // Another mount has sealed a version since, and the table knows it: this answer was slow.
                 Some(sealed) if sealed.version < state.attr.version => {}
-                // Only what the seal changed: a chmod may have overtaken this answer on its way here.
+                // Takes only the fields that the seal changed: a chmod may have overtaken this answer on its way here.
                 Some(sealed) if state.attr.ino == sealed.ino => {
                     let attr = &mut state.attr;
                     attr.object = sealed.object;
@@ -522,8 +522,8 @@ fn refusal(element: u32, status: u16, message: &str) -> ClientError {
     }
 }
 
-/// Whether this is the server's last word on a version: another writer has taken over, the file is gone, or the
-/// seal is nothing that it could ever carry out. Anything else may be different later.
+/// Whether the server's answer about a version is final: another writer has taken over, the file is deleted, or the seal can never be
+/// carried out. After any other error a retry may succeed.
 fn is_final(errno: i32) -> bool {
     [
         libc::ESTALE,
@@ -536,19 +536,19 @@ fn is_final(errno: i32) -> bool {
 }
 
 impl Version {
-    /// The element that has to seal it first.
+    /// Returns the element that has to seal its object first.
     fn element(&self) -> Option<u32> {
         let unsealed = self.job.ending == Ending::Seal && self.sealed.is_none();
         unsealed.then_some(self.part().element)
     }
 
-    /// The object that is sealed next.
+    /// Returns the object that is sealed next.
     fn part(&self) -> &Object {
         let next = self.job.object.parts().nth(self.lengths.len());
         next.unwrap_or(&self.job.object)
     }
 
-    /// What that is a part of.
+    /// Returns the version and index of the object that is sealed next, if it is a part.
     fn part_of(&self) -> Option<PartOf> {
         let striped = match &self.job.object.data {
             Data::Striped(striped) => striped,
@@ -559,13 +559,13 @@ impl Version {
         Some(striped.part_of(version, self.lengths.len()))
     }
 
-    /// An element has sealed the next one; says whether it was the last.
+    /// Notes that an element has sealed the next object. Returns whether it was the last one.
     fn is_sealed(&mut self, length: u64, mtime: i64) -> bool {
         self.lengths.push(length);
         if !self.job.object.is_striped() {
             self.sealed = Some((length, mtime));
         } else if self.lengths.len() == self.job.object.parts().count() {
-            // The server reckons by the lengths how long the file is.
+            // The server computes the length of the file from the lengths of the parts.
             let stat = self.job.object.stat().unwrap_or_default();
             self.sealed = Some((stat.size, stat.mtime));
         }

@@ -1,8 +1,8 @@
-//! Files that several mounts have open for writing, because they share its locks: one of them writes a version at a
-//! time. The others have it open all the same, and begin theirs with their first write; whoever gets a lock goes on with
-//! what the one before has written and is sealed for that, though it stays open.
+//! Files that several mounts have open for writing, because they share its locks. One mount writes a version at a time. The other mounts
+//! have the file open as well, and begin their version with their first write. A mount that gets a lock continues with the writes of the
+//! previous holder, whose version is sealed for that although it stays open (next: `mount/src/fs/seal.rs`).
 //!
-//! Not for files that the kernel reads and writes in place by itself: what it was given can't be exchanged.
+//! Files that the kernel reads and writes in place by itself are excluded: the file that the kernel uses cannot be exchanged.
 
 use super::backend::attr_of;
 use super::file::Handle;
@@ -17,14 +17,14 @@ use std::sync::Arc;
 use std::time::Duration;
 use tidemill_wire::v1::{self, name_op::Op};
 
-/// How long, and how often, the end of a close is waited for whose beginning was heard.
+/// Pause between checks, and number of checks, for the end of a close whose beginning was noted.
 const CLOSE_PAUSE: Duration = Duration::from_millis(5);
 const CLOSE_PAUSES: u32 = 20;
-/// How often a file is looked at that others go on writing.
+/// Number of times that a file is refreshed while other mounts continue to write it.
 const REFRESH_TRIES: u32 = 40;
 
 impl Fs {
-    /// Opens a file for writing that another mount writes now: as for reading, until something is written.
+    /// Opens a file for writing that another mount writes now: as for reading, until the first write.
     pub(super) fn bind_idle(&self, caller: Caller, key: Key, node: &Node) -> Result<(), Error> {
         let mut tries = 0;
         let (mut state, object) = loop {
@@ -45,7 +45,7 @@ impl Fs {
         Ok(())
     }
 
-    /// Waits for its turn to write: not while a version is being handed on.
+    /// Waits for the turn to write, which is blocked while a version is handed on.
     pub(super) fn write_turn(
         node: &Node,
         pace: Pace,
@@ -59,9 +59,8 @@ impl Fs {
         }
     }
 
-    /// Begins the version that a handle is about to write, if none is open here. The version before may have to be sealed
-    /// first, here or by another mount, and its element be away: a program that has the file open is patient for longer
-    /// than one that opens it.
+    /// Begins the version that a handle is about to write, if none is open here. The version before may have to be sealed first, here or by
+    /// another mount, and its element may be offline: a program that has the file open waits longer than one that opens it.
     pub(super) fn resume(&self, file: &Handle, keep: u64) -> Result<(), Error> {
         let node = &file.node;
         let (until, until_shared) = (patience::deadline(), patience::now() + WRITER_PATIENCE);
@@ -99,7 +98,7 @@ impl Fs {
         Ok(())
     }
 
-    /// Handles that could write go on with an object: the version that is written here, or will be theirs.
+    /// Moves handles that could write to an object: the version that is written here, or the one that they are going to write.
     pub(super) fn follow(&self, node: &Node, object: &Arc<Object>) {
         let aliases = self.aliases_of_writers(node.ino);
         let mut state = node.state.lock();
@@ -114,7 +113,7 @@ impl Fs {
         }
     }
 
-    /// Seals what programs here have written, if they have it open in a way that lets them go on with a later version.
+    /// Seals the writes of programs here, if they have the file open in a way that lets them continue with a later version.
     pub(super) fn publish(&self, ino: u64) -> Result<(), Error> {
         let Some(node) = self.table.get(ino) else {
             return Ok(());
@@ -130,7 +129,7 @@ impl Fs {
                     .is_some_and(|bound| bound.is_direct())
             };
             let direct = aliases.iter().any(direct);
-            // What has no name any more stays what it is until it is closed.
+            // A file without a name keeps its version until it is closed.
             let stays = direct || state.gone;
             if let Some(object) = state.open_together() {
                 drop(state);
@@ -143,7 +142,7 @@ impl Fs {
                 return self.wait_sealed(&node);
             };
             drop(state);
-            // What can't be written is told now: those who wrote it go on with another version.
+            // A failed write is reported now: its writers continue with another version.
             let arrived = object.flush();
             let mut state = node.state.lock();
             if let Some(writing) = state.writing.as_mut().filter(|w| w.phase == Phase::Open) {
@@ -157,8 +156,8 @@ impl Fs {
         arrived
     }
 
-    /// Another mount wants to write what is written here: from now on it is noted what is written, and told. Not what the
-    /// kernel writes by itself, nor what has locks: that is handed on as a whole.
+    /// Lets another mount write the file that is written here: from now on each write is noted and reported to the server. Not for files
+    /// that the kernel writes by itself, nor for files with locks, which are handed on as a whole.
     pub(super) fn share(&self, ino: u64) {
         let Some(node) = self.table.get(ino) else {
             return;
@@ -171,12 +170,12 @@ impl Fs {
         };
         let mut bound = state.bound.values();
         let direct = bound.any(|bound| bound.is_direct() && bound.object.id == object.id);
-        // Nor what may have to go elsewhere, or has a bound.
+        // Nor for a version that may have to move to another element, or has a limit of its size.
         let one = !object.is_striped() && object.together().is_none() && !object.is_bounded();
         if direct || !one || state.gone || state.idle_writers > 0 || self.locks.knows(ino) {
             return;
         }
-        // As it is before its first byte is written.
+        // The part begins in its state before the first write.
         let made = parking_lot::MutexGuard::unlocked(&mut state, || object.make(u64::MAX));
         let stat = made.and_then(|()| object.stat());
         let stat = match stat {
@@ -196,14 +195,14 @@ impl Fs {
         state.share(&Arc::new(Object::new(id, element, data, right)));
     }
 
-    /// The aliases by which programs have a file open for writing.
+    /// Returns the aliases by which programs have a file open for writing.
     fn aliases_of_writers(&self, ino: u64) -> Vec<u16> {
         let files = self.files.lock();
         let writers = files.values().filter(|file| file.writes(ino));
         writers.map(|file| file.key.alias).collect()
     }
 
-    /// Waits a moment for a close that has begun, so that what it ends is sealed.
+    /// Waits a moment for a close that has begun, so that the version it ends is sealed.
     pub(super) fn hear_close(&self, ino: u64) {
         let Some(node) = self.table.get(ino) else {
             return;
@@ -219,7 +218,7 @@ impl Fs {
         }
     }
 
-    /// Brings a file that is open here up to what was sealed last, wherever that was.
+    /// Brings a file that is open here up to the version that was sealed last, on whichever mount.
     pub(super) fn refresh(&self, ino: u64) -> Result<(), Error> {
         let Some(node) = self.table.get(ino) else {
             return Ok(());
@@ -237,13 +236,13 @@ impl Fs {
         loop {
             tries += 1;
             match self.refresh_once(ino, &node) {
-                // Another version was sealed meanwhile, and the one before removed.
+                // Another version was sealed in the meantime, and the one before was removed.
                 Err(error) if tries < REFRESH_TRIES => {
                     tracing::debug!(ino, "a file is looked at again: {error}");
                     std::thread::sleep(CLOSE_PAUSE);
                 }
                 other => {
-                    // What another open file has brought up to it meanwhile.
+                    // Another open file may have started an invalidation in the meantime.
                     self.locks.wait_forgotten(ino);
                     return other;
                 }
@@ -262,16 +261,16 @@ impl Fs {
             let mut state = node.state.lock();
             self.adopt(&mut state, attr, asked);
             if state.written().is_none() && state.attr.object != attr.object {
-                // What was changed from here meanwhile keeps the answer from being believed.
+                // A concurrent change from here keeps the answer from being used.
                 return Err(Errno::STALE.into());
             }
-            // A version that is still asked for is not what is to be read.
+            // A version that is still being asked for is not read.
             let newest = state.newest();
             if !state.bound.values().any(|bound| bound.is_old(newest)) {
                 return Ok(());
             }
         }
-        // Another version may be sealed meanwhile.
+        // Another version may be sealed in the meantime.
         let object = self.reading_object(Caller::default(), node, Pace::MayWait)?;
         let aliases: Vec<u16> = node.state.lock().bound.keys().copied().collect();
         for alias in aliases {
@@ -288,7 +287,7 @@ impl Fs {
         Ok(())
     }
 
-    /// Whether a handle shows a version that is not the newest, and can't be brought up to it.
+    /// Whether a handle shows a version that is not the newest, and cannot be brought up to it.
     pub(super) fn has_old_version(&self, handle: u64) -> bool {
         let Ok(file) = self.file(handle) else {
             return false;

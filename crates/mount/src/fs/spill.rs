@@ -1,7 +1,8 @@
-//! What is written on an element in memory, in place on this host. The memory is bounded: when there is no more room, what was
-//! written goes to another element and is written there from then on, by the same handles, and no write fails.
+//! Files that are written on an element in memory, in place on this host. The memory is bounded: when it is full, the written bytes are
+//! copied to another element. The same handles then write there, and no write fails. Requests for room are sent to the server (next:
+//! `server/src`).
 //!
-//! So the kernel does not write such files by itself. Once they are sealed it reads them as all others, in place.
+//! So the kernel does not write such files by itself. Once they are sealed it reads them in place, as all other files.
 
 use super::backend::Backend;
 use super::object::{Data, Object, Stat};
@@ -22,40 +23,40 @@ use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
 /// Bytes copied at once to another element.
 const COPY_BYTES: usize = 4 << 20;
-/// Room is asked for ahead of what is written, where it has to be asked for: twice as much, and at most so much more.
+/// Where room has to be requested, the request is ahead of the writes: twice the size, and at most this much more.
 const AHEAD_BYTES_MAX: u64 = 4 << 20;
 /// HTTP status of an element that has no more room.
 const FULL: u16 = 507;
 
-/// See the module.
+/// A version on a bounded element; see the module.
 #[derive(Debug)]
 pub(crate) struct Memory {
     backend: Arc<Backend>,
     caller: Caller,
     ino: u64,
     first: Arc<Object>,
-    /// Where it is written since there was no more room.
+    /// Object of the other element, once the first element was full.
     spilled: OnceLock<Arc<Object>>,
-    /// Held by each who reads or writes, and alone by who takes what was written elsewhere.
+    /// Held, shared, by each reader and writer, and exclusively during the copy to another element.
     turns: RwLock<()>,
-    /// The length for which there is room, where that has to be asked for.
+    /// Length for which room is reserved, where room has to be requested.
     room: Option<Mutex<u64>>,
-    /// How long it may become, in a room with a quota.
+    /// Maximum length, in a room with a quota.
     size_max: Option<u64>,
 }
 
 impl Memory {
-    /// Where it is now.
+    /// Returns the object that is written now.
     pub(crate) fn now(&self) -> &Arc<Object> {
         self.spilled.get().unwrap_or(&self.first)
     }
 
-    /// Whether it can go elsewhere.
+    /// Whether the version can still move to another element.
     pub(crate) fn spills(&self) -> bool {
         self.spilled.get().is_none()
     }
 
-    /// Whether it has to ask for room.
+    /// Whether the version has to request room.
     pub(crate) fn asks(&self) -> bool {
         self.room.is_some() && self.spills()
     }
@@ -72,7 +73,7 @@ impl Memory {
         let written = write_at(file, offset, bytes);
         drop(turn);
         if written.1.is_err() && self.spills() {
-            // What is appended again must not come behind half of itself.
+            // Bytes that are appended again must not follow half of themselves.
             let _alone = self.turns.write();
             let end = offset + written.0;
             if end > before && file.metadata()?.len() == end {
@@ -82,7 +83,7 @@ impl Memory {
         written.1
     }
 
-    /// Refuses to become longer than the room has a quota for.
+    /// Returns an error if the length would exceed the room's quota.
     fn need(&self, size: u64) -> Result<(), Error> {
         match self.size_max {
             Some(most) if size > most => Err(Errno::DQUOT.into()),
@@ -126,7 +127,7 @@ impl Memory {
         self.now().stat()
     }
 
-    /// Has room set aside for that many bytes, where the file system does not say when there is no more.
+    /// Reserves room for `size` bytes, where the file system does not report that it is full.
     fn reserve(&self, size: u64) -> Result<(), Error> {
         let Some(room) = self.room.as_ref().filter(|_| self.spills()) else {
             return Ok(());
@@ -153,7 +154,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Takes what was written to another element, where it is written from now on.
+    /// Copies the written bytes to another element, where later writes are made.
     fn spill(&self) -> Result<(), Error> {
         let _alone = self.turns.write();
         if !self.spills() {
@@ -164,10 +165,10 @@ impl Memory {
         let opened = self.ask(stat.size, None)?;
         let (target, path) = self.make(&opened)?;
         self.copy(&target, stat)?;
-        // Nothing may be on its way when the version is said to be there.
+        // All bytes must have arrived before the server learns that the version is there.
         target.flush()?;
         if let (Some(path), Some(file)) = (path, target.local()) {
-            // An earlier try that failed may have left one.
+            // An earlier attempt that failed may have left a file.
             let _ = std::fs::remove_file(&path);
             object_file::name(file, &path)?;
         }
@@ -179,17 +180,17 @@ impl Memory {
             to = opened.element,
             "a file that is written goes on elsewhere: there is no more room in memory"
         );
-        // There was nothing in it before.
+        // The value is set for the first time.
         let _ = self.spilled.set(Arc::new(target));
         if let Some(file) = self.first.local() {
-            // Its room is given back now; the server has the rest of it removed.
+            // Its room is freed now; the server removes the rest of the object.
             file.set_len(0)?;
         }
         Ok(())
     }
 
-    /// Says that all that was written is there. Whether that has been heard must be known before anything else is written, so
-    /// this is repeated for as long as the server is away.
+    /// Reports to the server that all written bytes are at the new element. The outcome must be known before the next write, so the report
+    /// is repeated for as long as the server is unreachable.
     fn settle(&self, bytes: u64, element: u32) -> Result<(), Error> {
         loop {
             match self.ask(bytes, Some(element)) {
@@ -218,8 +219,8 @@ impl Memory {
         }
     }
 
-    /// The object at its new place. In place it has no name before it has all bytes, where that can be: if this mount ends
-    /// meanwhile nothing is left. Gives the path that it is to have then.
+    /// Creates the object at its new place. In place it has no name before it has all bytes, where that is possible: if this mount ends too
+    /// early, nothing is left. Returns the path that the object gets afterwards.
     fn make(&self, opened: &v1::Opened) -> Result<(Object, Option<PathBuf>), Error> {
         let mut unnamed = None;
         let right = Right::new(self.caller, opened, None);
@@ -240,7 +241,7 @@ impl Memory {
                     }
                     None => make_object_file(&path)?,
                 };
-                // Without locks on this device nobody takes files.
+                // On a device without locks, no other process can take files over.
                 let _ = object_file::hold(&file);
                 if place.owner.is_some() {
                     open_to_writers(&file, place.owner)?;
@@ -258,7 +259,7 @@ impl Memory {
         while at < stat.size {
             at = match self.first.seek(at, true) {
                 Ok(data) => data,
-                // Nothing but a hole up to the end.
+                // Only a hole up to the end.
                 Err(error) if error.is(Errno::NXIO) => break,
                 Err(error) => return Err(error),
             };
@@ -279,7 +280,7 @@ impl Memory {
     }
 }
 
-/// Writes as much as can be: how much that was, and why it was not all.
+/// Writes as many bytes as possible. Returns their number, and the error if some are missing.
 fn write_at(file: &File, offset: u64, bytes: &[u8]) -> (u64, Result<(), Error>) {
     use std::os::unix::fs::FileExt;
     let mut written = 0;
@@ -295,7 +296,7 @@ fn write_at(file: &File, offset: u64, bytes: &[u8]) -> (u64, Result<(), Error>) 
 }
 
 impl Fs {
-    /// A version that is begun on an element in memory, in place, or in a room with a quota.
+    /// Wraps a version that is begun on an element in memory, in place, or in a room with a quota.
     pub(super) fn begin_bounded(
         &self,
         caller: Caller,
@@ -317,8 +318,8 @@ impl Fs {
         Object::new(id, element, Data::Memory(Box::new(memory)), right)
     }
 
-    /// There was no room for a change of an object: if it is written in place here it goes elsewhere, and the change is to be
-    /// made again.
+    /// Handles a lack of room for a change of an object: an object that is written in place here moves to another element, and the caller
+    /// repeats the change.
     pub(super) fn make_room(&self, object: &Object, error: Error, pace: Pace) -> Result<(), Error> {
         match &object.data {
             Data::Memory(memory) if error.is(Errno::NOSPC) && memory.first.local().is_some() => {

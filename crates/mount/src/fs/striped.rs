@@ -1,4 +1,5 @@
-//! A version that lies on several elements: what is read or written of it is asked of all that have some of it.
+//! A version that is spread over several elements. Reads and writes are sent to all elements that hold some of the bytes (next:
+//! `mount/src/fs/object.rs`).
 
 use super::backend::Backend;
 use super::object::{Data, Object, Stat};
@@ -11,21 +12,21 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tidemill_core::id::ObjectId;
 use tidemill_core::layout::{self, Layout};
 
-/// See the module.
+/// A striped version; see the module.
 #[derive(Debug)]
 pub(crate) struct Striped {
-    /// How long its parts are says nothing.
+    /// Layout of the stripes. The lengths of its parts are not used.
     layout: layout::Striped,
-    /// In their order in the file.
+    /// Parts in their order in the file.
     parts: Vec<Arc<Object>>,
     /// Length of the file in bytes.
     size: AtomicU64,
-    /// As long as it is open, the server keeps it for us.
+    /// Right whose release reports the last close to the server, which keeps the version until then.
     hold: Option<(Arc<Backend>, Arc<Right>)>,
 }
 
 impl Striped {
-    /// Of a file of that many bytes.
+    /// Returns a version of a file of `size` bytes.
     pub(crate) fn new(layout: layout::Striped, parts: Vec<Arc<Object>>, size: u64) -> Self {
         Self {
             layout,
@@ -35,7 +36,7 @@ impl Striped {
         }
     }
 
-    /// The server is told when it is not open any more.
+    /// Makes the object report to the server when it is not open any more.
     pub(crate) fn held(mut self, backend: Arc<Backend>, right: Arc<Right>) -> Self {
         self.hold = Some((backend, right));
         self
@@ -45,12 +46,12 @@ impl Striped {
         &self.parts
     }
 
-    /// What one of the parts is of the version.
+    /// Returns the version and index of one of the parts.
     pub(crate) fn part_of(&self, version: ObjectId, part: usize) -> layout::PartOf {
         self.layout.part_of(version, part)
     }
 
-    /// Bytes of a part of a file of that many bytes.
+    /// Returns the size of a part of a file of `size` bytes.
     pub(crate) fn part_size(&self, size: u64, part: usize) -> u64 {
         layout::Striped::part_size(self.layout.unit, self.parts.len(), size, part)
     }
@@ -81,7 +82,7 @@ impl Striped {
             let read = self.parts[part].read(span.start, length_of(&span))?;
             for piece in pieces(&layout, part, &span, offset..end) {
                 let (from, to, length) = (piece.0, piece.1, piece.2);
-                // What the part does not have is zeros.
+                // Bytes that the part does not have are zeros.
                 let held = read.len().saturating_sub(from).min(length);
                 let held = read.get(from..from + held).unwrap_or_default();
                 bytes[to..to + held.len()].copy_from_slice(held);
@@ -117,7 +118,7 @@ impl Striped {
         Ok(())
     }
 
-    /// Hands over everything that is buffered here: all that one of them waits for is on its way at once.
+    /// Sends all buffered bytes: the parts are sent concurrently.
     pub(crate) fn flush(&self) -> Result<(), Error> {
         for part in &self.parts {
             if let Data::Remote(remote) = &part.data {
@@ -158,7 +159,7 @@ fn length_of(range: &Range<u64>) -> usize {
     usize::try_from(range.end - range.start).unwrap_or(0)
 }
 
-/// Of bytes of a part: where each piece of them begins in `span`, where in `range` of the file, and how long it is.
+/// Returns the pieces of a part's bytes: where each begins in `span`, where in `range` of the file, and its length.
 fn pieces(
     layout: &Layout,
     part: usize,

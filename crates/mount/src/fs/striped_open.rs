@@ -1,4 +1,4 @@
-//! Opening versions that lie on several elements.
+//! Opens versions that are spread over several elements: object files in place, others by requests (next: `mount/src/fs/striped.rs`).
 
 use super::backend::Place;
 use super::object::{Data, Object};
@@ -23,7 +23,7 @@ fn read(opened: &v1::Opened, told: &v1::Layout) -> Result<layout::Striped, Error
 }
 
 impl Fs {
-    /// A sealed version as it was opened; `right` is to all of it.
+    /// Returns a sealed version as the server opened it; `right` covers all of it.
     pub(super) fn open_striped(
         &self,
         caller: Caller,
@@ -49,7 +49,7 @@ impl Fs {
                 }) => object_file::open(&object_path(&folder, part.object)).ok(),
                 _ => None,
             };
-            // An element that is away, or has lost it, is asked: so others are that have a copy.
+            // A request is also sent to an element that is offline or has lost the part: it then turns to elements that have a copy.
             let data = match local {
                 Some(file) => Data::Local(Arc::new(file)),
                 None => Data::Remote(self.remote_part(part, right.clone())),
@@ -74,7 +74,7 @@ impl Fs {
         Ok(Object::new(opened.object, 0, Data::Striped(striped), right))
     }
 
-    /// The objects that a version is written to, with the first bytes of the version before.
+    /// Creates the objects that a version is written to, with the first bytes of the version before.
     pub(super) fn writable_striped(
         &self,
         caller: Caller,
@@ -97,14 +97,14 @@ impl Fs {
             };
             let object = Object::new(part.object, part.element, data, right);
             if object.waits() {
-                // It has to exist even if nothing is ever written.
+                // The object has to exist even if nothing is ever written.
                 object.truncate(0)?;
             }
             Ok(Arc::new(object))
         };
         let parts = told.parts.iter().map(make).collect::<Result<Vec<_>, _>>()?;
         let striped = Striped::new(read(opened, told)?, parts, 0);
-        // Who reads on after the seal holds it until then.
+        // Programs that still read after the seal hold the version until then.
         let striped = striped.held(self.backend.clone(), right.clone());
         let object = Object::new(opened.object, 0, Data::Striped(striped), right);
         if let Some((base, bytes)) = begin {

@@ -1,12 +1,12 @@
-//! Inodes and names that the kernel knows of, and what is cached of them.
+//! Table of the inodes and names that the kernel knows, and of their cached attributes. It only changes memory; its callers (next:
+//! `mount/src/fs/watch.rs`) invalidate the kernel's caches.
 //!
-//! A file is one kernel inode for all who have it open here, readers and writers, so that they see each other's
-//! writes and locks: who has a version open goes on with the next one that is written here. If that can't be,
-//! because the next version comes from elsewhere or somebody else reads the file of this one, versions are open
-//! side by side. They need one kernel inode each, because the kernel lets an inode have one backing file and one
-//! page cache only. So the kernel is given [`Key`]s: an inode and an *alias*. Alias 0 is all there is until an
-//! open needs another version than the one that is open; then the next alias becomes the current one and the
-//! kernel is sent to look the name up again.
+//! A file is one kernel inode for all programs that have it open here, readers and writers, so that they see each other's writes and locks.
+//! A program that has a version open continues with the next version that is written here. That is impossible if the next version was
+//! written elsewhere, or if another program reads the file of this version. Then several versions are open at the same time. Each version
+//! needs a kernel inode of its own, because the kernel lets an inode have one backing file and one page cache only. So the kernel gets
+//! [`Key`]s: an inode and an *alias*. Only alias 0 exists until an open needs another version than the open one. Then the next alias
+//! becomes the current one, and the kernel is made to look the name up again.
 
 use super::entries::{Entries, Known, Slot};
 use super::object::Object;
@@ -21,33 +21,33 @@ use std::time::Instant;
 use tidemill_core::id::Inode;
 use tidemill_wire::v1::{Attr, Kind};
 
-/// Bits of a key that hold the inode.
+/// Number of bits of a key that hold the inode.
 const INODE_BITS: u32 = 48;
-/// Bits that hold the alias.
+/// Mask of the bits that hold the alias.
 const ALIAS_MASK: u64 = 0x7fff;
 
-/// Slots that inodes share for the time of their last change by somebody else.
+/// Number of slots that inodes share for the time of their last change by another client.
 const FOREIGN_SLOTS: usize = 4096;
-/// Directories in each other of which a path is made.
+/// Maximum depth of directories in a path.
 const DEPTH_MAX: usize = 2048;
 
-/// What the kernel calls an inode.
+/// Number by which the kernel knows an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Key {
-    /// The inode of the namespace, or a special one.
+    /// Inode of the namespace, or a special inode.
     pub(crate) ino: u64,
-    /// Which of its versions that are open side by side.
+    /// Number of the open version among the versions of the inode that are open at the same time.
     pub(crate) alias: u16,
 }
 
 impl Key {
-    /// As one number for the kernel.
+    /// Returns the key as one number for the kernel.
     #[must_use]
     pub(crate) fn pack(self) -> u64 {
         self.ino | u64::from(self.alias) << INODE_BITS
     }
 
-    /// Back from the number.
+    /// Returns the key of a packed number.
     #[must_use]
     pub(crate) fn unpack(number: u64) -> Self {
         if number & Inode::SPECIAL != 0 {
@@ -63,7 +63,7 @@ impl Key {
         }
     }
 
-    /// Whether it is one of the mount's own files.
+    /// Whether the inode is one of the mount's own files.
     #[must_use]
     pub(crate) fn is_special(self) -> bool {
         self.ino & Inode::SPECIAL != 0
@@ -74,64 +74,62 @@ impl Key {
 #[derive(Debug)]
 pub(crate) struct Node {
     pub(crate) ino: u64,
-    /// References the kernel holds.
+    /// Number of references that the kernel holds.
     lookups: AtomicU64,
     pub(crate) state: Mutex<State>,
     /// Signalled when `state.writing` changes.
     pub(crate) changed: Condvar,
-    /// Held, shared, while something is written through this process, so that a version that is handed on to other
-    /// mounts has all of it.
+    /// Held, shared, during a write through this process, so that a version contains all writes when it is handed on to other mounts.
     pub(crate) writes: RwLock<()>,
-    /// Held while something is written at the end.
+    /// Held during an append.
     pub(crate) appends: Mutex<()>,
 }
 
-/// What is known of an inode.
+/// Cached state of an inode.
 #[derive(Debug, Default)]
 pub(crate) struct State {
     pub(crate) attr: Attr,
-    /// Until when `attr` is believed.
+    /// Time until which `attr` is valid.
     pub(crate) fresh: Option<Instant>,
-    /// When it was last changed from here, on the clock of [`Table::tick`]: an answer to an older question
-    /// does not overwrite it.
+    /// Time of the last change from here, on the clock of [`Table::tick`]. The answer to an older question does not overwrite the state.
     pub(crate) stamp: u64,
-    /// Of a symbolic link.
+    /// Target of a symbolic link.
     pub(crate) target: Vec<u8>,
-    /// Open handles.
+    /// Number of open handles.
     pub(crate) opens: u32,
-    /// The version that is being written here.
+    /// Version that is being written here.
     pub(crate) writing: Option<Writing>,
-    /// Handles that could write and have no version: another mount writes the file, or they have not written again since
-    /// what they wrote was made visible to others.
+    /// Number of handles that could write and have no version: another mount writes the file, or they have not written since their writes
+    /// were published.
     pub(crate) idle_writers: u32,
-    /// The alias that opens get now.
+    /// Alias that new opens get.
     pub(crate) alias: u16,
-    /// Which object the kernel reads by each alias.
+    /// Object that the kernel reads by each alias.
     pub(crate) bound: BTreeMap<u16, Bound>,
-    /// Objects that are open, to be shared.
+    /// Open objects, which opens share.
     pub(crate) objects: Vec<Weak<Object>>,
-    /// The sealed one, if the right to read it is kept.
+    /// The sealed object, if this mount keeps the right to read it.
     pub(crate) kept: Option<Arc<Object>>,
-    /// It has lost its last name.
+    /// Whether the file has lost its last name.
     pub(crate) gone: bool,
 }
 
-/// A version that is being written here.
+/// Version that is being written here.
 #[derive(Debug)]
 pub(crate) struct Writing {
     pub(crate) object: Option<Arc<Object>>,
     pub(crate) phase: Phase,
     pub(crate) writers: u32,
-    /// Of a copy: what its mtime was set to. If it still is that at the last close, nothing was written.
+    /// For a version that began as a copy: the mtime that it was given. If the mtime is the same at the last close, no byte was written.
     pub(crate) untouched: Option<i64>,
-    /// It says nothing new and goes away: what was sealed before is the file.
+    /// Whether the version changes nothing and is abandoned: the version sealed before stays current.
     pub(crate) given_up: bool,
-    /// Attributes that the server is told with the seal.
+    /// Attributes that the server learns with the seal.
     pub(crate) pending: Option<Pending>,
 }
 
 impl Writing {
-    /// A version that is being asked for.
+    /// Returns a version that the server is being asked for.
     pub(crate) fn starting() -> Self {
         Self {
             object: None,
@@ -143,7 +141,7 @@ impl Writing {
         }
     }
 
-    /// A version that can be written, by that many handles.
+    /// Returns a version that `writers` handles can write.
     pub(crate) fn open(object: Arc<Object>, writers: u32, untouched: Option<i64>) -> Self {
         Self {
             object: Some(object),
@@ -156,12 +154,12 @@ impl Writing {
     }
 }
 
-/// How far a version is.
+/// Progress of a version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// Asked for at the server, or being copied from the version before.
+    /// The server is being asked, or the version before is being copied.
     Starting,
-    /// Somebody else is writing the file: it is asked for again and again, by one opener for all.
+    /// Another client is writing the file: one opener asks the server repeatedly on behalf of all.
     Busy,
     /// Open for writing.
     Open,
@@ -169,26 +167,26 @@ pub(crate) enum Phase {
     Sealing,
 }
 
-/// How the kernel reads and writes what is open.
+/// How the kernel reads and writes an open file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Way {
-    /// The object's file, by itself.
+    /// The kernel uses the object's file by itself.
     Direct,
-    /// Through this process, and keeps pages of it.
+    /// The kernel uses this process, and keeps pages.
     Cached,
-    /// Through this process, each time: others may write it, too. What the kernel believes of a file's length can be old for a
-    /// moment after that was told of, and it reads no cached page behind it.
+    /// The kernel uses this process for each access: other mounts may write the file, too. The length that the kernel knows can be outdated
+    /// for a moment after it was invalidated, and the kernel reads no cached page beyond that length.
     Uncached,
 }
 
-/// The object that an alias is used for, the same for all handles of the alias.
+/// Object that an alias is used for, the same for all handles of the alias.
 #[derive(Debug)]
 pub(crate) struct Bound {
     pub(crate) object: Arc<Object>,
     pub(crate) opens: u32,
-    /// For all of them the same.
+    /// Way of access, the same for all handles of the object.
     pub(crate) way: Way,
-    /// Attributes when it was last opened: those of this version if it is no longer the file's current one.
+    /// Attributes at the last open. They describe this version if it is no longer the file's current one.
     pub(crate) seen: Attr,
 }
 
@@ -210,19 +208,20 @@ impl Bound {
         self.way == Way::Direct
     }
 
-    /// Whether it has to be another object, and can be.
+    /// Whether the alias has to use another object, and can.
     pub(crate) fn is_old(&self, newest: u64) -> bool {
         !self.is_direct() && self.object.id != newest
     }
 }
 
 impl State {
-    /// Whether the attributes are known and believed.
+    /// Whether the attributes are known and valid.
     pub(crate) fn is_fresh(&self) -> bool {
         self.gone || self.fresh.is_some_and(|until| Instant::now() < until)
     }
 
-    /// The attributes as users see them now: of the version being written, if there is one.
+    /// Returns the attributes that users see now, and the number of 512-byte blocks. If a version is being written, its size and mtime
+    /// count.
     pub(crate) fn shown(&self) -> (Attr, u64) {
         let mut attr = self.attr;
         let mut blocks = attr.size.div_ceil(512);
@@ -250,31 +249,31 @@ impl State {
         self.writing.is_some()
     }
 
-    /// Whether another mount or a client is writing a version, as far as is known.
+    /// Whether another mount or a client is writing a version, as far as this mount knows.
     pub(crate) fn is_written_elsewhere(&self) -> bool {
         self.attr.writing && self.writing.is_none()
     }
 
-    /// An open object with this id.
+    /// Returns the open object with this id.
     pub(crate) fn open_object(&mut self, id: u64) -> Option<Arc<Object>> {
         self.objects.retain(|weak| weak.strong_count() > 0);
         let mut live = self.objects.iter().filter_map(Weak::upgrade);
         live.find(|object| object.id == id)
     }
 
-    /// Whether an object is what opens get now: the version being written here, else the sealed one.
+    /// Whether new opens get this object: the version being written here, else the sealed one.
     pub(crate) fn is_current(&self, object: u64) -> bool {
         self.newest() == object
     }
 
-    /// What is written here, if others write it, too, and it is not being sealed.
+    /// Returns the object being written here, if other mounts write the version, too, and it is not being sealed.
     pub(crate) fn open_together(&self) -> Option<Arc<Object>> {
         let open = self.writing.as_ref().filter(|w| w.phase == Phase::Open);
         let object = open.and_then(|writing| writing.object.as_ref());
         object.filter(|object| object.together().is_some()).cloned()
     }
 
-    /// The object that opens get now.
+    /// Returns the id of the object that new opens get.
     pub(crate) fn newest(&self) -> u64 {
         let sealed = match self.attr.together {
             0 => self.attr.object,
@@ -283,7 +282,7 @@ impl State {
         self.written().map_or(sealed, |written| written.id)
     }
 
-    /// Others have made something visible of what is open here.
+    /// Notes that other mounts published writes to a version that is open here.
     fn mark_stale(&self) {
         let kept = self.objects.iter().filter_map(Weak::upgrade);
         let bound = self.bound.values().map(|bound| bound.object.clone());
@@ -294,7 +293,8 @@ impl State {
         }
     }
 
-    /// What is written here is written by others, too: the same, as those see it who have it open.
+    /// Replaces the object being written here by one that other mounts write, too. Its content is the same, also for programs that have it
+    /// open.
     pub(crate) fn share(&mut self, object: &Arc<Object>) {
         if let Some(writing) = self.writing.as_mut() {
             writing.object = Some(object.clone());
@@ -311,27 +311,28 @@ impl State {
         self.objects.push(Arc::downgrade(object));
     }
 
-    /// The object that is being written or sealed here.
+    /// Returns the object that is being written or sealed here.
     pub(crate) fn written(&self) -> Option<&Arc<Object>> {
         let writing = self.writing.as_ref().filter(|w| !w.given_up);
         writing.and_then(|w| w.object.as_ref())
     }
 
-    /// What is open under the current alias, and whether the kernel reads and writes it by itself.
+    /// Returns the object that is open under the current alias, and whether the kernel reads and writes it by itself.
     pub(crate) fn bound_now(&self) -> Option<(Arc<Object>, bool)> {
         let bound = self.bound.get(&self.alias)?;
         Some((bound.object.clone(), bound.is_direct()))
     }
 
-    /// Uses the current alias for an object, in this way if others that have it open allow it. If the alias is in use for another object, the next alias becomes the current one and the error is `ESTALE`: the
-    /// kernel then looks the name up again and comes back.
+    /// Uses the current alias for an object, with this way of access if the other users of the object allow it. If the alias is in use for
+    /// another object, the next alias becomes the current one and the error is `ESTALE`: the kernel then looks the name up again and
+    /// repeats the open.
     pub(crate) fn bind(&mut self, key: Key, object: &Arc<Object>, way: Way) -> Result<(), Error> {
         if key.alias != self.alias {
             return Err(Errno::STALE.into());
         }
         let attr = self.attr;
         if let Some(bound) = self.bound.get_mut(&key.alias) {
-            // Its element may have sealed a copy of it, since its writer may not be gone.
+            // The element may have sealed a copy of the object, since its writer may still exist.
             let same = || Arc::ptr_eq(&bound.object, object) || !bound.object.is_replaced();
             if bound.object.id == object.id && same() {
                 bound.opens += 1;
@@ -342,14 +343,14 @@ impl State {
             self.next_alias();
             return Err(Errno::STALE.into());
         }
-        // By all aliases of an object alike: else a later version could be shown to some of them only.
+        // All aliases of an object use the same way of access. Otherwise only some of them could show a later version.
         let same = self.bound.values().filter(|b| b.object.id == object.id);
         let way = same.map(|bound| bound.way).fold(way, Way::max);
         self.bind_new(object.clone(), way);
         Ok(())
     }
 
-    /// Uses the current alias, which nobody uses, for an object.
+    /// Uses the current alias, which is free, for an object.
     pub(crate) fn bind_new(&mut self, object: Arc<Object>, way: Way) {
         let bound = Bound {
             object,
@@ -361,7 +362,7 @@ impl State {
         self.opens += 1;
     }
 
-    /// Goes on with another object, unless the kernel reads and writes the file by itself. Says whether it is another.
+    /// Moves an alias to another object, unless the kernel reads and writes the file by itself. Returns whether the object changed.
     pub(crate) fn rebind(&mut self, alias: u16, object: &Arc<Object>) -> bool {
         let attr = self.attr;
         let bound = self.bound.get_mut(&alias);
@@ -373,7 +374,7 @@ impl State {
         true
     }
 
-    /// The aliases by which programs use what is written here, if there are several: the kernel has pages of each.
+    /// Returns the aliases by which programs use the object being written here, if there are several: the kernel has pages for each alias.
     pub(crate) fn twins(&self) -> Vec<u16> {
         let Some(written) = self.written().filter(|_| self.bound.len() > 1) else {
             return Vec::new();
@@ -384,7 +385,7 @@ impl State {
         if twins.len() < 2 { Vec::new() } else { twins }
     }
 
-    /// Opens from now on get another kernel inode than those that are open.
+    /// Makes later opens use another kernel inode than the files that are open now.
     pub(crate) fn next_alias(&mut self) {
         let mut next = self.alias;
         loop {
@@ -396,7 +397,7 @@ impl State {
         self.alias = next;
     }
 
-    /// One open handle less.
+    /// Notes that one handle of the alias was closed.
     pub(crate) fn unbind(&mut self, alias: u16) {
         self.opens = self.opens.saturating_sub(1);
         if let Some(bound) = self.bound.get_mut(&alias) {
@@ -408,23 +409,23 @@ impl State {
     }
 }
 
-/// All inodes and names known here.
+/// All inodes and names that this mount knows.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
     inner: Mutex<Inner>,
     clock: AtomicU64,
     foreign: Foreign,
-    /// Held while the kernel is told something to believe, and, for writing, while a change by somebody else
-    /// is taken note of: so the kernel is told to forget only after it was told.
+    /// Held, shared, while the kernel receives something that it caches. Held exclusively while a change by another client is noted. So an
+    /// invalidation reaches the kernel only after the value that it invalidates.
     pub(crate) gate: RwLock<()>,
 }
 
-/// When inodes were last changed by somebody else, known here or not, by their low bits; and when those that
-/// were forgotten here had been changed from here.
+/// Times of the last changes of inodes by other clients, by the low bits of the inode, whether or not the inode is known here. Also the
+/// times of the last changes from here for inodes that were dropped from the table.
 #[derive(Debug)]
 struct Foreign {
     slots: [AtomicU64; FOREIGN_SLOTS],
-    /// Since when others' changes are heard of.
+    /// Time since which this mount receives others' changes.
     heard: AtomicU64,
 }
 
@@ -456,17 +457,18 @@ impl Inner {
     }
 }
 
-/// A change of names that was asked for from here. Unless it is settled, what became of them is unsure.
+/// Change of names that this mount asked for. If it is dropped before it is settled, the state of the names is unknown.
 #[derive(Debug)]
 pub(crate) struct Change<'a> {
     table: &'a Table,
-    /// When it began.
+    /// Time at which the change began.
     pub(crate) asked: u64,
     names: Vec<(u64, Vec<u8>)>,
 }
 
 impl Change<'_> {
-    /// The names are this now. Gives when that was noted, if it is believed.
+    /// Ends the change: the names now have these values. Returns the time of the entry, or `None` if a concurrent change makes the values
+    /// unreliable.
     pub(crate) fn settle(mut self, truths: &[Known]) -> Option<u64> {
         self.end(truths)
     }
@@ -492,23 +494,24 @@ impl Drop for Change<'_> {
 }
 
 impl Table {
-    /// The time now, for [`State::stamp`].
+    /// Returns the current time for [`State::stamp`].
     pub(crate) fn now(&self) -> u64 {
         self.clock.load(Ordering::Acquire)
     }
 
-    /// A later time than all that were read before.
+    /// Returns a time later than all times read before.
     pub(crate) fn tick(&self) -> u64 {
         self.clock.fetch_add(1, Ordering::AcqRel) + 1
     }
 
-    /// Somebody else changed an inode: nothing that was asked before is believed.
+    /// Notes that another client changed an inode: answers to earlier questions are not used any more.
     pub(crate) fn foreign_change(&self, ino: u64) {
         let slot = self.foreign.of(ino);
-        // Before, for answers that make the node meanwhile; after, for those that have read it already.
+        // Set before the change, for answers that create the node concurrently, and again after it, for answers that have read the slot
+        // already.
         slot.store(self.tick(), Ordering::Release);
         if let Some(node) = self.get(ino) {
-            // An answer that is under way is newer than what is known, though not to be believed for long.
+            // An answer that is under way is newer than the cached state, though it is not valid for long.
             let mut state = node.state.lock();
             state.fresh = None;
             state.kept = None;
@@ -517,13 +520,13 @@ impl Table {
         slot.store(self.tick(), Ordering::Release);
     }
 
-    /// Somebody else changed an entry of a directory.
+    /// Notes that another client changed an entry of a directory.
     pub(crate) fn foreign_entry(&self, parent: u64, name: &[u8]) {
         let mut inner = self.inner.lock();
         inner.entries.foreign(parent, name, self.tick());
     }
 
-    /// Whether somebody else may have changed the inode since `asked`.
+    /// Whether another client may have changed the inode since `asked`.
     pub(crate) fn changed_since(&self, ino: u64, asked: u64) -> bool {
         self.foreign.of(ino).load(Ordering::Acquire) > asked
             || self.foreign.heard.load(Ordering::Acquire) > asked
@@ -542,7 +545,7 @@ impl Table {
         self.inner.lock().node(ino).clone()
     }
 
-    /// The node, which the kernel is going to know.
+    /// Returns the node and counts a reference that the kernel is going to hold.
     pub(crate) fn hold(&self, ino: u64) -> Arc<Node> {
         let mut inner = self.inner.lock();
         let node = inner.node(ino).clone();
@@ -550,7 +553,7 @@ impl Table {
         node
     }
 
-    /// The kernel has dropped references. The node is forgotten with the last one.
+    /// Drops `lookups` references of the kernel. The node is dropped from the table with the last one.
     pub(crate) fn let_go(&self, ino: u64, lookups: u64) {
         let Some(node) = self.get(ino) else { return };
         let less = |held: u64| Some(held.saturating_sub(lookups));
@@ -562,7 +565,7 @@ impl Table {
         }
     }
 
-    /// Names are going to be changed from here.
+    /// Begins a change of names from here.
     pub(crate) fn begin(&self, names: &[(u64, &[u8])]) -> Change<'_> {
         let owned = |&(parent, name): &(u64, &[u8])| (parent, name.to_vec());
         Change {
@@ -572,13 +575,13 @@ impl Table {
         }
     }
 
-    /// What is known of an entry, and since when at the latest.
+    /// Returns the cached value of an entry, and the latest time at which it became known.
     pub(crate) fn known(&self, parent: u64, name: &[u8]) -> (Known, u64) {
         let inner = self.inner.lock();
         (inner.entries.known(parent, name), self.now())
     }
 
-    /// What an entry is, if that is known, held for the kernel.
+    /// Returns the cached value of an entry. If the entry exists, counts a reference of the kernel to its node.
     pub(crate) fn hold_entry(&self, parent: u64, name: &[u8]) -> (Known, Option<Arc<Node>>, u64) {
         let inner = self.inner.lock();
         let known = inner.entries.known(parent, name);
@@ -592,19 +595,18 @@ impl Table {
         (known, node, self.now())
     }
 
-    /// An entry was looked up and is this; says whether that is believed.
+    /// Notes the result of a look-up. Returns whether the result can be cached.
     pub(crate) fn learned(&self, parent: u64, name: &[u8], ino: u64, asked: u64) -> bool {
         let mut inner = self.inner.lock();
         inner.entries.learned(parent, name, ino, asked)
     }
 
-    /// An entry was looked up and does not exist. Gives how many such answers there were since the directory
-    /// was listed.
+    /// Notes that a looked-up entry does not exist. Returns the number of such answers since the directory was listed.
     pub(crate) fn absent(&self, parent: u64, name: &[u8], asked: u64) -> u32 {
         self.inner.lock().entries.absent(parent, name, asked)
     }
 
-    /// A directory was listed whole.
+    /// Notes a complete listing of a directory.
     pub(crate) fn listed<'a>(
         &self,
         directory: u64,
@@ -614,12 +616,12 @@ impl Table {
         self.inner.lock().entries.listed(directory, entries, asked);
     }
 
-    /// A directory was made from here: it has no entries.
+    /// Notes that a directory was created from here: it has no entries.
     pub(crate) fn made(&self, directory: u64, asked: u64) {
         self.inner.lock().entries.made(directory, asked);
     }
 
-    /// Forgets the node if nothing holds it, and then the directories above it that were kept for it.
+    /// Drops the node from the table if nothing holds it, and then the directories above it that were kept for it.
     pub(crate) fn drop_unused(&self, ino: u64) {
         let mut inner = self.inner.lock();
         let mut next = Some(ino);
@@ -628,7 +630,7 @@ impl Table {
         }
     }
 
-    /// Forgets a node if nothing holds it; gives the directory that it was in.
+    /// Drops a node if nothing holds it. Returns the directory that contained it.
     fn drop_one(&self, inner: &mut Inner, ino: u64) -> Option<u64> {
         let node = inner.nodes.get(&ino)?;
         let state = node.state.lock();
@@ -636,12 +638,12 @@ impl Table {
         if held || state.opens > 0 || state.writing.is_some() {
             return None;
         }
-        // What is below it and not sealed yet keeps its path.
+        // Files below the directory that are not sealed yet keep their path.
         let is_kept = |child| inner.nodes.contains_key(&child);
         if inner.entries.within(ino).any(is_kept) {
             return None;
         }
-        // What was changed from here is not to be learned from an older answer again.
+        // An older answer must not restore the state before a change from here.
         self.foreign
             .of(ino)
             .fetch_max(state.stamp, Ordering::AcqRel);
@@ -652,8 +654,8 @@ impl Table {
         parent
     }
 
-    /// Believes nothing that was asked before `heard`, since when others' changes are heard of; [`u64::MAX`] if
-    /// they are not. Gives all that the kernel may have cached.
+    /// Invalidates all answers to questions from before `heard`, the time since which this mount receives others' changes; [`u64::MAX`] if
+    /// it receives none. Returns all inodes and entries that the kernel may have cached.
     pub(crate) fn doubt(&self, heard: u64) -> (Vec<u64>, Vec<(u64, Vec<u8>)>) {
         self.foreign.heard.store(heard, Ordering::Release);
         let mut inner = self.inner.lock();
@@ -667,12 +669,12 @@ impl Table {
         (inodes, inner.entries.doubt(heard))
     }
 
-    /// All nodes.
+    /// Returns all nodes.
     pub(crate) fn all(&self) -> Vec<Arc<Node>> {
         self.inner.lock().nodes.values().cloned().collect()
     }
 
-    /// The path of a node, if all names up to the root are known here.
+    /// Returns the path of a node, if all names up to the root are known here.
     pub(crate) fn path(&self, ino: u64) -> Option<Vec<u8>> {
         let inner = self.inner.lock();
         let mut parts: Vec<&[u8]> = Vec::new();
@@ -712,13 +714,13 @@ impl Table {
         true
     }
 
-    /// One of the names of an inode, if one is known.
+    /// Returns one of the names of an inode, if one is known.
     pub(crate) fn name_of(&self, ino: u64) -> Option<(u64, Vec<u8>)> {
         self.inner.lock().entries.name_of(ino).cloned()
     }
 }
 
-/// Whether it is a directory.
+/// Whether the attributes belong to a directory.
 pub(crate) fn is_dir(attr: &Attr) -> bool {
     attr.kind() == Kind::Directory
 }

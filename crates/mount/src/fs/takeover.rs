@@ -1,10 +1,10 @@
-//! The file of a version that programs here have open becomes the file of the next version, which is written here.
+//! The file of a version that programs here have open becomes the file of the next version, which is written here. It renames object files
+//! in an element's folder on this host.
 //!
-//! The kernel reads and writes files in place, and lets an inode have one file only. For readers and writers to
-//! share the inode, what the writer gets must be the file that the readers have. So the new version's file is made
-//! a copy of the old one, and the two exchange their names: the old version goes on in the copy, which nobody has
-//! open, and the new one in the file that is open here. Both have the same bytes at that moment, so that it does
-//! not matter when somebody looks, or if this process ends in between.
+//! The kernel reads and writes files in place, and lets an inode have one file only. For readers and writers to share the inode, the writer
+//! must get the file that the readers have. So the new version's file is made a copy of the old one, and the two exchange their names: the
+//! old version continues in the copy, which no program has open, and the new version in the file that is open here. Both have the same
+//! bytes at that moment. So the time of a look does not matter, nor whether this process ends in between.
 
 use super::holders::held_by_others;
 use super::object::{Data, Object};
@@ -24,7 +24,7 @@ use tidemill_client::object_file;
 pub(super) const UNSEALED_MODE: u32 = 0o600;
 
 impl Fs {
-    /// Whether programs here that have the file open in place can go on with the version to come.
+    /// Whether programs here that have the file open in place can continue with the next version.
     pub(super) fn readers_can_follow(&self, node: &Node) -> bool {
         let reader = node.state.lock().bound_now();
         match reader {
@@ -35,11 +35,11 @@ impl Fs {
         }
     }
 
-    /// The new version `to`, whose file holds the first `kept` bytes of the version `from`, in the file that
-    /// `from` has. `None`: it can't be, and `to` is as it was.
+    /// Moves the new version `to`, whose file holds the first `kept` bytes of the version `from`, into the file of `from`. `None`: that is
+    /// impossible, and `to` is unchanged.
     ///
     /// # Errors
-    /// If it turned out too late that somebody else reads the file: `to` has to be given up.
+    /// Another process turned out too late to read the file: the caller has to abandon `to`.
     pub(super) fn take_over(
         &self,
         to: &Object,
@@ -50,7 +50,7 @@ impl Fs {
             return Ok(None);
         };
         if self.backend.lends() {
-            // Who had the old version open may have kept a descriptor.
+            // A program that had the old version open may have kept a descriptor.
             return Ok(None);
         }
         let place = self.backend.place(to.element, Pace::MayWait)?;
@@ -62,7 +62,7 @@ impl Fs {
         }
         to.copy_data(from, kept, from.stat()?.size)?;
         look_like(copy, read)?;
-        // What was durable under the old name has to be so after the exchange.
+        // Bytes that were durable under the old name have to be durable after the exchange.
         copy.sync_all()?;
         let (new, old) = (object_path(&folder, to.id), object_path(&folder, from.id));
         if let Err(errno) = renameat_with(CWD, &new, CWD, &old, RenameFlags::EXCHANGE) {
@@ -71,7 +71,7 @@ impl Fs {
             to.truncate(kept)?;
             return Ok(None);
         }
-        // From here on nobody can open the file by its old name. Who has done so before is seen now.
+        // From here on no process can open the file by its old name. Processes that opened it before are visible now.
         if !is_ours(read, from) || held_by_others(read) {
             return Err(Errno::STALE.into());
         }
@@ -86,7 +86,7 @@ impl Fs {
     }
 }
 
-/// Whether the file has one name, and no program of this array but this mount has it open.
+/// Whether the file has one name, and of all programs of this array only this mount has it open.
 fn is_ours(file: &File, object: &Object) -> bool {
     let openings: Vec<_> = std::iter::once(file)
         .chain(object.opened_first.as_deref())
@@ -94,8 +94,7 @@ fn is_ours(file: &File, object: &Object) -> bool {
     file.metadata().is_ok_and(|stat| stat.nlink() == 1) && object_file::alone(&openings)
 }
 
-/// The file of `object`, which is at `path` now, opened for writing, and the opening of it before, if that is
-/// another.
+/// Returns the file of `object`, which is at `path` now, opened for writing, and the opening before, if that is another one.
 fn writable(
     read: &Arc<File>,
     object: &Object,
@@ -121,7 +120,7 @@ fn look_like(copy: &File, original: &File) -> Result<(), Error> {
     Ok(copy.set_modified(stat.modified()?)?)
 }
 
-/// Gives a file owner and mode of an object that is being written.
+/// Gives a file the owner and mode of an object that is being written.
 pub(super) fn open_to_writers(file: &File, owner: Option<(u32, u32)>) -> Result<(), Error> {
     let us = || {
         let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());

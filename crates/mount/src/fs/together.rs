@@ -1,6 +1,6 @@
-//! A version that several mounts write, or that several have written: who reads sees what each has made visible, and of what
-//! is written here all at once. Each writer has an object of its own, its part, into which it puts what it writes one after
-//! the other (`docs/decisions/0026-several-writers.md`).
+//! A version that several mounts write, or have written. A reader sees the published writes of every mount, and all writes made here at
+//! once. Each writer has an object of its own, its part, to which it appends its writes (`docs/decisions/0026-several-writers.md`). Writes
+//! are published to the server (next: `server/src`).
 
 use super::backend::{Backend, Place};
 use super::object::{Data, Object, Stat};
@@ -21,23 +21,23 @@ use tidemill_core::id::{ElementId, ObjectId};
 use tidemill_core::layout::{Extent, Part, PartOf, UNTOLD_MAX};
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
-/// Pieces that were written here and not heard of yet, before they are told without being asked for. Writes that are under way then
-/// may add some.
+/// Number of written pieces not yet published at which this mount publishes them unasked. Writes that are under way at that time may add
+/// some.
 const PENDING_MAX: usize = UNTOLD_MAX - 1024;
 
-/// See the module.
+/// A version with several writers; see the module.
 #[derive(Debug)]
 pub(crate) struct Together {
     ino: u64,
     caller: Caller,
     backend: Arc<Backend>,
-    /// What is written here, if this mount is one of the writers.
+    /// The part that is written here, if this mount is one of the writers.
     own: Option<Own>,
     seen: RwLock<Seen>,
     freshness: Freshness,
 }
 
-/// What is visible to all.
+/// The published state of the version.
 #[derive(Debug, Default)]
 struct Seen {
     visible: Visible,
@@ -48,19 +48,19 @@ struct Seen {
 #[derive(Debug)]
 struct Own {
     object: Arc<Object>,
-    /// Of the mount that wrote the file alone: with so many bytes its object began, and they are the file's.
+    /// For the mount that wrote the file alone at first: number of bytes with which its object began. They are the file's bytes.
     base: Option<u64>,
     log: Mutex<Log>,
-    /// The server has sealed it: all that was written here is visible to all.
+    /// Whether the server has sealed the part: all writes made here are published.
     sealed: AtomicBool,
-    /// Held, shared, while something is written: what is told is all written.
+    /// Held, shared, during a write: a publication contains complete writes only.
     turn: RwLock<()>,
-    /// Held while something is told.
+    /// Held during a publication.
     telling: Mutex<()>,
 }
 
 impl Together {
-    /// A version that is being written here, by this mount alone up to now, into an object of `size` bytes.
+    /// Returns a version that this mount alone has written up to now, into an object of `size` bytes.
     pub(crate) fn sharing(
         backend: Arc<Backend>,
         (ino, caller): (u64, Caller),
@@ -94,7 +94,7 @@ impl Together {
         }
     }
 
-    /// A version that others write; `own` is the part that is written here.
+    /// Returns a version that other mounts write; `own` is the part that is written here.
     pub(crate) fn new(
         backend: Arc<Backend>,
         (ino, caller): (u64, Caller),
@@ -122,7 +122,7 @@ impl Together {
         Ok(together)
     }
 
-    /// A sealed version of pieces, as it was opened.
+    /// Returns a sealed version of pieces, as it was opened.
     pub(crate) fn sealed(
         backend: Arc<Backend>,
         (ino, caller): (u64, Caller),
@@ -139,17 +139,17 @@ impl Together {
         Self::new(backend, (ino, caller), None, told)
     }
 
-    /// The object that is written here.
+    /// Returns the object that is written here.
     pub(crate) fn own(&self) -> Option<&Arc<Object>> {
         self.own.as_ref().map(|own| &own.object)
     }
 
-    /// The version that it is of, if the server has said so.
+    /// Returns the object id of the version, or 0 if the server has not reported it yet.
     pub(crate) fn version(&self) -> u64 {
         self.seen.read().visible.version
     }
 
-    /// What that is of the version, if the server has said so.
+    /// Returns the version and index of the part written here, if the server has reported them.
     pub(crate) fn part_of(&self) -> Option<PartOf> {
         let index = self.own.as_ref()?.log.lock().index as u64;
         let version = self.version();
@@ -161,12 +161,12 @@ impl Together {
         })
     }
 
-    /// Others have made something visible.
+    /// Notes that other mounts have published writes.
     pub(crate) fn mark_stale(&self) {
         self.freshness.mark();
     }
 
-    /// The server has sealed the part. Who has the file open here still, reads what others write over it.
+    /// Notes that the server has sealed the part. Programs that still have the file open here read the writes of others over it.
     pub(crate) fn part_sealed(&self) {
         if let Some(own) = &self.own {
             own.sealed.store(true, Ordering::Release);
@@ -178,12 +178,12 @@ impl Together {
         self.freshness.is_stale()
     }
 
-    /// Learns what others have made visible; with `closed` also what they have closed, or written before now. Says whether
-    /// more may be written to it.
+    /// Fetches the writes that other mounts have published; with `closed` also the writes that they have closed, or made before now.
+    /// Returns whether the version can still change.
     pub(crate) fn refresh(&self, closed: bool) -> Result<bool, Error> {
-        // A later version has taken its place: it is read as it was.
+        // A later version has replaced this one, which is read in its last state.
         let is_over = |error: &Error| error.is(Errno::STALE) || error.is(Errno::NOENT);
-        // Before it is asked: what comes meanwhile is asked for again.
+        // Taken before the question: changes that arrive during it are fetched again.
         let asks = self.freshness.asks();
         let over = || {
             self.freshness.answered(asks);
@@ -223,7 +223,7 @@ impl Together {
         Ok(!self.seen.read().visible.sealed)
     }
 
-    /// Tells what was written here, and makes it visible to all.
+    /// Publishes the writes made here to all mounts.
     pub(crate) fn publish(&self) -> Result<(), Error> {
         self.tell(None)
     }
@@ -253,7 +253,7 @@ impl Together {
             since,
             base: own.base,
         };
-        // The answer has what others have made visible, too. What comes meanwhile is asked for again.
+        // The answer contains the writes that others have published, too. Changes that arrive during the call are fetched again.
         let asks = self.freshness.asks();
         let Answer::Together(news) = self.backend.one(self.caller, Op::Publish(publish))? else {
             return Err(ClientError::Answer("Publish").into());
@@ -264,8 +264,8 @@ impl Together {
         Ok(())
     }
 
-    /// What the server is told with the seal of the part: what it may not know, and with how many bytes it began if it
-    /// was written alone at first.
+    /// Returns the pieces that the server may not know, for the seal of the part, and the number of bytes with which the part began if this
+    /// mount wrote it alone at first.
     pub(crate) fn last_word(&self) -> (Vec<v1::Told>, Option<u64>) {
         let Some(own) = &self.own else {
             return (Vec::new(), None);
@@ -275,7 +275,7 @@ impl Together {
         (log.told(), own.base)
     }
 
-    /// Takes over what the server says.
+    /// Applies the server's description of the version.
     fn adopt(&self, told: v1::Together) -> Result<(), Error> {
         let mut seen = self.seen.write();
         let is_first = seen.visible.version == 0;
@@ -295,7 +295,7 @@ impl Together {
         Ok(())
     }
 
-    /// The parts, those that are open as they are.
+    /// Returns the objects of the parts, and reuses those that are open.
     fn opened(
         &self,
         seen: &Seen,
@@ -373,7 +373,7 @@ impl Together {
         let Some(own) = &self.own else {
             return Ok(bytes);
         };
-        // Not while it is read: who writes has to wait for that otherwise.
+        // The log is not locked during the reads: writers would have to wait for them.
         let over = own.log.lock().over(&(offset..end));
         for (cut, pieces) in over {
             if let Some(cut) = cut.filter(|&cut| cut < end) {
@@ -397,8 +397,8 @@ impl Together {
         if own.log.lock().count() >= PENDING_MAX {
             self.publish()?;
         }
-        // From now on bytes may lie elsewhere in the object than in the file. As long as the server doesn't know that, it would
-        // seal the object as the file if this mount died: only what goes on at the end of both is taken then.
+        // From now on offsets in the object may differ from offsets in the file. As long as the server does not know that, it would seal
+        // the object as the file if this mount died. Until then only writes at the end of both are accepted.
         let unheard = match self.version() {
             0 => self.publish().err(),
             _ => None,
@@ -422,7 +422,7 @@ impl Together {
         Ok(())
     }
 
-    /// The file is that long from now on, for all who write it.
+    /// Sets the length of the file for all its writers.
     pub(crate) fn truncate(&self, size: u64) -> Result<(), Error> {
         let own = self.own.as_ref().ok_or(Errno::BADF)?;
         own.log.lock().mtime = now_ns();
@@ -441,7 +441,7 @@ impl Together {
         self.size_over(seen)
     }
 
-    /// The length of the file for who writes here, if that is what all see.
+    /// Returns the length of the file for writers here, if all others see the length `seen`.
     fn size_over(&self, seen: u64) -> u64 {
         let own = self.own.as_ref();
         own.map_or(seen, |own| own.log.lock().size_over(seen))
@@ -455,7 +455,7 @@ impl Together {
         self.stat_over(size, mtime)
     }
 
-    /// As [`Self::stat`], if the attributes are what the server says of what all see.
+    /// As [`Self::stat`], if `attr` is the server's description of the published state.
     pub(crate) fn stat_by(&self, attr: &v1::Attr) -> Stat {
         if attr.together == 0 || !self.is_stale() {
             return self.stat();
@@ -479,7 +479,7 @@ impl Together {
         }
     }
 
-    /// Forgets what was read.
+    /// Drops cached reads.
     pub(crate) fn rest(&self) {
         for part in &self.seen.read().parts {
             part.rest();
@@ -488,7 +488,7 @@ impl Together {
 }
 
 impl Seen {
-    /// As much of each part can be read as is known to be in it.
+    /// Lets readers read each part up to its known length.
     fn grow(&self) {
         for (part, told) in self.parts.iter().zip(&self.visible.extents.parts) {
             if let Data::Remote(remote) = &part.data {
@@ -507,14 +507,14 @@ impl Drop for Together {
     }
 }
 
-/// Puts the bytes of a piece where they belong in a buffer that begins at `start` of the file.
+/// Puts the bytes of a piece at their place in a buffer that begins at `start` of the file.
 fn fill(bytes: &mut [u8], start: u64, piece: &Extent, object: &Object) -> Result<(), Error> {
     let length = length_of(&(0..piece.length));
     let read = object.read(piece.at.offset, length)?;
     let from = length_of(&(start..piece.offset));
     let read = &read[..read.len().min(length)];
     bytes[from..from + read.len()].copy_from_slice(read);
-    // What is not in the object is zeros, over whatever was there before.
+    // Bytes that the object does not have are zeros, whatever the buffer contained before.
     bytes[from + read.len()..from + length].fill(0);
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Which versions were closed here and are not sealed yet, since when, and why not.
+//! List of the versions that were closed here and are not sealed yet, with their age and the last error. It only changes memory.
 
 use super::patience;
 use parking_lot::{Condvar, Mutex};
@@ -8,33 +8,33 @@ use std::fmt;
 use std::time::{Duration, Instant};
 use tidemill_client::Error as ClientError;
 
-/// Versions that are not all in the array and that are remembered at most.
+/// Maximum number of remembered versions that are incomplete in the array.
 const LOST_MAX: usize = 1024;
 
-/// What has become of a version that was closed.
+/// Outcome of a version that was closed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
     Unsealed,
-    /// It is sealed, or nobody wants it any more.
+    /// The version is sealed, or not needed any more.
     Done,
-    /// It will never be as it was written.
+    /// The version will never have all written bytes. The reason is given.
     Lost(String),
 }
 
-/// See the module.
+/// Closed versions without a seal; see the module.
 #[derive(Debug, Default)]
 pub(crate) struct Unsealed {
     versions: Mutex<Versions>,
-    /// Signalled when there is one less.
+    /// Signalled when a version is done.
     fewer: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct Versions {
     by_object: BTreeMap<u64, Waiting>,
-    /// Of which not all is in the array, and why: as far as nobody has asked for them.
+    /// Versions that are incomplete in the array, with the reason, until a caller has asked for them.
     lost: BTreeMap<u64, String>,
-    /// Why one of them could not be sealed the last time.
+    /// Error of the last attempt to seal a version.
     why: String,
 }
 
@@ -42,22 +42,22 @@ struct Versions {
 struct Waiting {
     ino: u64,
     since: Instant,
-    /// What an operation is told that has waited in vain; `None`: it was not tried in vain yet.
+    /// Errno for an operation that waited in vain; `None`: no attempt has failed yet.
     errno: Option<Errno>,
 }
 
-/// What is not sealed yet, for people.
+/// Summary of the unsealed versions, for users.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Standing {
     pub(crate) versions: usize,
-    /// Age of the oldest.
+    /// Age of the oldest version.
     pub(crate) oldest: Duration,
-    /// Why the last try failed; empty if none did.
+    /// Error of the last attempt; empty if none failed.
     pub(crate) why: String,
 }
 
 impl Unsealed {
-    /// A version was closed.
+    /// Adds a closed version.
     pub(crate) fn enter(&self, object: u64, ino: u64) {
         let waiting = Waiting {
             ino,
@@ -67,7 +67,7 @@ impl Unsealed {
         self.versions.lock().by_object.insert(object, waiting);
     }
 
-    /// A try failed; says whether it was the first since all was well.
+    /// Notes a failed attempt. Returns whether it was the first since all versions were sealed.
     pub(crate) fn failed(&self, object: u64, why: &ClientError) -> bool {
         let mut versions = self.versions.lock();
         let Some(waiting) = versions.by_object.get_mut(&object) else {
@@ -77,7 +77,7 @@ impl Unsealed {
         std::mem::replace(&mut versions.why, why.to_string()).is_empty()
     }
 
-    /// A version is sealed, or never will be.
+    /// Notes that a version is sealed, or never will be.
     pub(crate) fn done(&self, object: u64) {
         let mut versions = self.versions.lock();
         versions.by_object.remove(&object);
@@ -87,7 +87,7 @@ impl Unsealed {
         self.fewer.notify_all();
     }
 
-    /// Not all of a version will be in the array.
+    /// Notes that a version will be incomplete in the array.
     pub(crate) fn lost(&self, object: u64, why: &str) {
         let lost = &mut self.versions.lock().lost;
         lost.insert(object, why.to_owned());
@@ -96,7 +96,7 @@ impl Unsealed {
         }
     }
 
-    /// What has become of a version; that it is lost is told once.
+    /// Returns the outcome of a version. A loss is returned once.
     pub(crate) fn fate(&self, object: u64) -> Fate {
         let mut versions = self.versions.lock();
         if versions.by_object.contains_key(&object) {
@@ -105,7 +105,7 @@ impl Unsealed {
         versions.lost.remove(&object).map_or(Fate::Done, Fate::Lost)
     }
 
-    /// Waits until there are fewer than so many; says whether there are.
+    /// Waits until fewer than `most` versions are unsealed. Returns whether that is the case.
     pub(crate) fn wait_below(&self, most: usize, until: Instant) -> bool {
         let mut versions = self.versions.lock();
         while versions.by_object.len() >= most {
@@ -126,7 +126,7 @@ impl Unsealed {
         }
     }
 
-    /// Waits until there are none, or gives what there is.
+    /// Waits until all versions are sealed. If `timeout` passes first, returns the rest.
     pub(crate) fn wait(&self, timeout: Duration) -> Result<(), Standing> {
         let end = Instant::now() + timeout;
         let mut versions = self.versions.lock();
@@ -139,7 +139,7 @@ impl Unsealed {
         Ok(())
     }
 
-    /// Why a version of this inode is not sealed: the file is busy, unless there is a better reason.
+    /// Returns the reason why a version of this inode is not sealed: the file is busy, unless there is a better reason.
     pub(crate) fn errno(&self, ino: u64) -> Errno {
         let versions = self.versions.lock();
         let mut own = versions.by_object.values().filter(|w| w.ino == ino);

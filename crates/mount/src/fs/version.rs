@@ -1,4 +1,5 @@
-//! Beginning and ending versions of files, and opening the objects that hold them.
+//! Begins and ends versions of files, and opens the objects that hold them. It asks the server through `backend` and writes object files on
+//! this host. Closed versions are sent to the sealer (next: `mount/src/fs/seal.rs`).
 
 use super::backend::attr_of;
 use super::file::OpenHow;
@@ -23,34 +24,35 @@ use tidemill_client::{Error as ClientError, object_file};
 use tidemill_core::id::ObjectId;
 use tidemill_wire::v1::{self, Kind, name_op::Op, name_result::Result as Answer};
 
-/// How long an open for writing waits for another writer's seal.
+/// Longest time for which an open for writing waits for another writer's seal.
 pub(super) const WRITER_PATIENCE: Duration = Duration::from_secs(5);
-/// Pause before a busy file is asked for again.
+/// Pause before the server is asked again for a busy file.
 const WRITER_PAUSE: Duration = Duration::from_millis(20);
-/// How long an element that is to take a new file may be silent before another is asked for.
+/// Longest silence of an element that is chosen for a new file. After that time the server is asked for another element.
 const PASS_OVER: Duration = Duration::from_secs(3);
-/// The same, if it was chosen again: the server is about to notice.
+/// The same limit for an element that was chosen a second time: the server is about to notice the failure.
 const PASS_AGAIN: Duration = Duration::from_secs(1);
-/// Openers that may wait for busy files at once: each takes a thread, and others need some. More are refused.
+/// Maximum number of openers that wait for busy files at once. Each takes a thread, and other operations need threads, too. More openers
+/// are refused.
 const BUSY_WAITERS_MAX: usize = 32;
 /// Bytes copied at once from a version that is not on this host.
 const COPY_BYTES: usize = 4 << 20;
 
-/// A version that was begun and that nobody writes yet.
+/// Version that was begun and has no writer yet.
 pub(super) struct Begun {
     pub(super) object: Arc<Object>,
-    /// What its mtime was set to, if one can see by it later whether it was written to.
+    /// The mtime that the object was given. `None` if a later comparison could not show whether the object was written to.
     untouched: Option<i64>,
-    /// The version before, or that others write, too.
+    /// Object of the version before, or of the version that other mounts write, too.
     base: u64,
-    /// The object of the version before that programs here have open, if its file is the new version's now.
+    /// Object of the version before that programs here have open, if its file now belongs to the new version.
     taken: Option<Arc<Object>>,
-    /// Whether other mounts are there.
+    /// Whether other mounts exist.
     others: bool,
 }
 
 impl Fs {
-    /// The object that a reader of the file gets now: the one being written here, or the sealed one.
+    /// Returns the object that a reader of the file gets now: the version being written here, or the sealed version.
     pub(super) fn reading_object(
         &self,
         caller: Caller,
@@ -76,7 +78,7 @@ impl Fs {
             };
             match self.sealed_object(caller, node, (id, place), pace) {
                 Ok(object) => return Ok(object),
-                // Another version was sealed meanwhile, or the element moved.
+                // Another version was sealed in the meantime, or the element moved.
                 Err(error) if error.is(Errno::NOENT) && tries > 0 => {
                     pace.wait()?;
                     tries -= 1;
@@ -89,7 +91,7 @@ impl Fs {
         }
     }
 
-    /// A sealed object of the file; the one that is open, if it is.
+    /// Returns a sealed object of the file. An object that is open already is reused.
     fn sealed_object(
         &self,
         caller: Caller,
@@ -97,7 +99,7 @@ impl Fs {
         (id, element): (u64, Option<u32>),
         pace: Pace,
     ) -> Result<Arc<Object>, Error> {
-        // What the element has sealed a copy of may still have a writer.
+        // The element may have sealed a copy of the object, so the object itself may still have a writer.
         let is_its_own = |object: &Arc<Object>| !self.backend.lends() || !object.is_replaced();
         if let Some(object) = node.state.lock().open_object(id)
             && is_its_own(&object)
@@ -119,7 +121,7 @@ impl Fs {
         Ok(object)
     }
 
-    /// Asks for a file that somebody else writes: which object has what was closed last.
+    /// Asks the server which object holds the content that was closed last, for a file that another client writes.
     fn ask_what_was_closed(&self, caller: Caller, node: &Node) -> Result<(), Error> {
         let asked = self.table.now();
         let op = Op::GetAttr(v1::GetAttr {
@@ -160,7 +162,7 @@ impl Fs {
         self.open_asked(caller, (ino, id), avoid, pace)
     }
 
-    /// Opens an object where the server says that it is to be read.
+    /// Opens an object at the element that the server names for reading.
     fn open_asked(
         &self,
         caller: Caller,
@@ -200,7 +202,7 @@ impl Fs {
             return Err(Errno::NOENT.into());
         }
         if missing.contains(&element) {
-            // What tasks hand on in memory has no place that is known here.
+            // Intermediate results that tasks keep in memory have no path that this mount knows.
             let data = Data::Remote(self.remote(&opened, right.clone()));
             let object = Object::new(id, element, data, right.clone());
             return match object.read(0, 1) {
@@ -223,7 +225,7 @@ impl Fs {
             return Ok(Object::new(id, element, Data::Remote(remote), right));
         };
         let file = object_file::open(&object_path(folder, id));
-        // An open file needs nobody who keeps its object.
+        // An open file does not need the right that keeps its object alive.
         self.backend.released(right.release());
         let data = Data::Local(Arc::new(file?));
         Ok(Object::new(id, element, data, Right::none(ino, id)))
@@ -233,12 +235,12 @@ impl Fs {
         Remote::new(self.backend.clone(), opened.element, right, opened.size)
     }
 
-    /// The object that a version is written to, empty.
+    /// Creates the empty object that a version is written to.
     pub(super) fn writable(&self, caller: Caller, opened: &v1::Opened) -> Result<Object, Error> {
         self.writable_from(caller, opened, None)
     }
 
-    /// The part of a version that is written here, while others write it, too.
+    /// Creates the part of a version that is written here while other mounts write the same version.
     fn writable_together(
         &self,
         caller: Caller,
@@ -253,8 +255,8 @@ impl Fs {
         Ok(Object::new(opened.object, element, data, right))
     }
 
-    /// The object that a version is written to. It begins with that many bytes of the version before, and does
-    /// not exist before it has them: if this mount ends meanwhile there is no new version, rather than half of one.
+    /// Creates the object that a version is written to. The object begins with the given number of bytes of the version before, and exists
+    /// only once it has them all. So if this mount ends too early, no new version exists, instead of half a version.
     fn writable_from(
         &self,
         caller: Caller,
@@ -279,7 +281,7 @@ impl Fs {
         let nameless = begin.and_then(|_| object_file::nameless(&path, UNSEALED_MODE));
         let named = nameless.is_none();
         let file = nameless.map_or_else(|| make_object_file(&path), Ok)?;
-        // Without locks on this device nobody takes files.
+        // On a device without locks, no other process can take files over.
         let _ = object_file::hold(&file);
         if place.owner.is_some() {
             open_to_writers(&file, place.owner)?;
@@ -301,7 +303,7 @@ impl Fs {
         Ok(object)
     }
 
-    /// An object on another host, as a version begins: empty, or as the version before.
+    /// Prepares an object on another host for a new version: empty, or with the content of the version before.
     fn begin_remote(
         &self,
         caller: Caller,
@@ -322,7 +324,7 @@ impl Fs {
         Ok(object)
     }
 
-    /// Makes a file and opens its first version for writing. The new node is bound to its object.
+    /// Creates a file and opens its first version for writing. The new node is bound to its object.
     pub(super) fn create_open(
         &self,
         caller: Caller,
@@ -357,11 +359,11 @@ impl Fs {
             let mut state = node.state.lock();
             state.writing = Some(Writing::open(object.clone(), 1, None));
             state.objects.push(Arc::downgrade(&object));
-            // What the kernel writes by itself can't be told to others.
+            // If the kernel writes the file by itself, this mount cannot report those writes to other mounts.
             state.bind_new(object.clone(), self.way(&object, opened.others));
         }
         self.touched(parent, time, 0);
-        // Written here, so known here: `writing` marks what somebody else is about to change.
+        // This mount is the writer and knows the content. `writing` only marks a file that another client is about to change.
         let attr = opened.attr.map(|attr| v1::Attr {
             writing: false,
             ..attr
@@ -374,9 +376,8 @@ impl Fs {
         Ok((node, found))
     }
 
-    /// Begins a version by an operation with new ids. If the element that was chosen does not answer, it is
-    /// begun anew: the server places it elsewhere, unless the folder asks for that element. Nothing has been
-    /// written yet.
+    /// Begins a version by an operation with new ids. If the chosen element does not answer, the operation is repeated with new ids: the
+    /// server then chooses another element, unless the folder asks for that element. No byte has been written at that point.
     fn begin_somewhere<T>(
         &self,
         caller: Caller,
@@ -404,7 +405,7 @@ impl Fs {
         }
     }
 
-    /// Asks to make a file.
+    /// Asks the server to create a file.
     fn ask_placed(&self, caller: Caller, op: &Op) -> Result<v1::Opened, Error> {
         match self.backend.one_placed(caller, op)? {
             Answer::Opened(opened) => Ok(opened),
@@ -412,7 +413,7 @@ impl Fs {
         }
     }
 
-    /// Nothing becomes of a version that was begun.
+    /// Abandons a version that was begun.
     fn drop_version(&self, caller: Caller, ino: u64, object: u64) {
         let new = v1::NewVersion {
             ino,
@@ -422,8 +423,8 @@ impl Fs {
         self.backend.undo(caller, &Op::NewVersion(new));
     }
 
-    /// Opens a file for writing: joins the version being written here or begins one. If another mount writes it and
-    /// shares its locks, it is begun with the first write; says whether it is to be cut then.
+    /// Opens a file for writing: joins the version being written here or begins a version. If another mount writes the file and shares its
+    /// locks, the version begins with the first write. Returns whether the file has to be truncated at that time.
     pub(super) fn bind_writer(
         &self,
         caller: Caller,
@@ -435,7 +436,7 @@ impl Fs {
         let truncate = how.truncate;
         let (until, at_once) = (patience::now() + WRITER_PATIENCE, patience::now());
         {
-            // What is cut is not handed on to others at the same time.
+            // A truncation excludes that the version is published to other mounts at the same time.
             let turn = truncate.then(|| Self::write_turn(node, pace));
             let _turn = turn.transpose()?;
             if self.join(&mut node.state.lock(), key, node, truncate, until, pace)? {
@@ -472,8 +473,8 @@ impl Fs {
         let shared = begun.others || state.attr.locked;
         let way = self.way(&begun.object, shared);
         if let Err(error) = state.bind(key, &begun.object, way) {
-            // The version before is open here in a way that this one can't be: the kernel comes again with
-            // the next alias. Those who had not begun have not now either.
+            // The version before is open here in a way that does not allow this version: the kernel opens the file again with the next
+            // alias. Writers without a version stay without a version.
             let others = state
                 .writing
                 .as_mut()
@@ -489,8 +490,8 @@ impl Fs {
         Ok(false)
     }
 
-    /// Takes part in the version that is being written here; says whether there is one. If not, the caller
-    /// has to begin one, as is noted in the state.
+    /// Joins the version that is being written here. Returns whether such a version exists. If none exists, the caller has to begin a
+    /// version, and the state says so.
     fn join(
         &self,
         state: &mut parking_lot::MutexGuard<'_, State>,
@@ -516,7 +517,8 @@ impl Fs {
                         writing.writers += 1;
                     }
                     if truncate {
-                        // As a writer, so that it stays open; nobody may have to wait for the state meanwhile.
+                        // The handle is counted as a writer, so the object stays open. The state is unlocked, because no other operation
+                        // may have to wait for the truncation.
                         let cut = || object.truncate(0);
                         let cut = parking_lot::MutexGuard::unlocked(state, cut);
                         if let Err(error) = cut {
@@ -546,7 +548,7 @@ impl Fs {
         }
     }
 
-    /// A handle that had joined is not to be.
+    /// Undoes the join of a handle.
     fn not_joined(&self, node: &Node, state: &mut State, alias: u16) {
         state.unbind(alias);
         let Some(writing) = state.writing.as_mut() else {
@@ -558,7 +560,7 @@ impl Fs {
         }
     }
 
-    /// Waits until the file that somebody else is writing can be written here, or has been asked for long enough.
+    /// Waits until a file that another client writes can be written here, or until `until`.
     fn wait_busy(
         &self,
         node: &Node,
@@ -574,9 +576,9 @@ impl Fs {
         Ok(())
     }
 
-    /// Begins a version with up to `keep` bytes of the version before. If they `follow`, those who have that one
-    /// open here go on with the new one, as [`State::begin`] notes. Another writer is waited for until the first of two
-    /// times; until the second one if it shares the file's locks.
+    /// Begins a version with up to `keep` bytes of the version before. If these bytes `follow`, programs that have the version before open
+    /// here continue with the new version, as [`State::begin`] notes. The call waits for another writer until the first of the two times,
+    /// and until the second time if the writer shares the file's locks.
     pub(super) fn begin(
         &self,
         caller: Caller,
@@ -603,7 +605,7 @@ impl Fs {
         };
         let ask = |op: &Op| self.ask_version(caller, node, op, until);
         let make = |opened: &v1::Opened| {
-            // The answer is newer than what was known: somebody else may have sealed a version meanwhile.
+            // The answer is newer than the cached attributes: another client may have sealed a version in the meantime.
             let base = opened.attr.unwrap_or(attr);
             self.begin_from(caller, opened, &base, keep, reader.clone())
         };
@@ -662,8 +664,8 @@ impl Fs {
         })
     }
 
-    /// Asks to write a version; another writer may be about to finish. Those who want to write it as well wait for
-    /// the outcome.
+    /// Asks the server for the right to write a version, and waits for another writer that may be about to finish. Other openers of the
+    /// same file wait for the outcome.
     fn ask_version(
         &self,
         caller: Caller,
@@ -737,7 +739,7 @@ impl Fs {
         Ok(())
     }
 
-    /// Sets the size: of the version being written, else of a new one that is sealed at once.
+    /// Sets the size of the version being written. If there is none, sets the size of a new version that is sealed at once.
     pub(super) fn set_size(
         &self,
         caller: Caller,
@@ -797,8 +799,8 @@ impl Fs {
         Ok(())
     }
 
-    /// Sets the size of the version being written, as a writer: it stays open, and nobody has to wait for the
-    /// state meanwhile.
+    /// Sets the size of the version being written. The caller counts as a writer, so the version stays open, and the state is unlocked
+    /// during the truncation.
     fn truncate_open(
         &self,
         caller: Caller,
@@ -816,7 +818,7 @@ impl Fs {
         outcome
     }
 
-    /// A handle was closed.
+    /// Notes that a handle was closed.
     pub(super) fn close_handle(&self, caller: Caller, node: &Arc<Node>, alias: u16, write: bool) {
         let mut state = node.state.lock();
         state.unbind(alias);
@@ -824,7 +826,7 @@ impl Fs {
         self.left(caller, node, &mut state, write);
     }
 
-    /// One less has the file open: one who could `write` it, or not.
+    /// Notes that one handle less has the file open. `write` says whether that handle could write.
     pub(super) fn left(&self, caller: Caller, node: &Arc<Node>, state: &mut State, write: bool) {
         let gone = state.gone;
         let read = state
@@ -836,7 +838,7 @@ impl Fs {
             return;
         };
         writing.writers = writing.writers.saturating_sub(u32::from(write));
-        // A version that will never have a name stays as long as somebody here has it open.
+        // A version that will never have a name exists as long as a program here has it open.
         if writing.writers > 0 || (gone && read) {
             return;
         }
@@ -847,8 +849,8 @@ impl Fs {
         }
     }
 
-    /// Tells the server, once the version is sealed, that it is read here: its element then keeps it for as long,
-    /// whatever version comes next.
+    /// Reports to the server, once the version is sealed, that programs read it here. Its element then keeps the version until they close
+    /// it, whatever version follows.
     pub(super) fn hold_after_seal(&self, caller: Caller, node: Arc<Node>, object: u64) {
         let backend = self.backend.clone();
         self.backend.runtime.spawn_blocking(move || {
@@ -869,7 +871,7 @@ impl Fs {
                 ..v1::Open::default()
             };
             match backend.one(caller, Op::Open(open)) {
-                // It was closed meanwhile, and nobody else would say so any more.
+                // The file was closed in the meantime, and no other code would release the right.
                 Ok(Answer::Opened(v1::Opened { object, .. }))
                     if node.state.lock().open_object(object).is_none() =>
                 {
@@ -881,7 +883,7 @@ impl Fs {
         });
     }
 
-    /// The last writer is gone: the version is to be sealed, or given up if it says nothing new.
+    /// Ends a version after its last close: the version is sealed, or abandoned if it changed nothing.
     pub(super) fn end_writing(
         &self,
         caller: Caller,
@@ -908,7 +910,7 @@ impl Fs {
             }
             true
         } else {
-            // Those who read the new version's file go on with it.
+            // Programs that read the file of the new version continue to read it.
             readers.is_empty()
                 && writing.untouched.is_some_and(|mtime| {
                     object
@@ -933,8 +935,8 @@ impl Fs {
         });
     }
 
-    /// Ends all versions that are still being written, as they are now. Writers that go on write to bytes
-    /// that are no longer the object's.
+    /// Ends all versions that are still being written, in their present state. Writers that continue write to bytes that no longer belong
+    /// to the object.
     pub(crate) fn close_all(&self) {
         for node in self.table.all() {
             let mut state = node.state.lock();
@@ -953,7 +955,7 @@ impl Fs {
         }
     }
 
-    /// Gives the object a file of its own, if the kernel may still write to the one it has.
+    /// Gives the object a file of its own, if the kernel may still write to the present file.
     fn part_from_writers(&self, object: &Object) -> Result<(), Error> {
         if object.local().is_none() {
             return Ok(());
@@ -991,18 +993,17 @@ impl Fs {
 }
 
 impl State {
-    /// No version could be begun. If that is because of those who have the one before open, they are left to it.
+    /// Notes that no version could be begun. If handles of the version before are the reason, they keep their version.
     pub(super) fn not_begun(&mut self, error: &Error) {
         self.writing = None;
         if error.is(Errno::STALE) {
             self.next_alias();
-            // Their file need not be at the version's path any more.
+            // The file of those handles may no longer be the one at the version's path.
             self.objects.clear();
         }
     }
 
-    /// The version is being written from now on, by that many handles. Those who have the version before open
-    /// have this one open now.
+    /// Marks the version as being written, by `writers` handles. Handles of the version before now have this version open.
     pub(super) fn begin(&mut self, begun: &Begun, writers: u32) {
         let writers = writers + std::mem::take(&mut self.idle_writers);
         for bound in self.bound.values_mut() {
@@ -1015,7 +1016,7 @@ impl State {
             }
         }
         if begun.taken.is_some() {
-            // Its file is the new version's.
+            // The file of that object belongs to the new version.
             self.objects.retain(|weak| {
                 let object = weak.upgrade();
                 object.is_some_and(|object| object.id != begun.base)
@@ -1023,7 +1024,7 @@ impl State {
         }
         self.objects.push(Arc::downgrade(&begun.object));
         if let Some(together) = begun.object.together() {
-            // What others made visible before it was in the table is not known.
+            // This mount does not know which writes others published before the version was in the table.
             together.mark_stale();
         }
         self.writing = Some(Writing::open(
@@ -1034,17 +1035,17 @@ impl State {
     }
 }
 
-/// The element that has all of a file's version; `None`: it lies on several.
+/// Returns the element that has all of a file's version. `None`: the version is spread over several elements.
 fn element_of(attr: &v1::Attr) -> Option<u32> {
     (!attr.parts).then_some(attr.element)
 }
 
-/// Where an element keeps an object.
+/// Returns the path at which an element stores an object.
 pub(super) fn object_path(folder: &Path, object: u64) -> PathBuf {
     folder.join(ObjectId(object).relative_path())
 }
 
-/// Makes an object file; the folder of its lowest byte as well if it is not there yet.
+/// Creates an object file, and the folder of its lowest byte if that folder does not exist yet.
 pub(super) fn make_object_file(path: &Path) -> Result<File, Error> {
     let mut options = OpenOptions::new();
     options

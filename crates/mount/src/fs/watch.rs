@@ -1,4 +1,4 @@
-//! What others change: the server tells, the caches here and in the kernel forget.
+//! Changes by other clients: the server reports them, and the caches here and in the kernel are invalidated (next: `mount/src/session.rs`).
 
 use super::table::{Bound, Phase};
 use super::{Caller, Fs, control, patience};
@@ -18,23 +18,23 @@ use tokio_stream::StreamExt;
 
 /// Pause before a lost stream is opened again.
 const PAUSE: Duration = Duration::from_millis(200);
-/// How long the server's questions are worth an answer.
+/// Time for which an answer to a question of the server is useful.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(15);
-/// Notices to the kernel that may wait; beyond that everything is forgotten instead.
+/// Maximum number of waiting notices to the kernel; beyond that all caches are invalidated instead.
 const NOTICES_MAX: usize = 65_536;
 
-/// The kernel's caches, told to forget. Calls may block while the kernel is busy with the inode, so they are
-/// made from a thread of their own and never from one that answers the kernel.
+/// The kernel's caches, for invalidation. Calls may block while the kernel is busy with the inode, so a thread of their own makes them, and
+/// never a thread that answers the kernel.
 pub(crate) trait Kernel: Send + 'static {
     fn forget_entry(&self, parent: u64, name: &OsStr);
     fn forget_inode(&self, number: u64);
-    /// Its pages stay. Does not block.
+    /// Invalidates the attributes and keeps the pages. Does not block.
     fn forget_attributes(&self, number: u64);
 }
 
-/// Who knows which open files have been closed, where no kernel tells.
+/// Source of information about closed files, for clients without a kernel.
 pub(crate) trait Closes: std::fmt::Debug + Send + Sync {
-    /// Every close of the file that returned before is known here afterwards.
+    /// Waits until every close of the file that returned before is noted here.
     fn settle(&self, ino: u64);
 }
 
@@ -42,10 +42,10 @@ pub(crate) trait Closes: std::fmt::Debug + Send + Sync {
 enum Notice {
     Entry(u64, Vec<u8>),
     Inode(u64),
-    /// The server wants to know that all before this has been told.
+    /// The server wants to know when all earlier notices have been delivered.
     Receipt(u64),
-    /// What the server says about locks, to be heeded once all before has been told; by a number of its own, and that
-    /// of the stream.
+    /// Message of the server about locks, to be handled after all earlier notices: its number here, the message, and the number of the
+    /// stream.
     Lock(u64, LockNews, u64),
 }
 
@@ -58,7 +58,7 @@ pub(crate) struct Notices {
 }
 
 impl Notices {
-    /// Starts the thread that talks to the kernel. It ends with the last [`Notices`].
+    /// Starts the thread that sends notices to the kernel. It ends with the last [`Notices`].
     pub(crate) fn start(
         kernel: impl Kernel,
         receipt: impl Fn(u64) + Send + 'static,
@@ -91,7 +91,7 @@ impl Notices {
         })
     }
 
-    /// Says whether it is told, or will be.
+    /// Queues a notice. Returns whether it is queued, or was queued already.
     fn send(&self, notice: Notice) -> bool {
         if !self.waiting.lock().insert(notice.clone()) {
             return true;
@@ -127,13 +127,13 @@ impl Fs {
                     loop {
                         let message = tokio::select! {
                             message = stream.next() => message,
-                            // What is believed may be wrong: as if the stream had broken.
+                            // Cached values may be wrong: handled as a broken stream.
                             () = self.backend.doubted() => break,
                         };
                         let Some(Ok(message)) = message else { break };
                         if message.session != 0 {
                             self.backend.set_session(message.session);
-                            // From here on the server tells of all that others change.
+                            // From here on the server reports all changes by others.
                             self.on_everything(self.table.tick(), &notices);
                             hears = true;
                             // The mount waits for the first session only.
@@ -152,7 +152,7 @@ impl Fs {
                 }
                 Err(status) => tracing::debug!("no stream of changes: {status}"),
             }
-            // What changes from now on is not told: nothing is believed until it is again.
+            // Changes from now on are not reported: no cached value is used until a new stream has begun.
             if std::mem::take(&mut hears) {
                 self.on_everything(u64::MAX, &notices);
             }
@@ -161,11 +161,11 @@ impl Fs {
         }
     }
 
-    /// Somebody elsewhere asks for a file that is being written here. What was closed is sealed; if it is open,
-    /// the server is told.
+    /// Handles a question about a file that is being written here and that another client wants. A closed version is sealed; if the file is
+    /// open, the server gets that answer.
     fn on_question(self: &Arc<Self>, asked: (u64, bool), ino: u64) {
         let fs = self.clone();
-        // A thread of its own: those that wait for servers may all be waiting for this answer.
+        // A thread of its own: all threads that wait for servers may be waiting for this answer.
         let spawned = std::thread::Builder::new()
             .name("question".into())
             .spawn(move || patience::serve(|| fs.answer(asked, ino)));
@@ -179,7 +179,7 @@ impl Fs {
         if share && heard {
             self.share(ino);
         }
-        // What was written up to now is seen by who asks.
+        // The asking client sees all writes up to now.
         let node = self.table.get(ino);
         let object = node.and_then(|node| node.state.lock().open_together());
         if let Some(together) = object.as_ref().and_then(|object| object.together())
@@ -194,7 +194,7 @@ impl Fs {
         if phase == Some(Phase::Sealing) {
             return self.sealer.hurry();
         }
-        // Whether a file is closed can't be said: it is sealed soon, or when the mount has ended.
+        // Without that, the mount does not know whether the file is closed: it is sealed soon, or when the mount has ended.
         if heard || phase.is_none() {
             self.tell(question, phase.is_some());
         }
@@ -213,9 +213,9 @@ impl Fs {
         });
     }
 
-    /// Waits until every close that returned before is known here: the kernel hands over requests in their
-    /// order, so it is when a later one has come, here a look-up of a name that nobody else asks for. Says whether
-    /// it has come: it has not if the file system was detached meanwhile.
+    /// Waits until every close that returned before is noted here. The kernel delivers requests in their order, so that is the case when a
+    /// later request has arrived, here a look-up of a name that no other process asks for. Returns whether it arrived: it does not if the
+    /// file system was detached concurrently.
     fn hear_releases(&self, question: u64, ino: u64) -> bool {
         if let Some(closes) = self.closes.get() {
             closes.settle(ino);
@@ -224,13 +224,13 @@ impl Fs {
         let name = OsStr::from_bytes(FOLDER);
         let elements = self.mountpoint.join(name).join("elements");
         self.control.asked.lock().insert(question, false);
-        // It does not exist.
+        // The name does not exist.
         let _ = std::fs::symlink_metadata(elements.join(control::question(question)));
         let heard = self.control.asked.lock().remove(&question);
         heard == Some(true)
     }
 
-    /// Says whether it could be heeded.
+    /// Applies an invalidation. Returns whether that was possible.
     fn on_invalidation(self: &Arc<Self>, message: &v1::Invalidation, notices: &Notices) -> bool {
         if message.everything {
             self.on_everything(self.table.tick(), notices);
@@ -243,12 +243,12 @@ impl Fs {
         }
         if let Some(lock) = message.lock {
             if matches!(lock.what(), What::Locked | What::Recall) {
-                // Others lock it now.
+                // Others lock the file now.
                 self.table.foreign_change(lock.ino);
                 self.notice_inode(lock.ino, notices);
             }
             if lock.what() == What::Publish {
-                // In no order, so that it waits for no kernel that waits for this.
+                // Out of order, so that it does not wait for a kernel that waits for this call.
                 self.publish_soon(lock.ino);
             } else {
                 let number = notices.last.fetch_add(1, Ordering::Relaxed);
@@ -285,7 +285,7 @@ impl Fs {
         }
     }
 
-    /// Nothing that was asked before `heard` is believed any more.
+    /// Invalidates all answers to questions from before `heard`.
     fn on_everything(&self, heard: u64, notices: &Notices) {
         let gate = self.table.gate.write();
         let (inodes, entries) = self.table.doubt(heard);

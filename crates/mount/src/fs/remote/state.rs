@@ -1,32 +1,32 @@
 //! The bytes of an object on another host that are on their way: written bytes to the element, read bytes from it.
 //!
-//! Neither clock nor network, and all of it behind one lock, so that a read knows of every write before it. The rules:
+//! The state has neither clock nor network, and is behind one lock, so that a read knows of every write before it. The rules:
 //!
-//! - A read first waits for the writes that were there when it began ([`State::mark`], [`State::settled`]).
-//! - A piece is asked for under the lock. When a write arrives or fails, pieces of the same bytes are forgotten: they may
-//!   have been asked for before.
+//! - A read first waits for the writes that were under way when it began ([`State::mark`], [`State::settled`]).
+//! - A piece is requested under the lock. When a write arrives or fails, pieces of the same bytes are dropped: they may have been requested
+//!   before.
 //!
-//! So a read that begins after a write finds no piece that was asked for before the write arrived.
+//! So a read that begins after a write finds no piece that was requested before the write arrived.
 
 use bytes::Bytes;
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Largest piece that is asked for or sent at once.
+/// Largest piece that is requested or sent at once.
 pub(super) const PIECE_BYTES_MAX: u64 = 4 << 20;
 /// First piece of a read that looks sequential.
 const PIECE_BYTES_MIN: u64 = 512 << 10;
 /// Piece of a read that looks random.
 const RANDOM_BYTES: u64 = 64 << 10;
-/// Pieces kept for one object.
+/// Number of pieces kept for one object.
 const PIECES_MAX: usize = 6;
-/// Pieces on their way to the element at once.
+/// Number of pieces on their way to the element at once.
 const IN_FLIGHT_MAX: usize = 3;
-/// How far from the expected place a read still counts as sequential: the kernel reads ahead out of order.
+/// Distance from the expected place at which a read still counts as sequential: the kernel reads ahead out of order.
 const SLACK_BYTES: u64 = 1 << 20;
 
-/// What is known of the object, and what is on its way.
+/// Size and mtime of the object, and its bytes on their way.
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) size: u64,
@@ -35,7 +35,7 @@ pub(super) struct State {
     buffer: Vec<u8>,
     in_flight: Vec<InFlight>,
     next: u64,
-    /// An operation has waited in vain since anything arrived: others are told so without another wait.
+    /// Whether an operation has waited in vain since the last arrival: others fail without another wait.
     pub(super) stalled: bool,
     /// The first failure: later calls repeat it, since bytes were lost.
     pub(super) failed: Option<i32>,
@@ -44,7 +44,7 @@ pub(super) struct State {
     window: u64,
 }
 
-/// A piece that is sent until it has arrived, however long its element is away.
+/// A piece that is sent until it has arrived, however long its element is offline.
 #[derive(Debug)]
 struct InFlight {
     start: u64,
@@ -60,7 +60,7 @@ pub(super) struct Sent {
     pub(super) bytes: Bytes,
 }
 
-/// Bytes that the element is asked for.
+/// Bytes that are requested from the element.
 #[derive(Debug)]
 pub(super) struct Piece {
     pub(super) start: u64,
@@ -86,7 +86,7 @@ impl State {
         }
     }
 
-    /// Takes bytes into the buffer, if they belong to what is there.
+    /// Takes bytes into the buffer, if they continue it. Returns whether they do.
     pub(super) fn take(&mut self, offset: u64, bytes: &[u8]) -> bool {
         if self.buffer.is_empty() {
             self.start = offset;
@@ -110,29 +110,29 @@ impl State {
         true
     }
 
-    /// Whether nothing waits to be sent.
+    /// Whether no byte waits to be sent.
     pub(super) fn is_sent(&self) -> bool {
         self.buffer.is_empty()
     }
 
-    /// Whether all that was written is where it belongs.
+    /// Whether all written bytes have arrived.
     pub(super) fn is_clean(&self) -> bool {
         self.is_sent() && self.in_flight.is_empty()
     }
 
-    /// How many pieces are on their way to the element.
+    /// Returns the number of pieces on their way to the element.
     pub(super) fn on_their_way(&self) -> usize {
         self.in_flight.len()
     }
 
-    /// Whether the buffer may be sent now: pieces of the same bytes go one after the other.
+    /// Whether the buffer may be sent now: pieces of the same bytes are sent one after the other.
     pub(super) fn has_room(&self) -> bool {
         let (start, end) = (self.start, self.start + self.buffer.len() as u64);
         self.in_flight.len() < IN_FLIGHT_MAX
             && !self.in_flight.iter().any(|piece| piece.meets(start, end))
     }
 
-    /// The buffer, to be sent now.
+    /// Takes the buffer, to be sent now.
     pub(super) fn dispatch(&mut self) -> Sent {
         let bytes = Bytes::from(std::mem::take(&mut self.buffer));
         let start = self.start;
@@ -144,7 +144,7 @@ impl State {
         }
     }
 
-    /// Notes that something is on its way; gives its number.
+    /// Notes that bytes are on their way. Returns their number.
     pub(super) fn enter(&mut self, start: u64, end: u64) -> u64 {
         let number = self.next;
         self.next += 1;
@@ -152,7 +152,7 @@ impl State {
         number
     }
 
-    /// What is on its way with this number is where it belongs, or never will be.
+    /// Notes that the bytes with this number have arrived, or never will.
     pub(super) fn arrived(&mut self, number: u64, failed: Option<i32>) {
         if let Some(at) = self.in_flight.iter().position(|one| one.number == number) {
             let arrived = self.in_flight.remove(at);
@@ -163,18 +163,18 @@ impl State {
         self.failed = self.failed.or(failed);
     }
 
-    /// What has been sent until now, for [`Self::settled`].
+    /// Returns a mark for the pieces sent until now, for [`Self::settled`].
     pub(super) fn mark(&self) -> u64 {
         self.next
     }
 
-    /// Whether all that had been sent at that mark has arrived.
+    /// Whether all pieces sent before that mark have arrived.
     pub(super) fn settled(&self, mark: u64) -> bool {
         self.in_flight.iter().all(|one| one.number >= mark)
     }
 
-    /// The piece that holds `at`, and pieces that the element is to be asked for now: this one if it was not, and the next
-    /// if reads look sequential. `at` and `end` lie within the object.
+    /// Returns the piece that holds `at`, and the pieces to request from the element now: this piece if it was not requested, and the next
+    /// one if reads look sequential. `at` and `end` are within the object.
     pub(super) fn piece(&mut self, at: u64, end: u64) -> (Arc<Piece>, Vec<Arc<Piece>>) {
         let mut asked = Vec::new();
         let sequential = at.abs_diff(self.expected) <= SLACK_BYTES;
@@ -218,7 +218,7 @@ impl State {
         piece
     }
 
-    /// Forgets pieces: they are asked for again when they are read.
+    /// Drops pieces: they are requested again when they are read.
     pub(super) fn forget(&mut self) {
         self.pieces.clear();
     }
@@ -231,13 +231,13 @@ impl InFlight {
 }
 
 impl Piece {
-    /// The element has answered.
+    /// Sets the element's answer.
     pub(super) fn answer(&self, answer: Result<Bytes, i32>) {
         *self.data.lock() = Some(answer);
         self.ready.notify_all();
     }
 
-    /// Appends what these bytes hold from `at` to `end`; gives where they end.
+    /// Appends the bytes from `at` to `end` that this piece holds. Returns where they end.
     pub(super) fn append(&self, data: &Bytes, (at, end): (u64, u64), out: &mut Vec<u8>) -> u64 {
         let skip = usize::try_from(at - self.start).unwrap_or(usize::MAX);
         let take = usize::try_from(end.min(self.end) - at).unwrap_or(0);

@@ -1,11 +1,11 @@
-//! All that programs and the network may do to each other, against plain bytes.
+//! All interleavings of programs and network, compared with plain bytes.
 
 use super::{Piece, Sent, State};
 use bytes::Bytes;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// What one program does.
+/// An operation of one program.
 #[derive(Clone, Debug)]
 enum Op {
     Write(Range<usize>, u8),
@@ -17,11 +17,11 @@ enum Op {
 #[derive(Debug)]
 struct Read {
     range: Range<usize>,
-    /// What had been sent when it began.
+    /// Mark of the writes sent when the read began.
     mark: u64,
-    /// Length of the file when it began.
+    /// Length of the file when the read began.
     size: usize,
-    /// Bytes that were there when it began, or were written since.
+    /// Values of each byte when the read began, or written since.
     allowed: Vec<Vec<u8>>,
     piece: Option<Arc<Piece>>,
     out: Vec<u8>,
@@ -34,14 +34,14 @@ struct Program {
     read: Option<Read>,
 }
 
-/// What can happen next.
+/// A possible next event.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Program(usize),
     /// The element writes, and answers.
     Apply(usize),
     Arrive(usize),
-    /// The element reads, and its answer comes.
+    /// The element reads, and its answer arrives.
     Fetch(usize),
     Answer(usize),
 }
@@ -163,7 +163,7 @@ impl World {
         }
     }
 
-    /// The next part of a read that is done without letting go of the lock.
+    /// Runs the next part of a read that happens under one lock.
     fn read(&mut self, at: usize, range: &Range<usize>) {
         let read = self.programs[at].read.take();
         let mut read = read.unwrap_or_else(|| {
@@ -205,7 +205,7 @@ impl World {
     }
 }
 
-/// Does everything in every order; gives the number of orders.
+/// Runs all events in every order. Returns the number of orders.
 fn all_orders(size: usize, programs: &[Vec<Op>]) -> usize {
     let mut choices: Vec<(usize, usize)> = Vec::new();
     for orders in 1.. {

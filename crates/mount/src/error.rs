@@ -2,34 +2,34 @@
 
 use rustix::io::Errno;
 
-/// Why an operation of the file system, or the mount itself, failed.
+/// Error of an operation of the file system, or of the mount itself.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// What a system call would say.
+    /// Error of a system call.
     #[error("{0}")]
     System(#[from] Errno),
-    /// The server or an element.
+    /// Error of the server or an element.
     #[error(transparent)]
     Client(#[from] tidemill_client::Error),
-    /// An object file opened in place.
+    /// Error of an object file opened in place.
     #[error(transparent)]
     File(#[from] std::io::Error),
-    /// The file system can't be attached.
+    /// The file system cannot be attached.
     #[error("can't mount on {path}: {source}; see `tidemill help mount`")]
     Mount {
         /// The mountpoint.
         path: String,
-        /// What the system said.
+        /// Error of the system.
         source: std::io::Error,
     },
-    /// Something is mounted there.
+    /// Another file system is mounted on the mountpoint.
     #[error(
         "can't mount on {path}: {by} is mounted there already; unmount that first, or choose another folder"
     )]
     Taken {
         /// The mountpoint.
         path: String,
-        /// What its mount calls itself.
+        /// Source name of the other mount.
         by: String,
     },
     /// The mountpoint holds files.
@@ -40,21 +40,21 @@ pub enum Error {
     Files {
         /// The mountpoint.
         path: String,
-        /// One of them.
+        /// Name of one of the files.
         name: String,
     },
-    /// The mount ends before all that was closed is sealed.
+    /// The mount ends before all closed versions are sealed.
     #[error(
         "{versions} closed files could not be sealed before the mount ended ({why}); the server seals what \
          reached their elements: see `tidemill status`"
     )]
     Unsealed {
-        /// How many.
+        /// Number of unsealed versions.
         versions: usize,
-        /// Why the last try failed.
+        /// Error of the last attempt.
         why: String,
     },
-    /// The folder of the socket is somebody else's, or others may change it.
+    /// The folder of the socket belongs to another user, or others may change it.
     #[error(
         "{path} is not a folder that only this user can change: remove it, or choose another with --folder"
     )]
@@ -62,35 +62,35 @@ pub enum Error {
         /// The folder.
         path: String,
     },
-    /// Somebody serves there.
+    /// Another process serves the folder.
     #[error("{path} is served by another process; end that first, or choose another with --folder")]
     Served {
         /// The folder.
         path: String,
     },
-    /// What was given away is not what the file is to have any more.
+    /// The file has another content since, so the handed-over content is not written.
     #[error("another process has written the file since")]
     Overtaken,
-    /// A store outside of the array.
+    /// Error of a store outside of the array.
     #[error("{reason}")]
     Store {
-        /// What programs are told.
+        /// Errno for programs.
         errno: Errno,
-        /// What it said, or did not.
+        /// Answer of the store, or a note that none arrived.
         reason: String,
     },
-    /// The answer can't be given without waiting for another process: ask again where waiting is allowed.
+    /// The answer needs another process: repeat the operation where waiting is allowed.
     #[error("the operation has to wait for a server")]
     Later,
 }
 
 impl Error {
-    /// The errno that the system call gives.
+    /// Returns the errno for the system call.
     #[must_use]
     pub fn errno(&self) -> i32 {
         match self {
             Self::System(errno) => errno.raw_os_error(),
-            // What was waited for in vain, as a hard mount would go on to do.
+            // The wait has ended in vain, while a hard mount would continue to wait.
             Self::Client(tidemill_client::Error::Unreachable { .. }) => {
                 Errno::TIMEDOUT.raw_os_error()
             }
@@ -108,7 +108,7 @@ impl Error {
         }
     }
 
-    /// Whether it is this errno.
+    /// Whether the error has this errno.
     #[must_use]
     pub fn is(&self, errno: Errno) -> bool {
         self.errno() == errno.raw_os_error()

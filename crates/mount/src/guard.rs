@@ -1,12 +1,13 @@
-//! Ends the kernel's connection of a mount whose process can't end by itself.
+//! Ends the kernel's connection of a mount whose process cannot end by itself. It writes to the kernel's `abort` file, and starts one
+//! process.
 //!
-//! A thread that tells the kernel of a change may wait in the kernel for a folder's lock. A program that holds the lock
-//! waits for an answer of the mount. If the threads that answer are killed, neither ends: the waiting thread keeps
-//! `/dev/fuse` open. The kernel ends such a connection if somebody writes to its file `abort`.
+//! A thread that notifies the kernel of a change may wait in the kernel for a folder's lock. A program that holds the lock waits for an
+//! answer of the mount. If the answering threads are killed, neither ends: the waiting thread keeps `/dev/fuse` open. The kernel ends such
+//! a connection if a process writes to its file `abort`.
 //!
-//! The mount writes there at its end. If the mount is killed, a small process of its own does: a shell that has opened
-//! nothing but that file and a pipe. The other end of the pipe belongs to one thread of the mount, which has a table of
-//! open files of its own, so that the pipe is closed however long other threads wait.
+//! The mount writes there at its end. If the mount is killed, a small process writes there instead: a shell that has only that file and a
+//! pipe open. The other end of the pipe belongs to one thread of the mount, which has a table of open files of its own, so that the pipe is
+//! closed however long other threads wait.
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
@@ -69,7 +70,7 @@ pub(crate) fn abort(mut connection: &File) {
 #[derive(Debug)]
 pub(crate) struct Guard {
     connection: Arc<File>,
-    /// Dropped at the end: nothing is ever sent.
+    /// Dropped at the end. No message is ever sent.
     _alive: mpsc::Sender<()>,
 }
 
@@ -103,20 +104,20 @@ impl Guard {
     }
 }
 
-/// Starts the process and lets it go when `ended` is disconnected. Its pipe is closed when this thread ends for any reason.
+/// Starts the process and ends it when `ended` is disconnected. Its pipe is closed when this thread ends for any reason.
 fn watch(connection: &File, tell: &mpsc::Sender<io::Result<()>>, ended: &mpsc::Receiver<()>) {
     let (mut child, mut pipe) = match started(connection) {
         Ok(started) => started,
         Err(error) => {
-            // The other side waits for it.
+            // The other side waits for the message.
             let _ = tell.send(Err(error));
             return;
         }
     };
     let _ = tell.send(Ok(()));
-    // Nothing is sent: this is the end.
+    // No message is sent: this is the end.
     let _ = ended.recv();
-    // If the process was killed, there is nobody to be told.
+    // If the process was killed, the write fails and nothing is left to do.
     let _ = pipe.write_all(b"over\n");
     let _ = child.wait();
 }
@@ -147,7 +148,7 @@ fn own_table() -> io::Result<()> {
     Ok(rustix::thread::unshare(UnshareFlags::FILES)?)
 }
 
-/// Closes what this thread has open, but for this file and the standard streams; the thread has a table of its own.
+/// Closes all open files of this thread except this file and the standard streams; the thread has a table of its own.
 fn close_all_but(kept: RawFd) -> io::Result<()> {
     let mut open: Vec<RawFd> = Vec::new();
     for entry in std::fs::read_dir("/proc/thread-self/fd")? {
@@ -156,7 +157,7 @@ fn close_all_but(kept: RawFd) -> io::Result<()> {
     }
     for file in open {
         if file > STANDARD && file != kept {
-            // The folder that was read is closed already.
+            // The descriptor of the folder that was read is closed already.
             let _ = nix::unistd::close(file);
         }
     }
@@ -168,7 +169,7 @@ mod tests {
     use super::*;
     use std::path::Path;
 
-    /// Starts the process from a thread that dies or says that it is over; gives what stands in the file.
+    /// Starts the process from a thread that dies or reports its end. Returns the content of the file.
     fn written(killed: bool) -> String {
         let file = tempfile::NamedTempFile::new().unwrap();
         let connection = file.as_file().try_clone().unwrap();

@@ -1,9 +1,9 @@
 //! The mounted file system.
 //!
-//! `fs` is the file system and knows no FUSE; `fuse` is the thin adapter between it and the kernel, `preload` the one
-//! between it and programs that have no mount;
-//! [`session`] attaches and detaches, [`mountpoint`] is where. It may talk to the server and to elements through `tidemill-client`,
-//! and open object files of elements on the same host in place. What it promises is in `docs/semantics.md`.
+//! `fs` is the file system and does not depend on FUSE; `fuse` is the thin adapter between it and the kernel, `preload` the adapter between
+//! it and programs without a mount; [`session`] attaches and detaches it, [`mountpoint`] manages its folder. The crate may talk to the
+//! server and to elements through `tidemill-client`, and open object files of elements on the same host in place. Its guarantees are in
+//! `docs/semantics.md`.
 
 pub mod error;
 mod fs;

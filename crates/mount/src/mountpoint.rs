@@ -1,10 +1,10 @@
-//! Mountpoints: what is mounted where, taking away what is ours and nothing else, and keeping the bare folder
-//! from being written to while nothing is mounted on it.
+//! Mountpoints: finds mounts, detaches mounts of arrays and no others, and protects the bare folder from writes while nothing is mounted on
+//! it. It changes mounts, and mode and flags of the folder.
 //!
-//! The bare folder is what programs find when the mount has died: what they write there lands on the local
-//! disk, and is hidden by the next mount. So the folder has to be empty, may not be written to by its mode, and
-//! is immutable where the system allows it, which stops root as well; it stays so when the mount is killed or
-//! taken away by others. An orderly end takes the flag back, so that the folder can be removed.
+//! Programs find the bare folder when the mount has died: their writes end on the local disk, and the next mount hides them. So the folder
+//! has to be empty, has no write permission in its mode, and is immutable where the system allows it, which stops root as well. The folder
+//! stays immutable when the mount is killed or another process unmounts it. An orderly end clears the flag, so that the folder can be
+//! removed.
 
 use crate::error::Error;
 use crate::guard::{self, Guard};
@@ -21,16 +21,16 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
-/// What our mounts call themselves.
+/// Source name of the array's mounts.
 pub(crate) const SOURCE: &str = "tidemill";
-/// A file in the bare folder that says what it is; for root, whom the folder's mode does not stop.
+/// A file in the bare folder that explains it; for root, whom the folder's mode does not stop.
 const NOTE: &str = "NOT-MOUNTED";
-/// What it says.
+/// Text of that file.
 const NOTE_TEXT: &str = "Nothing is mounted here. This folder is where an array of Tidemill belongs: what is \
 written to it is not in the array, and keeps the array from being mounted.\n";
-/// Dead mounts on top of each other that are taken away.
+/// Maximum number of stacked dead mounts that are detached.
 const DEAD_MAX: usize = 16;
-/// How long a mount may take to say that it lives; one that says nothing is not taken for dead.
+/// Time that a mount may take to answer; a mount that does not answer is not considered dead.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(2);
 /// `STATX_MNT_ID_UNIQUE`, since Linux 6.8.
 const MOUNT_ID_UNIQUE: u32 = 0x4000;
@@ -42,7 +42,7 @@ const OWNER_WRITE: u32 = 0o200;
 /// A file system that is mounted somewhere.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Mounted {
-    /// Of the mount, and of the file system on it.
+    /// Ids of the mount, and of the file system on it.
     id: (u64, String),
     kind: String,
     source: String,
@@ -58,7 +58,7 @@ impl Mounted {
     }
 }
 
-/// The file systems that are mounted on exactly this folder, the one that is seen last.
+/// Returns the file systems that are mounted on exactly this folder, the visible one last.
 fn mounts_at(path: &Path) -> io::Result<Vec<Mounted>> {
     let table = std::fs::read("/proc/self/mountinfo")?;
     let lines = table.split(|&byte| byte == b'\n');
@@ -67,7 +67,7 @@ fn mounts_at(path: &Path) -> io::Result<Vec<Mounted>> {
         .collect())
 }
 
-/// One line of `/proc/self/mountinfo`, if it is about that folder.
+/// Parses one line of `/proc/self/mountinfo`, if it is about that folder.
 fn parse(line: &[u8], path: &OsStr) -> Option<Mounted> {
     let mut fields = line.split(|&byte| byte == b' ');
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -84,7 +84,7 @@ fn parse(line: &[u8], path: &OsStr) -> Option<Mounted> {
     })
 }
 
-/// The system writes blanks and backslashes as octal numbers.
+/// Decodes a field in which the system writes spaces and backslashes as octal numbers.
 fn unescape(field: &[u8]) -> Vec<u8> {
     let mut plain = Vec::with_capacity(field.len());
     let mut at = 0;
@@ -97,7 +97,7 @@ fn unescape(field: &[u8]) -> Vec<u8> {
     plain
 }
 
-/// Whether something is there. What is mounted there is not asked: a mount that was killed and can't end answers nobody.
+/// Whether a path exists. The call does not ask a file system that is mounted on it: a killed mount that cannot end never answers.
 #[must_use]
 pub fn is_there(path: &Path) -> bool {
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_DONT_SYNC;
@@ -105,7 +105,7 @@ pub fn is_there(path: &Path) -> bool {
     !matches!(found, Err(Errno::NOENT))
 }
 
-/// The folder's own path; also if a dead mount is on it.
+/// Returns the folder's own path; also if a dead mount is on it.
 fn real(path: &Path) -> io::Result<PathBuf> {
     match path.canonicalize() {
         Err(error) if gone(&error) => {
@@ -118,7 +118,7 @@ fn real(path: &Path) -> io::Result<PathBuf> {
     }
 }
 
-/// Whether an error says that nobody serves a mount any more.
+/// Whether an error means that no process serves a mount any more.
 fn gone(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),
@@ -126,7 +126,7 @@ fn gone(error: &io::Error) -> bool {
     )
 }
 
-/// Whether a file system of an array is mounted exactly there, and not left by a process that has ended.
+/// Whether a file system of an array is mounted exactly on this path, and its process has not ended.
 #[must_use]
 pub fn is_mounted(path: &Path) -> bool {
     let mounted = |path: &PathBuf| {
@@ -136,20 +136,19 @@ pub fn is_mounted(path: &Path) -> bool {
     real(path).is_ok_and(|path| mounted(&path))
 }
 
-/// Whether the process behind what is mounted there has ended. Asked from a thread of its own: a process that
-/// was stopped never answers.
+/// Whether the process that serves the mount has ended. A thread of its own asks: a process that was stopped never answers.
 fn is_dead(path: &Path) -> bool {
     let (sender, receiver) = mpsc::channel();
     let path = path.to_owned();
     std::thread::spawn(move || {
         let answer = rustix::fs::statfs(&path).map_err(io::Error::from);
-        // Nobody waits any more: it took too long.
+        // The receiver no longer waits: the answer took too long.
         let _ = sender.send(answer.is_err_and(|error| gone(&error)));
     });
     receiver.recv_timeout(SIGN_OF_LIFE).unwrap_or(false)
 }
 
-/// Takes away the topmost mount of a folder.
+/// Detaches the topmost mount of a folder.
 fn detach(path: &Path) -> io::Result<()> {
     let detached = match rustix::mount::unmount(path, UnmountFlags::empty()) {
         Err(Errno::BUSY) => rustix::mount::unmount(path, UnmountFlags::DETACH),
@@ -172,19 +171,19 @@ fn detach(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Refuses a folder that something is mounted on, or that holds files, which a mount would hide. What a mount
-/// that was killed has left is taken away first.
+/// Refuses a folder that another file system is mounted on, or that holds files, which a mount would hide. The remains of a killed mount
+/// are detached first.
 ///
 /// # Errors
-/// If the folder can't be used; the error says what to do.
+/// The folder cannot be used; the error says how to fix that.
 pub fn check(path: &Path) -> Result<(), Error> {
     Bare::open(path).map(drop)
 }
 
-/// Takes away what a killed mount has left on a folder and lets it be removed again. What lives is left alone.
+/// Detaches the remains of a killed mount from a folder and lets the folder be removed again. A live mount is not touched.
 ///
 /// # Errors
-/// If the system refuses.
+/// The system refuses.
 pub fn give_back(path: &Path) -> io::Result<()> {
     let path = match real(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -197,11 +196,11 @@ pub fn give_back(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Ends the kernel's connection of what an array has mounted there: for a mount whose process was killed and can't end,
-/// as one of its threads waits for a program that waits for it.
+/// Ends the kernel's connection of an array's mount on this path: for a mount whose process was killed and cannot end, as one of its
+/// threads waits for a program that waits for the thread.
 ///
 /// # Errors
-/// If nothing of an array is mounted there, or the system refuses.
+/// No file system of an array is mounted there, or the system refuses.
 pub fn abort(path: &Path) -> io::Result<()> {
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(io::ErrorKind::InvalidInput.into());
@@ -215,7 +214,7 @@ pub fn abort(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Takes away dead mounts of arrays; gives what is mounted then.
+/// Detaches dead mounts of arrays. Returns the remaining mount.
 fn detach_dead(path: &Path) -> io::Result<Option<Mounted>> {
     for _ in 0..DEAD_MAX {
         match mounts_at(path)?.pop() {
@@ -229,8 +228,7 @@ fn detach_dead(path: &Path) -> io::Result<Option<Mounted>> {
     Ok(mounts_at(path)?.pop())
 }
 
-/// The number of the topmost mount that no other mount ever has, where the system gives one. Asks nobody but
-/// the kernel.
+/// Returns the unique number of the topmost mount, where the system provides one. Only asks the kernel.
 fn unique_id(path: &Path) -> Option<u64> {
     let wanted = StatxFlags::from_bits_retain(MOUNT_ID_UNIQUE);
     let found = rustix::fs::statx(CWD, path, AtFlags::STATX_DONT_SYNC, wanted).ok()?;
@@ -265,7 +263,7 @@ pub(crate) struct Bare {
 }
 
 impl Bare {
-    /// The folder, if it can be mounted on.
+    /// Returns the folder, if it can be mounted on.
     pub(crate) fn open(path: &Path) -> Result<Self, Error> {
         let at = |source| Error::Mount {
             path: path.display().to_string(),
@@ -295,15 +293,15 @@ impl Bare {
         Ok(bare)
     }
 
-    /// Its own path.
+    /// Returns the path of the folder itself.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// `fusermount3`, which other users than root mount with, insists on write permission.
+    /// Makes the folder writable for its owner: `fusermount3`, which users other than root mount with, requires that.
     fn admit_owner(&self) {
         if !rustix::process::geteuid().is_root() {
-            // If it is somebody else's, mounting says so.
+            // If the folder belongs to another user, mounting reports that.
             let _ = self.change_mode(|mode| mode | OWNER_WRITE);
         }
     }
@@ -319,7 +317,7 @@ impl Bare {
         Ok(())
     }
 
-    /// Lets nobody write to it while nothing is mounted on it.
+    /// Makes the folder read-only for all users while nothing is mounted on it.
     pub(crate) fn protect(&self) {
         if let Err(error) = self.try_protect() {
             tracing::info!(
@@ -335,7 +333,7 @@ impl Bare {
         }
         self.change_mode(|mode| mode & !WRITE_BITS)?;
         match set_immutable(&self.folder, true) {
-            // Only root may, and not on every file system: the mode and the note have to do.
+            // Only root may do that, and not on every file system: the mode and the note have to be enough.
             Err(error) => {
                 tracing::debug!("{} can't be made immutable: {error}", self.path.display());
                 Ok(())
@@ -350,13 +348,13 @@ impl Bare {
         let mode = Mode::from_raw_mode(0o444);
         match rustix::fs::openat(&self.folder, NOTE, flags, mode) {
             Ok(file) => File::from(file).write_all(NOTE_TEXT.as_bytes()),
-            // It is there, perhaps in a folder that is immutable already.
+            // The note exists, perhaps in a folder that is immutable already.
             Err(Errno::EXIST | Errno::PERM) => Ok(()),
             Err(errno) => Err(errno.into()),
         }
     }
 
-    /// Lets it be removed.
+    /// Lets the folder be removed.
     fn release(&self) {
         if let Err(error) = set_immutable(&self.folder, false) {
             tracing::debug!("{} stays immutable: {error}", self.path.display());
@@ -368,12 +366,12 @@ impl Bare {
 #[derive(Debug)]
 pub(crate) struct Own {
     bare: Bare,
-    /// `None`: it was taken away before it was looked for.
+    /// Mount and its unique number. `None`: it was unmounted before it was looked up.
     mounted: Option<(Mounted, Option<u64>)>,
 }
 
 impl Own {
-    /// To be called when the file system has been mounted on the folder.
+    /// Call this when the file system has been mounted on the folder.
     pub(crate) fn new(bare: Bare) -> io::Result<Self> {
         let top = mounts_at(&bare.path)?.pop().filter(Mounted::is_tidemill);
         let mounted = top.map(|top| (top, unique_id(&bare.path)));
@@ -381,7 +379,7 @@ impl Own {
         Ok(Self { bare, mounted })
     }
 
-    /// Its mountpoint.
+    /// Returns the mountpoint.
     pub(crate) fn path(&self) -> &Path {
         &self.bare.path
     }
@@ -396,8 +394,8 @@ impl Own {
         guard.inspect_err(why).ok()
     }
 
-    /// Unmounts it and lets the folder be removed; if somebody else has unmounted it, the folder stays protected.
-    /// What others have mounted on the folder is never touched.
+    /// Unmounts the file system and lets the folder be removed. If another process has unmounted it, the folder stays protected. Other file
+    /// systems on the folder are never touched.
     pub(crate) fn detach(&self) -> io::Result<()> {
         let Some((mounted, unique)) = &self.mounted else {
             return Ok(());
@@ -405,7 +403,7 @@ impl Own {
         let mounts = mounts_at(&self.bare.path)?;
         match mounts.iter().position(|mount| mount == mounted) {
             None => Ok(()),
-            // The numbers that mounts are listed with are used again.
+            // The system reuses the listed numbers of mounts.
             Some(at) if at + 1 == mounts.len() && unique_id(&self.bare.path) != *unique => Ok(()),
             Some(at) if at + 1 == mounts.len() => {
                 detach(&self.bare.path)?;

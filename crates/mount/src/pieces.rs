@@ -1,6 +1,6 @@
-//! What a mount knows of a version that several mounts write, or have written: which bytes of the file are where. Knows neither
-//! clock nor network: who uses it says what the server has answered, and brings the bytes to where they belong
-//! (`docs/decisions/0026-several-writers.md`).
+//! A mount's state of a version that several mounts write, or have written: which bytes of the file are where. It has neither clock nor
+//! network: its user passes in the server's answers, and moves the bytes (next: `mount/src/fs/together.rs`;
+//! `docs/decisions/0026-several-writers.md`).
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,39 +8,39 @@ use tidemill_core::id::{ElementId, ObjectId};
 use tidemill_core::layout::{Extent, Extents, LayoutError, Part, Within, encode_pieces};
 use tidemill_wire::v1;
 
-/// Whether others have made something visible since the server was last asked for it. It is not before the answer is adopted: who
-/// reads meanwhile asks, too.
+/// Whether others have published writes since the server was last asked. The state stays stale until the answer is adopted: a concurrent
+/// reader asks, too.
 #[derive(Debug, Default)]
 pub struct Freshness {
-    /// How often something may have been made visible.
+    /// Number of times that others may have published writes.
     marks: AtomicU64,
-    /// How many of these an answer has come after.
+    /// Number of these marks that an adopted answer covers.
     answered: AtomicU64,
 }
 
 impl Freshness {
-    /// Others have made something visible.
+    /// Notes that others have published writes.
     pub fn mark(&self) {
         self.marks.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// What an answer will say that is asked for now, for [`Self::answered`].
+    /// Returns the mark of a question that is asked now, for [`Self::answered`].
     pub fn asks(&self) -> u64 {
         self.marks.load(Ordering::Acquire)
     }
 
-    /// The answer is adopted.
+    /// Notes that the answer is adopted.
     pub fn answered(&self, asked: u64) {
         self.answered.fetch_max(asked, Ordering::AcqRel);
     }
 
-    /// Whether there may be more than is known.
+    /// Whether there may be unknown writes.
     pub fn is_stale(&self) -> bool {
         self.answered.load(Ordering::Acquire) < self.marks.load(Ordering::Acquire)
     }
 }
 
-/// What one mount has written of a file of `size` bytes: all of it.
+/// Returns the piece that covers all of a file of `size` bytes, which one mount has written.
 #[must_use]
 pub fn all_of(size: u64) -> Option<Extent> {
     let at = Within { part: 0, offset: 0 };
@@ -51,31 +51,31 @@ pub fn all_of(size: u64) -> Option<Extent> {
     })
 }
 
-/// What is written here of a version, and not known to be visible to all. Bytes that were told are never written again.
+/// Writes of this mount to a version that may not be published yet. Bytes that were reported are never written again.
 #[derive(Debug)]
 pub struct Log {
-    /// Which of the parts.
+    /// Index of the part.
     pub index: usize,
-    /// When it was written last, in nanoseconds since the epoch.
+    /// Time of the last write, in nanoseconds since the epoch.
     pub mtime: i64,
-    /// Where the object ends.
+    /// End of the object in bytes.
     end: u64,
-    /// Written, and not told.
+    /// Written, and not reported.
     pending: Extents,
-    /// Told, and not answered: it is told again.
+    /// Reported, and not answered: they are reported again.
     told: Vec<(v1::Told, Extents)>,
-    /// The number of what was told last.
+    /// Number of the last report.
     number: u64,
 }
 
-/// Nothing of a part.
+/// Returns an empty list of pieces of a part.
 fn pending(index: usize) -> Extents {
     let part = Part::on(ObjectId(0), 0, ElementId(0));
     Extents::with_parts(vec![part; index + 1])
 }
 
 impl Log {
-    /// Nothing is written yet; the part's object has `end` bytes.
+    /// Returns an empty log; the part's object has `end` bytes.
     #[must_use]
     pub fn new(index: usize, end: u64, mtime: i64) -> Self {
         Self {
@@ -88,14 +88,14 @@ impl Log {
         }
     }
 
-    /// How many pieces the server may not have heard of.
+    /// Returns the number of pieces that the server may not know.
     #[must_use]
     pub fn count(&self) -> usize {
         let told = self.told.iter().map(|(_, pieces)| pieces.count());
         told.sum::<usize>() + self.pending.count()
     }
 
-    /// Whether these bytes of the file would lie elsewhere in the part than in the file.
+    /// Whether these bytes of the file would have another offset in the part than in the file.
     #[must_use]
     pub fn moves(&self, range: &Range<u64>) -> bool {
         match self.pending.covering(range) {
@@ -104,7 +104,7 @@ impl Log {
         }
     }
 
-    /// Where in the part these bytes of the file are to be written, and whether [`Self::written`] is to be told of it.
+    /// Returns the offset in the part at which to write these bytes of the file, and whether [`Self::written`] has to be called for them.
     pub fn place(&mut self, range: &Range<u64>) -> (u64, bool) {
         if let Some(piece) = self.pending.covering(range) {
             return (piece.at.offset + (range.start - piece.offset), false);
@@ -114,10 +114,10 @@ impl Log {
         (at, true)
     }
 
-    /// These bytes of the file were written there.
+    /// Notes that these bytes of the file were written at `at`.
     ///
     /// # Errors
-    /// If there are too many pieces, or such bytes can't be.
+    /// There are too many pieces, or the range is invalid.
     pub fn written(&mut self, range: &Range<u64>, at: u64) -> Result<(), LayoutError> {
         let part = self.index;
         self.pending.put(Extent {
@@ -127,7 +127,7 @@ impl Log {
         })
     }
 
-    /// What was written since is about to be told; with `cut` the file is that long then.
+    /// Turns the writes since the last report into a new report; with `cut` the file has that length then.
     pub fn tell(&mut self, cut: Option<u64>) {
         if self.pending.count() == 0 && cut.is_none() {
             return;
@@ -146,24 +146,24 @@ impl Log {
         self.told.push((told, pieces));
     }
 
-    /// What is to be told.
+    /// Returns the unanswered reports.
     #[must_use]
     pub fn told(&self) -> Vec<v1::Told> {
         self.told.iter().map(|(told, _)| told.clone()).collect()
     }
 
-    /// The server has heard of this, and what it answered is adopted.
+    /// Notes that the server has received these reports, and that its answer is adopted.
     pub fn heard(&mut self, told: &[v1::Told]) {
         let last = told.last().map(|told| told.number);
         self.told.retain(|(told, _)| Some(told.number) > last);
     }
 
-    /// The part is sealed, and what is visible since then is adopted.
+    /// Notes that the part is sealed, and that the state published since then is adopted.
     pub fn all_heard(&mut self) {
         self.told.clear();
     }
 
-    /// What lies over the visible bytes of a range, in order: first the file is as long as that, then these pieces.
+    /// Returns the writes over the published bytes of a range, in order: each entry first sets the length of the file, then has pieces.
     #[must_use]
     pub fn over(&self, range: &Range<u64>) -> Vec<(Option<u64>, Vec<Extent>)> {
         let told = self.told.iter();
@@ -174,7 +174,7 @@ impl Log {
         all.map(within).collect()
     }
 
-    /// The length of the file for who writes here, if that is what all see.
+    /// Returns the length of the file for writers here, if all others see the length `seen`.
     #[must_use]
     pub fn size_over(&self, seen: u64) -> u64 {
         let mut size = seen;

@@ -1,4 +1,5 @@
-//! Attaches the file system to a mountpoint and detaches it.
+//! Attaches the file system to a mountpoint and detaches it. It connects to the server, starts the threads of the mount, and mounts (next:
+//! `mount/src/fuse/mod.rs`).
 
 use crate::error::Error;
 use crate::fs::Fs;
@@ -19,19 +20,19 @@ use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
-/// Threads for operations that wait for a server or an element: as many as may wait for one that is away
-/// before those for others wait, too.
+/// Maximum number of threads for operations that wait for a server or an element: so many may wait for an offline element before other
+/// operations wait, too.
 const WAITING_THREADS_MAX: usize = 1024;
-/// Pause before a server that is away is looked for again.
+/// Pause before the next attempt to reach the server.
 const SERVER_PAUSE: Duration = Duration::from_millis(300);
-/// How long the first contact to the server may take.
+/// Time limit of the first contact to the server.
 const FIRST_CONTACT: Duration = Duration::from_secs(10);
-/// How long open files may hold up an unmount.
+/// Time for which open files may delay an unmount.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(10);
-/// How long seals may hold up an unmount.
+/// Time for which seals may delay an unmount.
 const SEAL_PATIENCE: Duration = Duration::from_secs(60);
 
-/// What to mount, where and how.
+/// Configuration of a mount.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// The server.
@@ -40,28 +41,26 @@ pub struct Config {
     pub credential: Option<Credential>,
     /// An existing directory.
     pub mountpoint: PathBuf,
-    /// Whether object files of elements on this host are opened in place. Without it all bytes go over HTTP,
-    /// as they do to other hosts.
+    /// Whether object files of elements on this host are opened in place. Otherwise all bytes are sent over HTTP, as to other hosts.
     pub in_place: bool,
-    /// Whether other users than the one who mounts may use it.
+    /// Whether users other than the mounting user may use the mount.
     pub allow_other: bool,
-    /// How long attributes and names are believed without asking. The server tells of changes, so this only
-    /// limits how long a lost message can matter.
+    /// Time for which attributes and names are cached. The server reports changes, so this only limits the effect of a lost message.
     pub attr_ttl: Duration,
-    /// What is seen in `/bridges`, by the user who mounts and root; without it there is no such folder.
+    /// Stores to show in `/bridges`, to the mounting user and root; `None`: the folder does not exist.
     pub stores: Option<Arc<dyn Stores>>,
-    /// How long a store may take for one answer.
+    /// Time that a store may take for one answer.
     pub bridge_timeout: Duration,
-    /// How long an operation waits for a server or an element that is away; `None`: without end. All mounts of a process wait
-    /// as the last of them says.
+    /// Time that an operation waits for an unreachable server or element; `None`: without limit. The last mount of a process sets it for
+    /// all mounts of the process.
     pub patience: Option<Duration>,
-    /// Whether the mount ends with its process, however that ends: a small process of its own sees to it. For a process
-    /// that has no files of its own mounts open.
+    /// Whether the mount ends with its process, however that ends: a small process of its own ensures that. For a process that has no open
+    /// files on its own mounts.
     pub guarded: bool,
 }
 
 impl Config {
-    /// The usual settings: in place where possible, for all users if mounted by root.
+    /// Returns the usual settings: in place where possible, for all users if mounted by root.
     #[must_use]
     pub fn new(endpoint: Endpoint, credential: Option<Credential>, mountpoint: PathBuf) -> Self {
         Self {
@@ -79,22 +78,22 @@ impl Config {
     }
 }
 
-/// A mounted file system. Ends when it is dropped, without waiting for anything.
+/// A mounted file system. It ends when it is dropped, without any wait.
 #[derive(Debug)]
 pub struct Session {
     fs: Arc<Fs>,
     fuse: Option<BackgroundSession>,
     mounted: Own,
     guard: Option<Guard>,
-    /// Somebody else has unmounted it.
+    /// Whether another process has unmounted it.
     gone: bool,
     runtime: Runtime,
 }
 
-/// Mounts the file system. It works when this returns. Waits for a server that is not there yet.
+/// Mounts the file system, which works when this returns. Waits for a server that is not reachable yet.
 ///
 /// # Errors
-/// If the server refuses or can't be trusted, or the mountpoint can't be used.
+/// The server refuses or cannot be trusted, or the mountpoint cannot be used.
 pub fn mount(config: &Config) -> Result<Session, Error> {
     let at = |source| Error::Mount {
         path: config.mountpoint.display().to_string(),
@@ -106,7 +105,7 @@ pub fn mount(config: &Config) -> Result<Session, Error> {
     let Attached { runtime, fs } = attach(config, bare.path().to_owned(), caches.clone())?;
     if let Some(stores) = &config.stores {
         let bridged = Bridged::new(stores.clone(), fs.backend.clone(), config.bridge_timeout);
-        // Nothing else sets it.
+        // No other code sets it.
         let _ = fs.bridged.set(Arc::new(bridged));
     }
     let fuse = fuser::Session::new(
@@ -117,7 +116,7 @@ pub fn mount(config: &Config) -> Result<Session, Error> {
     .map_err(at)?;
     let mounted = Own::new(bare).map_err(at)?;
     let guard = config.guarded.then(|| mounted.guarded()).flatten();
-    // Nothing else sets it.
+    // No other code sets it.
     let _ = caches.0.set(fuse.notifier());
     let fuse = fuse.spawn().map_err(at)?;
     Ok(Session {
@@ -130,13 +129,13 @@ pub fn mount(config: &Config) -> Result<Session, Error> {
     })
 }
 
-/// A file system that hears of what others change, and nobody uses yet.
+/// A file system that receives others' changes and has no users yet.
 pub(crate) struct Attached {
     pub(crate) runtime: Runtime,
     pub(crate) fs: Arc<Fs>,
 }
 
-/// Connects to the server; programs are to find the array at `place`, and `kernel` is told what to forget.
+/// Connects to the server. Programs find the array at `place`, and `kernel` receives invalidations.
 pub(crate) fn attach(
     config: &Config,
     place: PathBuf,
@@ -170,12 +169,12 @@ pub(crate) fn attach(
     fs.locks.set_kernel(kernel);
     let (first, mut ready) = mpsc::channel(1);
     runtime.spawn(fs.clone().watch(notices, first));
-    // Without a session the mount would be told of its own changes: slower, but right.
+    // Without a session the mount would receive its own changes: slower, but correct.
     let _ = runtime.block_on(async { tokio::time::timeout(FIRST_CONTACT, ready.recv()).await });
     Ok(Attached { runtime, fs })
 }
 
-/// Ends what is being written; gives what could not be sealed.
+/// Ends all versions that are being written. Returns those that could not be sealed.
 pub(crate) fn finish(fs: &Fs) -> Result<(), Standing> {
     let deadline = Instant::now() + CLOSE_PATIENCE;
     while fs.writers() > 0 && Instant::now() < deadline {
@@ -193,7 +192,7 @@ pub(crate) fn finish(fs: &Fs) -> Result<(), Standing> {
     drained
 }
 
-/// Connects to the server, however long it is away.
+/// Connects to the server, however long it is unreachable.
 async fn connect(config: &Config) -> Result<Server, Error> {
     let mut told = false;
     loop {
@@ -228,13 +227,13 @@ fn options(config: &Config) -> fuser::Config {
 }
 
 impl Session {
-    /// Where it is mounted.
+    /// Returns the mountpoint.
     #[must_use]
     pub fn mountpoint(&self) -> &Path {
         self.mounted.path()
     }
 
-    /// Serves until the file system is unmounted from outside, or SIGTERM or SIGINT arrives; then unmounts.
+    /// Serves until another process unmounts the file system, or SIGTERM or SIGINT arrives; then unmounts.
     ///
     /// # Errors
     /// As for [`Self::unmount`].
@@ -243,7 +242,7 @@ impl Session {
             return Ok(());
         };
         let (over, mut ended) = mpsc::channel::<()>(1);
-        // The guard's thread ends with the mount; another thread stands in for it here.
+        // The guard's thread ends with the mount; another thread replaces it here.
         let watched = std::mem::replace(&mut fuse.guard, std::thread::spawn(|| Ok(())));
         fuse.guard = std::thread::spawn(move || {
             let outcome = watched.join().unwrap_or(Ok(()));
@@ -268,11 +267,11 @@ impl Session {
         self.unmount()
     }
 
-    /// Unmounts: waits for open files for a while, seals what was written, and detaches.
+    /// Unmounts: waits for open files for a limited time, seals all written versions, and detaches.
     ///
     /// # Errors
-    /// If the mountpoint can't be detached, or what was written could not be sealed in time; the server then
-    /// seals what reached the elements.
+    /// The mountpoint cannot be detached, or some versions could not be sealed in time; the server then seals the bytes that reached the
+    /// elements.
     pub fn unmount(mut self) -> Result<(), Error> {
         let Some(fuse) = self.fuse.take() else {
             return Ok(());
@@ -280,7 +279,7 @@ impl Session {
         let detached = self.detach(fuse);
         let sealed = finish(&self.fs);
         if let Some(guard) = &self.guard {
-            // Programs that use it still get an error, instead of waiting for threads that end.
+            // Programs that still use it get an error, instead of waiting for ending threads.
             guard.abort();
         }
         let at = |source| Error::Mount {
@@ -294,10 +293,10 @@ impl Session {
         })
     }
 
-    /// Takes the mount away, unless others have.
+    /// Unmounts, unless another process has done so.
     fn detach(&self, fuse: BackgroundSession) -> std::io::Result<()> {
         let gone = self.gone || fuse.guard.is_finished();
-        // It would unmount whatever is mounted on the folder at the end of its own mount.
+        // Its drop would unmount any file system that is mounted on the folder at the end of its own mount.
         std::mem::forget(fuse);
         if gone { Ok(()) } else { self.mounted.detach() }
     }

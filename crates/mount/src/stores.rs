@@ -1,5 +1,5 @@
-//! The seam to stores outside of the array: what the mount asks of them. The program that mounts knows them and their keys; the
-//! mount knows neither addresses nor what speaks to them ([0063](../../../docs/decisions/0063-bridges-in-the-mount.md)).
+//! The interface to stores outside of the array: requests that the mount makes. The mounting program implements it, and knows the stores
+//! and their keys. The mount knows neither addresses nor protocols ([0063](../../../docs/decisions/0063-bridges-in-the-mount.md)).
 
 use bytes::Bytes;
 use rustix::io::Errno;
@@ -8,32 +8,32 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-/// An answer that is waited for.
+/// A pending answer.
 pub type Asked<'a, T> = Pin<Box<dyn Future<Output = Result<T, Failure>> + Send + 'a>>;
 
-/// Why a store did not do what it was asked, without any key in it.
+/// Reason why a store failed, without any key in it.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    /// What programs are told. A file that is another one now is `ESTALE`.
+    /// Errno for programs. `ESTALE`: the file has another version now.
     pub errno: Errno,
-    /// What the log is told.
+    /// Text for the log.
     pub reason: String,
 }
 
-/// A version of a file.
+/// Version of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Content {
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Another one for each version.
+    /// Tag that differs for each version.
     pub tag: String,
-    /// The store itself refuses to read another version than that of the tag.
+    /// Whether the store itself refuses to read another version than that of the tag.
     pub checked_by_store: bool,
-    /// When it was changed, if the store says.
+    /// Time of the last change, if the store reports it.
     pub modified: Option<SystemTime>,
 }
 
-/// What is at a path.
+/// Content at a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Seen {
     /// A file.
@@ -45,25 +45,25 @@ pub enum Seen {
 /// One name of a folder.
 #[derive(Clone, Debug)]
 pub struct Entry {
-    /// Without any slash.
+    /// Name without any slash.
     pub name: String,
-    /// What it is.
+    /// Content of the name.
     pub seen: Seen,
 }
 
 /// All stores that have names.
 pub trait Stores: Debug + Send + Sync {
-    /// The store at an address, with the keys for its name: the same one as before unless its address or its keys have changed.
+    /// Returns the store at an address, with the keys for its name: the same store as before unless its address or its keys have changed.
     fn open<'a>(&'a self, name: &'a str, uri: &'a str) -> Asked<'a, Arc<dyn Store>>;
 }
 
-/// One store. Paths have no slash at their ends; the empty one is its whole.
+/// One store. Paths have no slash at their ends; the empty path is the whole store.
 pub trait Store: Debug + Send + Sync {
-    /// What is at a path.
+    /// Returns the content at a path.
     fn look<'a>(&'a self, path: &'a str) -> Asked<'a, Seen>;
-    /// What is in a folder.
+    /// Returns the entries of a folder.
     fn entries<'a>(&'a self, path: &'a str) -> Asked<'a, Box<dyn Entries>>;
-    /// A range of this version of a file, from a byte on, of so many; an empty one says whether the file may be read.
+    /// Reads a range of this version of a file: offset and length. An empty range only checks whether the file may be read.
     fn read<'a>(
         &'a self,
         path: &'a str,
@@ -72,8 +72,8 @@ pub trait Store: Debug + Send + Sync {
     ) -> Asked<'a, Bytes>;
 }
 
-/// A listing that goes on.
+/// A listing that is read page by page.
 pub trait Entries: Debug + Send {
-    /// Some more names, so many at most; none at the end.
+    /// Returns up to `most` more names; none at the end.
     fn next(&mut self, most: usize) -> Asked<'_, Vec<Entry>>;
 }

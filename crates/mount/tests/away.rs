@@ -1,5 +1,5 @@
-//! A server or an element that is away, and answers that are lost: what was acknowledged is kept, what waits is
-//! told, and nothing happens twice. The sentences of `docs/semantics.md` stand above the tests that prove them.
+//! An offline server or element, and lost answers: acknowledged changes are kept, waiting programs get errors, and no change happens twice.
+//! The sentences of `docs/semantics.md` stand above the tests that prove them.
 
 #![allow(
     clippy::unwrap_used,
@@ -17,7 +17,7 @@ use std::path::Path;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-/// Tries until it is so; what another process does takes a moment.
+/// Repeats a check until it is true; changes by another process take a moment.
 fn soon(what: &str, mut so: impl FnMut() -> bool) {
     within(Duration::from_secs(60), what, &mut so);
 }
@@ -38,7 +38,7 @@ fn pin(folder: &Path, element: usize) {
     rustix::fs::setxattr(folder, name, value.as_bytes(), flags).unwrap();
 }
 
-/// Lines of `.tidemill/status`: how many versions wait, and why.
+/// Returns lines of `.tidemill/status`: the number of waiting versions, and the reason.
 fn unsealed(mounted: &Mounted) -> (usize, String) {
     let status = fs::read_to_string(mounted.join(".tidemill/status")).unwrap();
     let line = |name: &str| {
@@ -151,7 +151,7 @@ fn written_bytes_are_resent_until_element_returns() {
         drop(file);
         data
     });
-    // Nobody has to wait for the one who waits.
+    // A waiting request delays no other request.
     assert!(path.metadata().unwrap().is_file());
     array.start_element(0);
     let data = writer.join().unwrap();
@@ -182,7 +182,7 @@ fn operation_with_lost_answer_has_effect_once() {
             lossy.lose_after(others);
             op().unwrap_or_else(|error| panic!("{what}, local {local}, {others}: {error}"));
             soon("an answer is lost", || {
-                // What is not lost by then is lost by a question that is always asked.
+                // If no answer was lost yet, this request, which is always sent, loses one.
                 let _ = rustix::fs::statvfs(mounted.path());
                 lossy.lost()
             });
@@ -220,7 +220,7 @@ fn operation_with_lost_answer_has_effect_once() {
             .collect();
         names.sort();
         assert_eq!(names, ["new", "s"]);
-        // What fails without a lost answer goes on failing with one.
+        // A request that fails without a lost answer also fails with one.
         lossy.lose_after(0);
         let failed = fs::create_dir(at("new")).unwrap_err();
         assert_eq!(failed.kind(), std::io::ErrorKind::AlreadyExists);
@@ -232,7 +232,7 @@ fn exchange(a: &Path, b: &Path) -> std::io::Result<()> {
     Ok(renameat_with(CWD, a, CWD, b, RenameFlags::EXCHANGE)?)
 }
 
-/// Starts a program and waits until the kernel has it wait for the mount.
+/// Starts a program and waits until it waits in the kernel for the mount.
 fn waiting(mut command: Command) -> Child {
     let child = command.spawn().unwrap();
     let place = format!("/proc/{}/wchan", child.id());
@@ -243,10 +243,10 @@ fn waiting(mut command: Command) -> Child {
     child
 }
 
-/// Shorter than what an operation waits by itself.
+/// Shorter than the time limit of an operation.
 const AT_ONCE: Duration = Duration::from_secs(15);
 
-/// A program that waits can be ended at any time.
+/// A waiting program can be ended at any time.
 #[test]
 fn waiting_program_can_be_killed() {
     if !can_mount() {
@@ -268,7 +268,7 @@ fn waiting_program_can_be_killed() {
         ];
         for (program, argument, name) in programs {
             for signal in [libc::SIGKILL, libc::SIGINT] {
-                // A shell has what it runs in the background ignore SIGINT.
+                // A shell makes its background programs ignore SIGINT.
                 let mut command = Command::new("env");
                 command.args(["--default-signal=INT", program, argument]);
                 command.arg(mounted.join(name));
@@ -289,7 +289,7 @@ fn waiting_program_can_be_killed() {
             fs::write(mounted.join("after"), "after").is_ok()
         });
         assert_eq!(reads(&mounted, "after"), "after");
-        // What was begun in vain is nobody's any more.
+        // The interrupted request leaves no writer.
         soon("it can be written", || {
             fs::write(mounted.join("n"), "n").is_ok()
         });

@@ -1,4 +1,4 @@
-//! Locks between mounts, and what who gets one sees.
+//! Locks between mounts, and the bytes that the next holder of a lock sees.
 
 #![allow(
     missing_docs,
@@ -15,7 +15,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-/// A program that says what it does, one line each, and goes on when it is told.
+/// A program that prints its steps, one line each, and waits for a line to continue.
 struct Program {
     child: Child,
     say: ChildStdin,
@@ -64,7 +64,7 @@ impl Program {
     }
 }
 
-/// Mounts of one array, in place and by HTTP.
+/// Returns mounts of one array, in place and by HTTP.
 fn mounts(array: &mut Array) -> Vec<[Mounted; 2]> {
     let mut all = Vec::new();
     for in_place in [true, false] {
@@ -73,7 +73,7 @@ fn mounts(array: &mut Array) -> Vec<[Mounted; 2]> {
     all
 }
 
-/// Takes a lock that guards a file, and rewrites that with one more.
+/// Takes a lock that protects another file, and adds one to that file.
 const COUNT_BESIDE: &str = "
 for _ in range(int(path[1])):
     with open(path[0] + '/lock', 'a') as lock:
@@ -99,7 +99,7 @@ for _ in range(int(path[1])):
     fcntl.lockf(f, fcntl.LOCK_UN)
 ";
 
-/// As [`COUNT_WITHIN`], of one file after the other: they are opened while others count in them.
+/// As [`COUNT_WITHIN`], for one file after the other: they are opened while others count in them.
 const COUNT_MANY: &str = "
 for n in range(int(path[1])):
     f = os.open(path[0] + '/many%d' % n, os.O_RDWR | os.O_CREAT)
@@ -202,7 +202,7 @@ say(db.execute('SELECT n FROM t').fetchone()[0])
     }
 }
 
-/// Adds a line to the end of a file that stays open, under a lock, and looks at nothing.
+/// Appends a line to a file that stays open, under a lock, and reads nothing.
 const APPEND: &str = "
 f = os.open(path[0] + '/log', os.O_RDWR | os.O_CREAT | os.O_APPEND)
 for _ in range(int(path[1])):
@@ -211,7 +211,7 @@ for _ in range(int(path[1])):
     fcntl.flock(f, fcntl.LOCK_UN)
 ";
 
-/// As [`APPEND`], as logs are written: open only to append to it, every third time anew.
+/// As [`APPEND`], in the manner of logs: open only for appending, and opened again for every third line.
 const LOG: &str = "
 for n in range(int(path[1])):
     if n % 3 == 0: f = open(path[0] + '/log', 'a')
@@ -424,7 +424,7 @@ os.close(f)
     }
 }
 
-/// Tries a lock by another program; says whether it was had.
+/// Tries a lock by another program. Returns whether it was granted.
 fn is_free(path: &Path, range: (u64, u64), exclusive: bool) -> bool {
     let (start, length) = range;
     let kind = if exclusive { "LOCK_EX" } else { "LOCK_SH" };
@@ -542,7 +542,7 @@ wait()
 ";
     let mut holder = Program::start(hold, &[&here.join("f")]);
     assert_eq!(holder.says(), "held");
-    // On both sides: where the lock is, and where the server is asked.
+    // On both sides: at the mount of the lock, and at a mount that asks the server.
     for path in [here.join("f"), there.join("f")] {
         let alarmed = "
 class Late(Exception): pass
@@ -567,7 +567,7 @@ fcntl.lockf(f, fcntl.LOCK_EX)
             assert_eq!(waiter.says(), "waits");
             let pid = rustix::process::Pid::from_child(&waiter.child);
             rustix::process::kill_process(pid, signal).unwrap();
-            // It would wait for the holder, which waits for this.
+            // It would wait for the holder, which waits for this program.
             assert!(!waiter.child.wait().unwrap().success());
         }
     }
@@ -593,7 +593,7 @@ except OSError as e:
 say(refused + os.waitstatus_to_exitcode(os.wait()[1]))
 ";
     let mut circle = Program::start(circle, &[&here.join("f"), &here.join("g")]);
-    // Whoever of the two is the last to ask.
+    // Whichever of the two asks last.
     assert_eq!(circle.says(), "1");
     circle.ends();
 }
@@ -656,7 +656,7 @@ fn mount_without_locks_blocks_nobody_after_restart() {
         std::fs::write(here.join(name), "").unwrap();
     }
     assert!(is_free(&here.join("f"), (0, 0), true));
-    // Its table goes there: nothing is left here.
+    // The mount's table moves there: the first mount has no locks.
     assert!(is_free(&there.join("f"), (0, 0), true));
     array.stop_server();
     array.start_server();
@@ -680,7 +680,7 @@ wait()
 ";
     let mut many = Program::start(many, &[&here.join("f")]);
     assert_eq!(many.says(), "ENOLCK 4096");
-    // Reading is enough to keep writers out; others' locks of other files are no fewer.
+    // A read lock is enough to keep writers out; others' locks of other files are not affected.
     assert!(!is_free(&there.join("f"), (0, 1), true));
     assert!(is_free(&there.join("f"), (1, 1), true));
     many.go_on();

@@ -31,7 +31,7 @@ fn both(test: impl Fn(&mut Array, Mounted)) {
     }
 }
 
-/// Tries until it is so; what another process does takes a moment.
+/// Repeats a check until it is true; changes by another process take a moment.
 fn soon(what: &str, mut so: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(30);
     while !so() {
@@ -116,7 +116,7 @@ fn readers_and_writers_share_one_file() {
         );
         drop(writer);
         assert_eq!(read(), "new");
-        // Through seals, again and again, and memory maps too.
+        // Through repeated seals, and for memory maps, too.
         let mapped = map(&reader, 3, false);
         for round in 0..5 {
             let mut writer = OpenOptions::new().append(true).open(&path).unwrap();
@@ -136,7 +136,7 @@ fn readers_and_writers_share_one_file() {
         // SAFETY: the path ends with a zero byte.
         assert_eq!(unsafe { libc::truncate(truncate.as_ptr(), 2) }, 0);
         assert_eq!(read(), "n4");
-        // Unlinked, it is still one file.
+        // Also after an unlink it is one file.
         let writer = OpenOptions::new().append(true).open(&path).unwrap();
         fs::remove_file(&path).unwrap();
         (&writer).write_all(b"!").unwrap();
@@ -166,7 +166,7 @@ fn readers_keep_version_when_another_mount_writes() {
             assert_eq!(&bytes, b"old old old");
             assert_eq!(reader.metadata().unwrap().len(), 11);
         };
-        // Both have it open when one of them writes: that one's readers may go on, the other's may not.
+        // Both have it open when one mount writes: readers on that mount may see the new bytes, readers on the other may not.
         let (of_a, of_b) = (
             File::open(a.join("f")).unwrap(),
             File::open(b.join("f")).unwrap(),
@@ -184,7 +184,7 @@ fn readers_keep_version_when_another_mount_writes() {
         assert_eq!(&*mapped, b"old old old");
         unmap(mapped);
         drop(of_a);
-        // Now the other one writes.
+        // Now the other mount writes.
         let of_a = File::open(a.join("f")).unwrap();
         fs::write(b.join("f"), "newest").unwrap();
         soon("the newest version is seen", || {
@@ -450,7 +450,7 @@ fn set_mode(file: &File, mode: u32) {
     file.set_permissions(permissions).unwrap();
 }
 
-/// A new file that is open, of another user and with more permissions than it was made with.
+/// Returns a new open file of another user, with more permissions than at its creation.
 fn changed_file(mounted: &Mounted, name: &str) -> File {
     let mut file = File::create(mounted.join(name)).unwrap();
     file.write_all(b"x").unwrap();
@@ -478,14 +478,14 @@ fn new_file_attributes_arrive_with_its_bytes() {
         fs::rename(mounted.join("renaming"), mounted.join("renamed")).unwrap();
         assert_eq!(rights(&other, "renamed"), (0o666, 1234));
         drop(renamed);
-        // Nobody keeps a permission that was taken away.
+        // A revoked permission is revoked for all.
         let secret = changed_file(&mounted, "secret");
         set_mode(&secret, 0o600);
         assert_eq!(rights(&other, "secret"), (0o600, 1234));
         set_mode(&secret, 0o700);
         drop(secret);
         assert_eq!(rights(&other, "secret"), (0o700, 1234));
-        // A new owner may be one who reads less.
+        // A new owner may have fewer read permissions.
         let given = changed_file(&mounted, "given");
         fchown(&given, None, Some(4321)).unwrap();
         assert_eq!(fs::metadata(other.join("given")).unwrap().gid(), 4321);
@@ -700,7 +700,7 @@ fn closed_bytes_are_visible_on_all_mounts() {
         }
     }
     drop(open);
-    // Its length, too, where it was known while the file was being written.
+    // Its length, too, even if it was cached during the write.
     for round in 0..100 {
         let name = format!("g{round}");
         let mut file = File::create(writes.join(&name)).unwrap();
@@ -795,7 +795,7 @@ fn unmount_seals_open_files() {
         let mut writer = File::create(mounted.join("f")).unwrap();
         writer.write_all(b"in time").unwrap();
         mounted.unmount();
-        // What the kernel still takes goes nowhere.
+        // Bytes that the kernel still accepts are not stored.
         let _ = writer.write_all(b", too late");
         let again = array.mount(true);
         soon("it is sealed", || {
@@ -804,7 +804,7 @@ fn unmount_seals_open_files() {
     });
 }
 
-/// What lies in the root, the folder of kernels left out, which every array has.
+/// Returns the entries of the root without the folder of kernels, which every array has.
 fn root(mounted: &Mounted) -> Vec<String> {
     let entries = fs::read_dir(mounted.path()).unwrap();
     entries

@@ -1,5 +1,5 @@
-//! Mountpoints: refused where a mount would hide something, taken away by their own mount only, and no place for
-//! files while nothing is mounted.
+//! Mountpoints: refused where a mount would hide files, unmounted by their own mount only, and protected from writes while nothing is
+//! mounted.
 
 #![allow(
     clippy::unwrap_used,
@@ -19,7 +19,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 use tidemill_mount::mountpoint::{self, give_back};
 
-/// What is mounted at a path now.
+/// Returns the number of mounts at a path.
 fn mounts(path: &Path) -> usize {
     let table = fs::read_to_string("/proc/self/mounts").unwrap();
     let path = format!(" {} ", path.display());
@@ -100,7 +100,7 @@ fn bare_folder_refuses_files_until_orderly_unmount() {
         .st_mode;
     assert_eq!(mode & 0o222, 0);
     drop(one);
-    // It can be mounted on again.
+    // The folder can be mounted on again.
     let again = array.try_mount(&path).unwrap();
     fs::write(again.join("f"), "x").unwrap();
     again.unmount();
@@ -147,7 +147,7 @@ fn unresponsive_mountpoint_is_refused_without_blocking() {
         sender.send((there, refused, given_back)).unwrap();
     });
     let said = said.recv_timeout(Duration::from_secs(120));
-    // Whoever waits there goes on when nobody can answer any more.
+    // The waiting threads continue when no process can answer any more.
     rustix::mount::unmount(&path, rustix::mount::UnmountFlags::DETACH).unwrap();
     drop(fuse);
     let (there, refused, given_back) = said.expect("somebody waits for what never answers");

@@ -1,5 +1,5 @@
-//! Names as programs rely on them: what was made is there, what was replaced is new, on every mount, whatever
-//! others do to the folder at the same time.
+//! Names as programs rely on them: created names exist, replaced content is new, on every mount, whatever others do to the folder at the
+//! same time.
 
 #![allow(
     clippy::unwrap_used,
@@ -30,7 +30,7 @@ fn two_mounts(test: impl Fn(&Mounted, &Mounted)) {
     }
 }
 
-/// Repeats something beside `work` until that is done.
+/// Repeats a function during `work` until that is done.
 fn beside<T>(repeat: impl Fn(u64) + Sync, work: impl FnOnce() -> T) -> T {
     let over = AtomicBool::new(false);
     scope(|scope| {
@@ -90,7 +90,7 @@ fn file_saved_by_rename_is_always_whole() {
         let save = |number: u8| {
             fs::write(one.join("f.new"), vec![number; 5000]).unwrap();
             fs::rename(one.join("f.new"), one.join("f")).unwrap();
-            // Here it is the new one at once.
+            // On this mount the new content is visible at once.
             assert_eq!(fs::read(one.join("f")).unwrap(), vec![number; 5000]);
         };
         save(0);
@@ -100,7 +100,7 @@ fn file_saved_by_rename_is_always_whole() {
                 let whole = bytes.len() == 5000 && bytes.iter().all(|byte| *byte == bytes[0]);
                 assert!(whole, "{} bytes", bytes.len());
             }
-            // Replaced between the kernel's two tries to open it.
+            // Replaced between the kernel's two attempts to open it.
             Err(error) => assert_eq!(error.raw_os_error(), Some(libc::ESTALE), "{error}"),
         };
         beside(read, || (1..100).for_each(save));
@@ -184,7 +184,7 @@ fn listing_never_revives_removed_names() {
                     fs::rename(changer.join("new"), changer.join("f1902")).unwrap();
                     fs::remove_dir_all(changer.join("none")).unwrap_err();
                 }
-                // As `ls -l` does: a name that is gone by now is no error of the listing.
+                // As `ls -l` does: a name that is deleted by now is no error of the listing.
                 let _ = fs::symlink_metadata(entry.unwrap().path());
             }
             if by_other {
@@ -272,7 +272,7 @@ fn attributes_follow_renames() {
         fs::write(path("b/third"), "third").unwrap();
         fs::rename(path("b/third"), path("b/sub")).unwrap();
         assert_eq!((links("b/sub"), links("b/second")), (1, 1));
-        // Two names of one file: nothing happens.
+        // Two names of one file: rename changes nothing.
         fs::hard_link(path("b/sub"), path("b/third")).unwrap();
         fs::rename(path("b/sub"), path("b/third")).unwrap();
         assert_eq!((links("b/sub"), links("b/third")), (2, 2));
@@ -321,7 +321,7 @@ fn control_folder_names_are_refused() {
             );
             refused(fs::remove_dir(&path));
             refused(fs::remove_file(&path));
-            // Elsewhere they are names like all others.
+            // Elsewhere these names are allowed.
             fs::write(one.join("d").join(name), "mine").unwrap();
             refused(fs::rename(one.join("d").join(name), &path));
         }

@@ -67,7 +67,7 @@ pub(crate) fn now() -> Instant {
     Instant::now() - missed
 }
 
-/// Returns the real time at which [`now`] will be `until`, unless the process is suspended again.
+/// Returns the real time at which `now` will be `until`, unless the process is suspended again.
 pub(crate) fn real(until: Instant) -> Instant {
     until + missed()
 }

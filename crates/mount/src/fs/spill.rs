@@ -1,6 +1,6 @@
 //! Files that are written on an element in memory, in place on this host. The memory is bounded: when it is full, the written bytes are
-//! copied to another element. The same handles then write there, and no write fails. Requests for room are sent to the server (next:
-//! `server/src`).
+//! copied to another element. The same handles then write there, and no write fails. Requests for room are sent to the element, and a move
+//! is reported to the server (next: `element/src`, `server/src`).
 //!
 //! So the kernel does not write such files by itself. Once they are sealed it reads them in place, as all other files.
 

@@ -194,7 +194,8 @@ impl Fs {
         if phase == Some(Phase::Sealing) {
             return self.sealer.hurry();
         }
-        // Without that, the mount does not know whether the file is closed: it is sealed soon, or when the mount has ended.
+        // Otherwise the mount cannot tell whether the file is closed, and sends no answer: the version is sealed soon, or when the mount
+        // has ended.
         if heard || phase.is_none() {
             self.tell(question, phase.is_some());
         }

@@ -1,7 +1,8 @@
-//! Files that the kernel reads and writes by itself: one backing per file, shared by all who have it open.
+//! Files that the kernel reads and writes by itself: one backing per file, shared by all its openers. Backings are registered at the
+//! kernel.
 //!
-//! **Invariant**: a backing is used for the file it was made of and no other; all open handles of one kernel
-//! inode have the same backing; nobody is given a sealed file to write to.
+//! **Invariant**: a backing is used for the file that it was created for and no other; all open handles of one kernel inode have the same
+//! backing; a writer never gets a sealed file.
 
 use super::caches::Caches;
 use super::convert::{attr_of, errno};
@@ -20,8 +21,7 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
-/// Flags of a file that the kernel reads and writes by itself: there is nothing to hand over at a close, unless locks
-/// may end with it.
+/// Returns the flags of a file that the kernel reads and writes by itself: a close has nothing to flush, unless it may release locks.
 fn in_place(opened: &Opened) -> FopenFlags {
     if opened.flush {
         FopenFlags::empty()
@@ -30,7 +30,7 @@ fn in_place(opened: &Opened) -> FopenFlags {
     }
 }
 
-/// Bits of a mode of which a sealed file has none.
+/// Mode bits that a sealed file never has.
 const WRITABLE: u32 = 0o222;
 
 #[derive(Debug)]
@@ -39,18 +39,18 @@ pub(super) struct Inner {
     pub(super) waiting: Waiting,
     caches: Caches,
     backings: Mutex<Backings>,
-    /// Whether the kernel can map files into memory of which it caches nothing else.
+    /// Whether the kernel can map files into memory without caching anything else of them.
     maps_uncached: AtomicBool,
 }
 
-/// A file on its device. It stays the same file for as long as it is open somewhere.
+/// Identity of a file on its device. It does not change as long as the file is open anywhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct FileId {
     device: u64,
     inode: u64,
 }
 
-/// What the kernel was given for one handle.
+/// Backing that the kernel has for one handle.
 #[derive(Debug)]
 struct Given {
     number: u64,
@@ -62,14 +62,14 @@ struct Given {
 struct Backings {
     by_file: HashMap<FileId, Weak<BackingId>>,
     by_handle: HashMap<u64, Given>,
-    /// The file behind each kernel inode that has one, and how many handles it has.
+    /// The file of each kernel inode that has a backing, and the number of its handles.
     by_inode: HashMap<u64, (FileId, usize)>,
-    /// The object whose pages the kernel holds for an inode that has no backing.
+    /// The object whose pages the kernel holds for an inode without a backing.
     cached: HashMap<u64, u64>,
 }
 
 impl Backings {
-    /// Notes what a handle is given; refuses what the kernel could take for another file's bytes.
+    /// Notes the backing of a handle. Refuses a backing that the kernel could take for another file's bytes.
     fn give(&mut self, handle: u64, given: Given) -> Result<(), Error> {
         let (file, handles) = self.by_inode.entry(given.number).or_insert((given.file, 0));
         if *file != given.file {
@@ -122,18 +122,18 @@ impl Inner {
         }
     }
 
-    /// The kernel could not map files into memory that it caches nothing of.
+    /// Notes that the kernel cannot map files into memory without caching them.
     pub(super) fn caches_all(&self) {
         self.maps_uncached.store(false, Ordering::Relaxed);
     }
 
-    /// The kernel holds no pages of an inode any more.
+    /// Notes that the kernel holds no pages of an inode any more.
     pub(super) fn forget_pages(&self, number: u64) {
         self.backings.lock().cached.remove(&number);
     }
 
-    /// The backing of a file that is open here, made by `make` if there is none; `None`: the kernel can't
-    /// read and write it by itself.
+    /// Returns the backing of a file that is open here, made by `make` if none exists; `None`: the kernel cannot read and write the file by
+    /// itself.
     fn backing(
         &self,
         number: u64,
@@ -157,7 +157,7 @@ impl Inner {
                     self.fs.not_direct();
                     return Ok(None);
                 }
-                // It lies on a file system that itself lies on others, unlike those of other elements.
+                // The file is on a stacked file system, unlike the files of other elements.
                 Err(error) if is_stacked(&error) && !backings.by_inode.contains_key(&number) => {
                     tracing::debug!("a file is read and written through the mount: {error}");
                     return Ok(None);
@@ -175,7 +175,7 @@ impl Inner {
         Ok(Some(backing))
     }
 
-    /// Flags of a file that this process reads and writes: pages that the kernel has are good if they are of the same object.
+    /// Returns the flags of a file that this process reads and writes: the kernel's pages stay valid if they are of the same object.
     fn flags(&self, number: u64, opened: &Opened) -> FopenFlags {
         let before = self.backings.lock().cached.insert(number, opened.object);
         let mut flags = FopenFlags::empty();
@@ -191,7 +191,7 @@ impl Inner {
             return self.answer_followed(number, reply, handle);
         }
         if opened.write {
-            // Memory mapped writes change size and times, and the kernel does not notice.
+            // Memory mapped writes change size and times without notice of the kernel.
             self.caches.forget_attributes(number);
         }
         match self.backing(number, opened, |file| reply.open_backing(file)) {
@@ -204,7 +204,8 @@ impl Inner {
         }
     }
 
-    /// All reads come here, whatever the kernel knows of the file's length. It can't have that beside a file that it reads by itself.
+    /// Answers an open of a followed file: all reads are sent here, whatever length the kernel knows. The kernel does not allow that
+    /// together with a file that it reads by itself.
     fn answer_followed(&self, number: u64, reply: ReplyOpen, handle: FileHandle) {
         if self.backings.lock().by_inode.contains_key(&number) {
             tracing::info!("a file can't be followed: programs here have its version before open");
@@ -251,7 +252,7 @@ impl Inner {
     }
 }
 
-/// Whether the kernel can't read and write just this file by itself.
+/// Whether only this file cannot be read and written by the kernel itself.
 fn is_stacked(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),
@@ -259,7 +260,7 @@ fn is_stacked(error: &io::Error) -> bool {
     )
 }
 
-/// Which file it is. One that is to be written and is sealed is not given to the kernel.
+/// Returns the identity of a file. Refuses a sealed file for a writer.
 fn identify(local: &File, opened: &Opened) -> Result<FileId, Error> {
     let stat = local.metadata()?;
     if opened.write && stat.mode() & WRITABLE == 0 {

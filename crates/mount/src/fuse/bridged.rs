@@ -1,4 +1,4 @@
-//! Requests for what is in stores outside of the array. No thread waits for one.
+//! Requests for files in stores outside of the array (next: `mount/src/fs/bridged/mod.rs`). No thread waits for a store.
 
 use super::convert::{attr_of, errno, file_type};
 use super::waiting::Refuse;
@@ -16,27 +16,27 @@ use std::sync::Arc;
 use std::time::Duration;
 use tidemill_wire::v1::Kind;
 
-/// Names in one answer at most.
+/// Maximum number of names in one answer.
 const LIST_ENTRIES_MAX: usize = 512;
-/// The number of what the kernel is told no attributes of: it asks for them.
+/// Inode number of an entry without attributes: the kernel asks for them.
 const UNKNOWN: u64 = u64::MAX;
 
-/// Where a listing is and what is next in it.
+/// A page of a listing.
 struct Page {
-    /// Which of `.` and `..` come first.
+    /// Entries `.` and `..` that precede the names.
     dots: Vec<(u64, &'static str)>,
     names: Names,
 }
 
 impl Page {
-    /// The names with where the listing goes on behind each.
+    /// Returns the names, each with the offset at which the listing continues.
     fn numbered(&self) -> impl Iterator<Item = (u64, &crate::stores::Entry)> {
         (self.names.from + 3..).zip(&self.names.entries)
     }
 }
 
 impl Adapter {
-    /// Answers when a store has.
+    /// Answers a request when the store has answered.
     fn serve_outside<R: Refuse, T: Send + 'static>(
         &self,
         request: &Request,
@@ -93,7 +93,7 @@ impl Adapter {
             reply,
             async move { asked.open(caller, ino.0, write).await },
             |reply: ReplyOpen, handle| {
-                // An inode is one version: its pages are good as long as they are there.
+                // An inode is one version: its pages stay valid as long as the kernel keeps them.
                 let flags = FopenFlags::FOPEN_KEEP_CACHE | FopenFlags::FOPEN_NOFLUSH;
                 reply.opened(FileHandle(handle), flags);
             },
@@ -121,7 +121,7 @@ impl Adapter {
         );
     }
 
-    /// The next lines of a folder; `answer` gives the kernel as many as it has room for.
+    /// Reads the next names of a folder; `answer` sends as many as the kernel has room for.
     fn bridged_list<R: Refuse>(
         &self,
         bridged: &Arc<Bridged>,
@@ -209,12 +209,12 @@ fn kind(seen: &Seen) -> Kind {
     }
 }
 
-/// Attributes that say nothing but the kind: the kernel takes what has the number 0 for a name only.
+/// Returns attributes with only the kind: the kernel takes an entry with the number 0 for a name only.
 fn unknown(kind: Kind) -> FileAttr {
     attr_of(&Found::of_kind(Key { ino: 0, alias: 0 }, kind), 0)
 }
 
-/// Tells what is known of an inode.
+/// Sends the attributes of an inode.
 pub(super) fn getattr(bridged: &Bridged, ino: INodeNo, reply: ReplyAttr) {
     match bridged.getattr(ino.0) {
         Ok(found) => reply.attr(&found.ttl, &attr_of(&found, ino.0)),

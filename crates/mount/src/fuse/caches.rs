@@ -1,18 +1,18 @@
-//! The kernel's caches of names and pages, told when something changed elsewhere.
+//! Invalidates the kernel's caches of names and pages when something changed elsewhere. It only sends notifications to the kernel.
 
 use crate::fs::watch::Kernel;
 use fuser::{INodeNo, Notifier};
 use std::ffi::OsStr;
 use std::sync::{Arc, OnceLock};
 
-/// The kernel's caches; silent until the file system is attached.
+/// The kernel's caches. Invalidations do nothing until the file system is attached.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Caches(pub(crate) Arc<OnceLock<Notifier>>);
 
 impl Kernel for Caches {
     fn forget_entry(&self, parent: u64, name: &OsStr) {
         if let Some(notifier) = self.0.get() {
-            // The kernel may have forgotten already.
+            // The kernel may have dropped the entry already.
             let _ = notifier.inval_entry(INodeNo(parent), name);
         }
     }
@@ -25,7 +25,7 @@ impl Kernel for Caches {
 
     fn forget_attributes(&self, number: u64) {
         if let Some(notifier) = self.0.get() {
-            // An offset below zero leaves the pages. The kernel may have forgotten already.
+            // An offset below zero keeps the pages. The kernel may have dropped the inode already.
             let _ = notifier.inval_inode(INodeNo(number), -1, 0);
         }
     }

@@ -1,4 +1,4 @@
-//! Between the file system's types and those of FUSE.
+//! Conversions between the file system's types and those of FUSE.
 
 use crate::error::Error;
 use crate::fs::{Caller, Found};
@@ -39,7 +39,7 @@ pub(super) fn file_type(kind: Kind) -> FileType {
     }
 }
 
-/// Attributes under the number that the kernel is to use or show.
+/// Returns attributes with the number that the kernel uses or shows.
 pub(super) fn attr_of(found: &Found, ino: u64) -> FileAttr {
     let attr = &found.attr;
     FileAttr {
@@ -70,8 +70,8 @@ fn system_time(nanos: i64) -> SystemTime {
     }
 }
 
-/// Nanoseconds since the Unix epoch. Of a time before that, which the kernel gives as whole seconds back and a fraction
-/// forward, `fuser` adds the fraction to the way back.
+/// Returns nanoseconds since the Unix epoch. The kernel gives an earlier time as whole seconds backwards and a fraction forwards; `fuser`
+/// adds the fraction to the backward distance, and this function undoes that.
 pub(super) fn nanoseconds(time: TimeOrNow) -> i64 {
     let time = match time {
         TimeOrNow::SpecificTime(time) => time,
@@ -94,7 +94,7 @@ pub(super) fn nanoseconds(time: TimeOrNow) -> i64 {
 mod tests {
     use super::*;
 
-    /// As `fuser` gives what the kernel says.
+    /// Returns a time as `fuser` makes it of the kernel's numbers.
     fn from_kernel(seconds: i64, nanos: u32) -> TimeOrNow {
         let distance = Duration::new(seconds.unsigned_abs(), nanos);
         TimeOrNow::SpecificTime(if seconds >= 0 {

@@ -1,5 +1,5 @@
-//! Reads that wait for what is still to be written. No thread waits with them; whoever made them may be told to end, or be woken by any
-//! signal that it takes, as one that reads a pipe.
+//! Reads that wait for bytes that are still to be written (next: `client/src/follow.rs`). No thread waits with them. Any signal that the
+//! reading program handles interrupts such a read, as with a pipe.
 
 use super::Adapter;
 use super::convert::errno;

@@ -1,4 +1,4 @@
-//! Listings as the kernel asks for them: by offset, with or without attributes.
+//! Listings as the kernel asks for them: by offset, with or without attributes (next: `mount/src/fs/directory.rs`).
 
 use super::convert::{attr_of, errno};
 use super::waiting::Refuse;
@@ -10,21 +10,21 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use tidemill_wire::v1::{Attr, Kind};
 
-/// Entries in one answer at most; the kernel has room for a few hundred.
+/// Maximum number of entries in one answer; the kernel has room for a few hundred.
 const LIST_ENTRIES_MAX: usize = 512;
 
 /// One line of a listing.
 pub(super) struct Line {
     pub(super) name: Vec<u8>,
     pub(super) attr: Attr,
-    /// Where the listing goes on.
+    /// Offset at which the listing continues.
     pub(super) next: u64,
     entry: Option<Listed>,
     special: Option<Found>,
 }
 
 impl Adapter {
-    /// Lists a directory from `offset` on: 0 and 1 are `.` and `..`, then come its entries.
+    /// Lists a directory from `offset` on: 0 and 1 are `.` and `..`, then its entries follow.
     #[allow(
         clippy::too_many_arguments,
         reason = "the two kinds of listing differ in their answers only"
@@ -56,7 +56,7 @@ impl Adapter {
 }
 
 impl Inner {
-    /// Adds a line with attributes; says whether the answer is full.
+    /// Adds a line with attributes. Returns whether the answer is full.
     pub(super) fn add_plus(
         &self,
         reply: &mut ReplyDirectoryPlus,

@@ -1,8 +1,7 @@
-//! Locks as the kernel asks for them.
+//! Locks as the kernel asks for them (next: `mount/src/fs/locks.rs`).
 //!
-//! The kernel says of each lock whether it is one of `flock`; the FUSE library does not hand that on. So a program that
-//! locks a whole file is looked at: its thread is in one of the two system calls. Where that can't be seen, both kinds
-//! hinder each other, as on NFS.
+//! The kernel marks locks of `flock`; the FUSE library does not pass the mark on. So the adapter examines a thread that locks a whole file:
+//! the thread is in one of the two system calls. Where the adapter cannot see that, both kinds of locks conflict, as on NFS.
 
 use super::backing::Inner;
 use super::waiting::Interrupt;
@@ -17,13 +16,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemill_core::locks::{How, Lock, Owner, Space};
 
-/// How long, and how often, a thread is looked at that has asked and does not sleep yet.
+/// Time and interval of the checks of a thread that has asked and does not sleep yet.
 const SLEEP_PATIENCE: Duration = Duration::from_secs(10);
 const SLEEP_PAUSE: Duration = Duration::from_micros(200);
 /// The last byte of a lock that has no end.
 const END: u64 = i64::MAX as u64;
 
-/// What a thread asks.
+/// Request of a thread.
 pub(super) struct Asked {
     thread: u32,
     key: Key,
@@ -70,7 +69,8 @@ impl Asked {
     }
 }
 
-/// Whether a thread is in `flock`, if it sleeps already: it can't be seen before. What may not be seen is not.
+/// Whether a thread is in `flock`. `None`: the thread does not sleep yet, and its call is not visible before. A thread that may not be
+/// examined counts as not in `flock`.
 fn is_flock(thread: u32) -> Option<bool> {
     let Ok(call) = std::fs::read_to_string(format!("/proc/{thread}/syscall")) else {
         return Some(false);
@@ -79,7 +79,7 @@ fn is_flock(thread: u32) -> Option<bool> {
     Some(number == libc::SYS_flock)
 }
 
-/// A program that waits for a lock, or is about to be told.
+/// A program that waits for a lock, or is about to get its answer.
 struct Waiter {
     fs: Arc<Fs>,
     request: Mutex<Option<u64>>,
@@ -151,7 +151,7 @@ impl Adapter {
         };
         let fs = self.0.fs.clone();
         if range != (0, END) {
-            // `flock` gives free what is whole.
+            // `flock` only releases whole files.
             return self
                 .0
                 .fs
@@ -160,7 +160,7 @@ impl Adapter {
                     Err(errno) => reply.error(super::errno(&Error::System(errno))),
                 });
         }
-        // An owner is a process or an open file, and only a kind of lock has each of them.
+        // An owner is a process or an open file, and each kind of lock has only one kind of owner.
         self.0.fs.unlock(key.ino, lock.owner, range, move |first| {
             let told = move |second: Result<(), Errno>| match first.and(second) {
                 Ok(()) => reply.ok(),
@@ -184,7 +184,7 @@ impl Inner {
         self.ask(&asked, if wait { How::Wait } else { How::Try }, told);
     }
 
-    /// Asks for a lock, and goes on asking until the program is told or interrupted.
+    /// Asks for a lock, and watches the thread until the program is answered or interrupted.
     fn ask(
         &self,
         asked: &Asked,
@@ -195,7 +195,7 @@ impl Inner {
             fs: self.fs.clone(),
             request: Mutex::new(None),
         });
-        // Looked at for as long as it is not told.
+        // The thread is watched until the answer is sent.
         let waits = waiter.clone();
         let told = move |outcome| {
             drop(waits);

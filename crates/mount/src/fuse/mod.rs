@@ -1,7 +1,8 @@
-//! The adapter between the kernel and [`crate::fs`]: translates requests and answers, decides nothing else.
+//! The adapter between the kernel and [`crate::fs`]: it translates requests and answers, and decides nothing else (next:
+//! `mount/src/fs/mod.rs`).
 //!
-//! One thread reads requests. What can be answered at once is answered there; what has to wait for a server
-//! goes to a pool, so that a slow element holds up nobody else.
+//! One thread reads requests. It answers a request itself if that needs no wait. A request that has to wait for a server is given to a
+//! pool, so that a slow element delays no other requests.
 
 mod backing;
 mod bridged;
@@ -36,12 +37,11 @@ use tidemill_core::id::Inode;
 use tidemill_wire::v1::Kind;
 use waiting::Refuse;
 
-/// Largest write that the kernel hands over at once, in bytes.
+/// Largest write that the kernel sends at once, in bytes.
 const WRITE_BYTES_MAX: u32 = 1 << 20;
-/// Requests that the kernel may have under way for itself: read ahead, and releases, which must not lag
-/// behind the opens that follow them.
+/// Maximum number of background requests of the kernel: read-ahead, and releases, which must not lag after the opens that follow them.
 const BACKGROUND_MAX: u16 = 1024;
-/// What the kernel is asked for, if it has it.
+/// Features that the mount requests from the kernel, if it has them.
 const WANTED: [InitFlags; 12] = [
     InitFlags::FUSE_POSIX_LOCKS,
     InitFlags::FUSE_FLOCK_LOCKS,
@@ -51,7 +51,7 @@ const WANTED: [InitFlags; 12] = [
     InitFlags::FUSE_ATOMIC_O_TRUNC,
     InitFlags::FUSE_ASYNC_DIO,
     InitFlags::FUSE_AUTO_INVAL_DATA,
-    // Always: a listing without attributes makes each of them a request of its own.
+    // Always: after a listing without attributes the kernel asks for each of them.
     InitFlags::FUSE_DO_READDIRPLUS,
     InitFlags::FUSE_DONT_MASK,
     InitFlags::FUSE_EXPORT_SUPPORT,
@@ -67,8 +67,8 @@ impl Adapter {
         Self(Arc::new(Inner::new(fs, caches)))
     }
 
-    /// Answers at once if `op` can, else lets the pool do it. `unheard` takes back what the kernel was to be
-    /// given, if nobody waits for the answer any more.
+    /// Answers at once if `op` can, else gives the request to the pool. `unheard` releases the result if the kernel does not wait for the
+    /// answer any more.
     fn serve<R, T>(
         &self,
         thread: u32,
@@ -88,7 +88,7 @@ impl Adapter {
         }
     }
 
-    /// Lets the pool answer.
+    /// Gives a request to the pool.
     fn serve_later<R, T>(
         &self,
         thread: u32,
@@ -214,7 +214,7 @@ impl Filesystem for Adapter {
                 }
             }
         }
-        // The nearest allowed value is as good.
+        // If the kernel refuses a value, the nearest allowed value is equally good.
         let _ = config.set_max_stack_depth(1);
         let _ = config.set_max_write(WRITE_BYTES_MAX);
         let _ = config.set_max_background(BACKGROUND_MAX);
@@ -479,7 +479,7 @@ impl Filesystem for Adapter {
             move |fs, pace| fs.create(caller, parent.ino, name.as_bytes(), (mode, how), pace),
             move |inner, reply, outcome| match outcome {
                 Ok((found, opened)) => inner.answer_create(reply, &found, &opened),
-                // Somebody else made it since the kernel looked: it has to look again.
+                // Another client created it after the kernel's look-up: the kernel has to look again.
                 Err(error) if !exclusive && error.is(rustix::io::Errno::EXIST) => {
                     reply.error(fuser::Errno::ESTALE);
                 }
@@ -532,7 +532,7 @@ impl Filesystem for Adapter {
         reply: ReplyWrite,
     ) {
         let special = key(ino).is_special();
-        // What was written into memory has its place.
+        // Bytes from mapped memory have a fixed offset.
         let append = open.0 & libc::O_APPEND != 0 && !write.contains(WriteFlags::FUSE_WRITE_CACHE);
         let write = move |fs: &Fs, data: &[u8], pace| {
             if special {
@@ -648,7 +648,7 @@ impl Filesystem for Adapter {
         reply: ReplyEmpty,
     ) {
         if self.0.fs.bridged_at(ino.0).is_some() && typ != libc::F_WRLCK {
-            // Nobody writes there.
+            // These files are never written.
             return reply.ok();
         }
         let asked = lock::Asked::new(request, (ino, fh, owner), (start, end), typ, pid);
@@ -914,7 +914,7 @@ impl Filesystem for Adapter {
         if key(ino_in).is_special() || key(ino_out).is_special() {
             return reply.error(fuser::Errno::EOPNOTSUPP);
         }
-        // The answer holds 32 bits; the caller asks again for the rest.
+        // The answer holds 32 bits; the caller repeats the call for the rest.
         let length = length.min(1 << 30);
         let op = move |fs: &Fs| fs.copy_range((fh_in.0, offset_in), (fh_out.0, offset_out), length);
         let answer = |_: &Inner, reply: ReplyWrite, outcome| match outcome {
@@ -926,7 +926,7 @@ impl Filesystem for Adapter {
 }
 
 impl Adapter {
-    /// Why nothing is made, named or removed in a special folder.
+    /// Returns the error for creating, naming or removing in a special folder.
     fn not_here(&self, keys: &[Key]) -> fuser::Errno {
         let bridged = |key: &Key| self.0.fs.bridged_at(key.ino).is_some();
         match keys.iter().any(bridged) {

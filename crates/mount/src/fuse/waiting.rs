@@ -1,19 +1,19 @@
-//! Requests of the kernel that wait for a server or an element, so that a program that is told to end does not
-//! wait with them.
+//! Requests of the kernel that wait for a server or an element. A program that has to end does not wait with them. It reads `/proc` and
+//! sends EINTR to the kernel.
 //!
-//! The kernel would tell of signals by INTERRUPT requests. The FUSE library answers the first of them itself, with
-//! ENOSYS, and the kernel sends no more. So a thread looks now and then at the programs that wait, and answers
-//! EINTR for those that are to end. What was asked for goes on; nobody hears its outcome.
+//! The kernel reports signals by INTERRUPT requests. The FUSE library answers the first of them itself, with ENOSYS, and the kernel sends
+//! no more. So a thread regularly examines the waiting programs, and answers EINTR for those that have to end. The requested operation
+//! continues; its outcome is dropped.
 
 use parking_lot::{Condvar, Mutex};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// How often the programs that wait are looked at. No request that is answered sooner is looked at.
+/// Interval at which waiting programs are examined. A request that is answered sooner is never examined.
 const PERIOD: Duration = Duration::from_millis(100);
-/// Signals that a program may have a handler for and that ask it to end: HUP, INT, QUIT, TERM.
+/// Signals that a program may handle and that ask it to end: HUP, INT, QUIT, TERM.
 const ENDING: u64 = bit(libc::SIGHUP) | bit(libc::SIGINT) | bit(libc::SIGQUIT) | bit(libc::SIGTERM);
-/// The flag of a task that is on its way out.
+/// The flag of a task that is ending.
 const PF_EXITING: u64 = 0x4;
 
 const fn bit(signal: i32) -> u64 {
@@ -49,16 +49,16 @@ refuse!(
     fuser::ReplyXattr
 );
 
-/// A request that waits; whoever takes the reply answers it.
+/// A request that waits; whichever thread takes the reply answers it.
 pub(super) struct Slot<R>(Mutex<Option<R>>);
 
 impl<R> Slot<R> {
-    /// The reply, unless the request was answered already.
+    /// Returns the reply, unless the request was answered already.
     pub(super) fn take(&self) -> Option<R> {
         self.0.lock().take()
     }
 
-    /// Whether it was not answered yet.
+    /// Whether the request is not answered yet.
     pub(super) fn waits(&self) -> bool {
         self.0.lock().is_some()
     }
@@ -76,7 +76,7 @@ impl<R: Refuse> Interrupt for Slot<R> {
     }
 }
 
-/// All requests that wait.
+/// All waiting requests.
 #[derive(Debug, Default)]
 pub(super) struct Waiting(Arc<Shared>);
 
@@ -98,7 +98,7 @@ struct Requests {
 struct Asked {
     thread: u32,
     since: Instant,
-    /// Whether any signal that it takes interrupts it.
+    /// Whether any signal that the thread handles interrupts the request.
     by_any: bool,
     slot: Weak<dyn Interrupt>,
 }
@@ -110,12 +110,12 @@ impl std::fmt::Debug for Asked {
 }
 
 impl Waiting {
-    /// A thread's request begins to wait; thread 0 is none that could be told to end.
+    /// Adds a waiting request of a thread; thread 0 cannot be interrupted.
     pub(super) fn enter<R: Refuse>(&self, thread: u32, reply: R) -> Arc<Slot<R>> {
         self.enter_as(thread, false, reply)
     }
 
-    /// As [`Self::enter`], of one that every signal interrupts that the thread takes.
+    /// As [`Self::enter`], for a request that every signal that the thread handles interrupts.
     pub(super) fn enter_for_any<R: Refuse>(&self, thread: u32, reply: R) -> Arc<Slot<R>> {
         self.enter_as(thread, true, reply)
     }
@@ -130,8 +130,8 @@ impl Waiting {
         slot
     }
 
-    /// Looks at a thread that waits, for as long as there is somebody who can be interrupted for it; `by_any`: by every
-    /// signal that it takes, not only those that end it.
+    /// Watches a waiting thread, for as long as its request can be interrupted; `by_any`: by every signal that the thread handles, not only
+    /// those that end it.
     pub(super) fn watch_over(&self, thread: u32, by_any: bool, slot: Weak<dyn Interrupt>) {
         let asked = Asked {
             thread,
@@ -163,7 +163,7 @@ impl Drop for Waiting {
 }
 
 impl Shared {
-    /// Looks at those who wait until the mount ends.
+    /// Watches the waiting threads until the mount ends.
     fn watch(&self) {
         loop {
             {
@@ -184,7 +184,7 @@ impl Shared {
         }
     }
 
-    /// The requests that have waited for a while; forgets those that were answered.
+    /// Returns the requests that have waited for a while; drops those that were answered.
     fn old(&self) -> Vec<(u32, bool, Arc<dyn Interrupt>)> {
         let mut requests = self.requests.lock();
         requests.all.retain(|asked| asked.slot.strong_count() > 0);
@@ -194,7 +194,7 @@ impl Shared {
     }
 }
 
-/// Whether a thread is to end: killed, asked to end by a signal that it takes, on its way out, or gone.
+/// Whether a thread has to end: it is killed, has received a signal that asks it to end, is ending, or has ended.
 fn is_ending(thread: u32, by_any: bool) -> bool {
     let read = |file| std::fs::read_to_string(format!("/proc/{thread}/{file}"));
     let (Ok(status), Ok(stat)) = (read("status"), read("stat")) else {
@@ -203,7 +203,7 @@ fn is_ending(thread: u32, by_any: bool) -> bool {
     is_told_to_end(&status, by_any) || is_exiting(&stat)
 }
 
-/// `/proc` may hide the threads of others.
+/// Whether a thread has ended. `/proc` may hide the threads of others.
 fn is_gone(thread: u32) -> bool {
     let thread = i32::try_from(thread).ok();
     let thread = thread.and_then(rustix::process::Pid::from_raw);
@@ -211,7 +211,8 @@ fn is_gone(thread: u32) -> bool {
     exists == Some(Err(rustix::io::Errno::SRCH))
 }
 
-/// Signals that nobody catches and that end nobody are not told apart: whoever is interrupted by one goes on by itself.
+/// Whether a pending signal asks a thread to end. Ignored and blocked signals do not count; the signals in `ENDING` count whether or not
+/// the program handles them.
 fn is_told_to_end(status: &str, by_any: bool) -> bool {
     let mask = |name: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(name));
@@ -232,7 +233,7 @@ fn is_told_to_end(status: &str, by_any: bool) -> bool {
     (own | mask("ShdPnd:")) & taken & signals != 0
 }
 
-/// A thread that is closing its files at its end waits for them without a signal that could wake it.
+/// Whether a thread is ending: it closes its files then, and waits for them without a signal that could wake it.
 fn is_exiting(stat: &str) -> bool {
     // The fields after the name, which may hold anything: state, parent, group, session, terminal, its group, flags.
     let fields = stat.rsplit_once(')').map(|(_, fields)| fields);
@@ -258,11 +259,11 @@ mod tests {
         assert!(is_told_to_end(&status(0, int, 0, 0), false));
         assert!(!is_told_to_end(&status(0, int, int, 0), false));
         assert!(!is_told_to_end(&status(0, int, 0, int), false));
-        // A timer or a child that ends is no reason to fail.
+        // A timer or the end of a child is no reason to fail.
         let others = bit(libc::SIGALRM) | bit(libc::SIGCHLD) | bit(libc::SIGWINCH);
         assert!(!is_told_to_end(&status(others, others, 0, 0), false));
         assert!(!is_told_to_end("", false));
-        // Who waits for a lock is interrupted by what it catches: that is how it waits for no longer than it wants.
+        // A signal handler interrupts a wait for a lock: in this way a program limits its wait.
         let alarm = format!(
             "{}SigCgt:\t{:016x}\n",
             status(0, others, 0, 0),
@@ -280,7 +281,7 @@ mod tests {
         assert!(!is_exiting("7 (a) b) R 1 7 7 0 -1 4194304 0"));
         let ended = std::thread::spawn(|| rustix::thread::gettid().as_raw_pid().cast_unsigned());
         let ended = ended.join().unwrap();
-        // The thread's number goes a moment after it was joined.
+        // The thread's number disappears a moment after it was joined.
         while !is_ending(ended, false) {
             std::thread::yield_now();
         }

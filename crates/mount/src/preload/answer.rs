@@ -1,4 +1,4 @@
-//! Requests of programs, answered by the file system: translates, checks what a kernel would have checked, and decides nothing else.
+//! Answers requests of programs: translates them, checks what a kernel would check, and decides nothing else (next: `mount/src/fs/mod.rs`).
 
 use super::attributes::MODE_BITS;
 use super::given::{Given, Lent};
@@ -18,27 +18,27 @@ use tidemill_core::id::Inode;
 use tidemill_preload_api::{Answer, Entry, HANDLES_AT, LISTING_BYTES_MAX, Op, Request, Stat};
 use tidemill_wire::v1::Kind;
 
-/// How often an open looks again for the version that is the current one.
+/// Number of times that an open looks again for the current version.
 pub(super) const OPEN_TRIES: u32 = 32;
-/// Listings under way at once, and of these of each user; the oldest goes if there are more.
+/// Maximum numbers of open listings in total and of each user; beyond them the oldest ends.
 const LISTINGS_MAX: usize = 4096;
 const LISTINGS_OF_USER_MAX: usize = LISTINGS_MAX / 4;
-/// Entries asked for at once.
+/// Number of entries requested at once.
 const LIST_ENTRIES: usize = 512;
-/// Directories above each other at most.
+/// Maximum depth of directories.
 const DEPTH_MAX: usize = 4096;
 
-/// The file system as programs are answered.
+/// The file system as programs use it.
 #[derive(Debug)]
 pub(super) struct Answers {
     pub(super) fs: Arc<Fs>,
     pub(super) given: Arc<Given>,
     pub(super) walker: Walker,
-    /// Whether users are served that have to be kept from each other's files.
+    /// Whether users are served whose files have to be protected from each other.
     strangers: bool,
     /// Open folders, by number.
     listings: Mutex<Listings>,
-    /// Where there is an empty folder for each directory that is open.
+    /// Folder that holds an empty folder for each directory that is open.
     pub(super) directories: Mutex<PathBuf>,
 }
 
@@ -46,9 +46,9 @@ pub(super) struct Answers {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Listing {
     handle: u64,
-    /// The folder, as it was named.
+    /// The folder, as the program named it.
     base: u64,
-    /// Who lists it.
+    /// User that lists the folder.
     uid: u32,
 }
 
@@ -59,7 +59,7 @@ struct Listings {
 }
 
 impl Listings {
-    /// Gives the listing a number, and what has to end for it.
+    /// Gives the listing a number. Returns it, and the listing that ends for it.
     fn enter(&mut self, listing: Listing) -> (u64, Option<Listing>) {
         let numbers = self.by_number.iter();
         let own: Vec<_> = numbers
@@ -74,7 +74,7 @@ impl Listings {
             None
         };
         let ended = oldest.and_then(|number| self.by_number.remove(&number));
-        // They have the upper half of what goes on.
+        // A position in a listing has this number as its upper half.
         self.last = self.last % u64::from(u32::MAX) + 1;
         while self.by_number.contains_key(&self.last) {
             self.last = self.last % u64::from(u32::MAX) + 1;
@@ -83,14 +83,14 @@ impl Listings {
         (self.last, ended)
     }
 
-    /// The listing of a number, for who began it, of the same folder.
+    /// Returns the listing of a number, if the same user began it for the same folder.
     fn of(&self, number: u64, base: u64, uid: u32) -> Option<Listing> {
         let listing = self.by_number.get(&number).copied();
         listing.filter(|listing| listing.base == base && [0, listing.uid].contains(&uid))
     }
 }
 
-/// What is answered.
+/// Answer to a request.
 #[derive(Debug, Default)]
 pub(super) struct Reply {
     pub(super) answer: Answer,
@@ -141,13 +141,13 @@ impl Asked<'_> {
         low(self.request.mode)
     }
 
-    /// The mode of something new.
+    /// Returns the mode of a new file.
     pub(super) fn new_mode(&self) -> u32 {
         low(self.request.mode & MODE_BITS) & !rights::umask(self.caller)
     }
 }
 
-/// The lower half of a number, which is all that system calls use.
+/// Returns the lower half of a number, which is all that system calls use.
 pub(super) fn low(number: u64) -> u32 {
     u32::try_from(number & u64::from(u32::MAX)).unwrap_or(0)
 }
@@ -156,7 +156,7 @@ pub(super) fn done() -> Replied {
     Ok(Reply::default())
 }
 
-/// Whether a path ends with a name that is not of an entry.
+/// Returns the last name of a path if it is `.` or `..`, which is not an entry.
 fn dots(path: &[u8]) -> Option<&'static [u8]> {
     let last = path
         .rsplit(|&byte| byte == b'/')
@@ -180,7 +180,7 @@ pub(super) fn type_of(kind: Kind) -> FileType {
     }
 }
 
-/// The type as `dirent` has it.
+/// Returns the type as in `dirent`.
 fn dirent_type(kind: Kind) -> u8 {
     u8::try_from(type_of(kind).as_raw_mode() >> 12).unwrap_or(0)
 }
@@ -268,7 +268,7 @@ impl Answers {
         }
     }
 
-    /// What a path, a directory or an open file is.
+    /// Returns the file of a path, a directory or an open file.
     pub(super) fn target(&self, asked: &Asked<'_>, follow: bool) -> Result<Found, Fail> {
         if asked.request.inode != 0 {
             let lent = self.lent(asked)?;
@@ -284,14 +284,14 @@ impl Answers {
 
     fn lent(&self, asked: &Asked<'_>) -> Result<Arc<Lent>, Fail> {
         let mut open = self.given.of_file(asked.file());
-        // Who says that something is open need not have it.
+        // A program may name a file that it has not opened.
         let caller = asked.caller.uid;
         open.retain(|lent| !self.strangers || [0, lent.caller.uid].contains(&caller));
         let lent = open.iter().find(|lent| lent.write).or(open.first());
         Ok(lent.cloned().ok_or(Errno::BADF)?)
     }
 
-    /// Anybody can name a directory by its number: that is for those who may go there by its path.
+    /// Checks that the caller may reach a directory by its path: any program can name a directory by its number.
     pub(super) fn entitled(&self, caller: Caller, key: Key) -> Result<(), Fail> {
         if !self.strangers || caller.uid == 0 || key.is_special() {
             return Ok(());
@@ -405,7 +405,7 @@ impl Answers {
         number
     }
 
-    /// Where something new is to be.
+    /// Returns the place of a new entry.
     fn vacant(&self, asked: &Asked<'_>, path: Path<'_>, folder: bool) -> Result<Place, Fail> {
         let place = self.walk(asked, path, false)?;
         if place.found.is_some() {
@@ -620,7 +620,7 @@ impl Answers {
         done()
     }
 
-    /// What of the sender's is given away and not stored.
+    /// Returns the sender's handed-over files that are not stored.
     fn standing(&self, asked: Asked<'_>) -> Replied {
         self.given.settle_all();
         let (waiting, told) = self
@@ -696,7 +696,7 @@ impl Answers {
     }
 }
 
-/// The number of the open file that a process has as a descriptor, as its lock says.
+/// Returns the number of the open file that a process has as a descriptor, from its lock.
 fn number_of(caller: Caller, descriptor: u64) -> Option<u64> {
     let info = peer::read(caller, &format!("fdinfo/{descriptor}"))?;
     let locks = info.lines().filter(|line| line.starts_with("lock:"));
@@ -726,7 +726,7 @@ mod tests {
         assert_eq!(listings.of(first, 7, 0), Some(listing(1, 5)));
         assert_eq!(listings.of(first, 7, 6), None);
         assert_eq!(listings.of(first, 8, 5), None);
-        // Another user ends none but their own.
+        // Another user only ends own listings.
         for handle in 0..LISTINGS_OF_USER_MAX as u64 {
             assert_eq!(listings.enter(listing(handle, 6)).1, None);
         }

@@ -1,4 +1,4 @@
-//! Attributes of files, size and times among them, as programs see and set them.
+//! Attributes of files, including size and times, as programs read and set them (next: `mount/src/fs/names.rs`).
 
 use super::answer::{Answers, Asked, Replied, Reply, done, low, type_of};
 use super::copies;
@@ -12,9 +12,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use tidemill_preload_api::{NOBODY, Op, Stat, TIME_NOW, TIME_OMITTED};
 use tidemill_wire::v1::Kind;
 
-/// Bits of a mode that can be set.
+/// Mode bits that can be set.
 pub(super) const MODE_BITS: u64 = 0o7777;
-/// Sizes and places of files at most, as of the system.
+/// Maximum size of files and offset, as in the system.
 const OFFSET_MAX: u64 = i64::MAX as u64;
 
 fn now_ns() -> i64 {
@@ -46,7 +46,7 @@ impl Answers {
             mtime: attr.mtime,
             ctime: attr.ctime,
         };
-        // What was written to a copy is not known to the file system yet.
+        // The file system does not know writes to a copy yet.
         let open = if attr.kind() == Kind::File {
             self.given.of_inode(found.key.ino)
         } else {
@@ -70,7 +70,7 @@ impl Answers {
         stat
     }
 
-    /// Changes attributes of what was found.
+    /// Changes attributes of a file.
     fn change(&self, asked: &Asked<'_>, found: &Found, changes: Changes) -> Replied {
         if found.key.is_special() {
             return done();
@@ -149,7 +149,7 @@ impl Answers {
         }
         self.given.settle_stored(found.key.ino)?;
         for lent in self.given.of_inode(found.key.ino) {
-            // What is handed over later would change the time.
+            // A later transfer of the copy would change the time.
             if let Some(copy) = lent.written_copy() {
                 self.given.hand_over(&lent, copy)?;
             }
@@ -218,7 +218,7 @@ impl Answers {
             self.fs.removexattr(caller, ino, name, Pace::MayWait)?;
             return done();
         }
-        // Flags of `setxattr` lie above those of paths.
+        // Flags of `setxattr` are above those of paths.
         let flags = low(asked.request.mode);
         let how = (
             flags & libc::XATTR_CREATE.unsigned_abs() != 0,

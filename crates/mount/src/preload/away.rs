@@ -1,7 +1,9 @@
-//! Files that programs have given away (`tidemill preload --async`): closed, and stored by this process while the program goes on.
+//! Files that programs hand over (`tidemill preload --async`): closed by the program, and stored by this process while the program
+//! continues (next: `mount/src/fs/seal.rs`).
 //!
-//! Where their bytes are until then is `shelf`. What is tried again, by whom and for how long is here: what is away is waited for, and what is refused is tried
-//! again, too, with the reason for who asks (`tidemill preload --wait`). Nothing is given up but what somebody else has written since.
+//! Until then their bytes are in `shelf`. This module decides which files are stored again, by which thread and for how long. If an element
+//! or the server is offline, the file waits. If the file is refused, it is tried again as well, and `tidemill preload --wait` reports the
+//! reason. A file is abandoned only if another client has written it since.
 
 use super::copies::Copy;
 use super::given::{Given, Lent, is_closed};
@@ -20,28 +22,28 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemill_wire::v1::Kind;
 
-/// Threads that store: one element that is away takes one for a while.
+/// Number of threads that store: an offline element blocks one of them for a while.
 pub(super) const WORKERS: usize = 4;
-/// Files that are given away and not stored at most: each is open here.
+/// Maximum number of handed-over files that are not stored: each is open here.
 const FILES_MAX: usize = 1024;
-/// The part of them, and of the room for their bytes, that each user may have who is neither root nor the one who serves.
+/// Part of these files, and of the room for their bytes, that each user may have, except root and the serving user.
 const SHARE_OF_OTHERS: usize = 4;
 /// Pause before a file is tried again, doubled up to [`PAUSE_MAX`].
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(30);
-/// How often it is looked whether a version is sealed.
+/// Interval at which the module checks whether a version is sealed.
 const SEAL_PAUSE: Duration = Duration::from_millis(20);
-/// How long a worker waits for something to do before it looks again.
+/// Time that a worker waits for work before it checks again.
 const REST: Duration = Duration::from_millis(500);
-/// How long who asks for a file on behalf of others waits for its bytes.
+/// Time that a request on behalf of other clients waits for the bytes of a file.
 const OTHERS_PATIENCE: Duration = Duration::from_secs(10);
 
-/// What is to be stored.
+/// Content to store.
 #[derive(Clone, Debug)]
 enum What {
-    /// What is open for it.
+    /// The handle that is open for it.
     Open(Arc<Lent>),
-    /// A file on the shelf: nothing is open for it any more, or not yet.
+    /// A file on the shelf: no handle is open for it any more, or not yet.
     Left(Arc<(Record, File)>),
 }
 
@@ -51,19 +53,19 @@ struct Item {
     ino: u64,
     uid: u32,
     bytes: u64,
-    /// Somebody is at it.
+    /// Whether a worker stores it now.
     busy: bool,
-    /// A program that had it open when the file system was killed has it open still.
+    /// Whether a program that had it open when the file system was killed still has it open.
     held: bool,
-    /// It was tried in vain, for that reason.
+    /// Error of the last failed attempt.
     why: Option<(Errno, String)>,
-    /// It is not tried any more.
+    /// Whether it is not tried any more.
     ended: bool,
     due: Instant,
     pause: Duration,
 }
 
-/// All of it is with its element, and is being sealed as that object.
+/// File whose bytes are all at its element, and which is being sealed as that object.
 #[derive(Debug)]
 struct Sealing {
     copy: Arc<Copy>,
@@ -73,24 +75,24 @@ struct Sealing {
     bytes: u64,
 }
 
-/// How a try went.
+/// Outcome of an attempt.
 #[derive(Debug)]
 enum Outcome {
-    /// Nothing is left to do.
+    /// No work is left.
     Done,
     Sealing(Arc<Copy>, u64),
     Held,
-    /// The error, and what there is to do now if that is something else.
+    /// The error, and the content to store next, if that has changed.
     Failed(Option<What>, Error),
 }
 
-/// All that is to be stored.
+/// All files to store.
 #[derive(Debug)]
 pub(super) struct Away {
     pub(super) shelf: Shelf,
     room_bytes: u64,
     items: Mutex<Items>,
-    /// There is something to do, or something was done.
+    /// Signalled when there is work, or when work was done.
     changed: Condvar,
 }
 
@@ -99,18 +101,18 @@ struct Items {
     by_number: BTreeMap<u64, Item>,
     last: u64,
     sealing: Vec<Sealing>,
-    /// When it was looked whether those are sealed.
+    /// Time of the last check of those seals.
     looked: Option<Instant>,
 }
 
-/// What is said of a file that is not stored.
+/// Report about a file that is not stored.
 #[derive(Debug)]
 pub(super) struct Told {
-    /// It is waited for.
+    /// Whether the file waits for an element or the server.
     pub(super) waits: bool,
     pub(super) path: Vec<u8>,
     pub(super) why: String,
-    /// Where its bytes are.
+    /// Path of the file with its bytes.
     pub(super) file: Vec<u8>,
 }
 
@@ -120,7 +122,7 @@ impl Items {
         self.by_number.insert(self.last, item);
     }
 
-    /// Files and bytes of a user, or of all.
+    /// Returns the numbers of files and bytes of a user, or of all users.
     fn of(&self, user: Option<u32>) -> (usize, u64) {
         let items = self.by_number.values().map(|item| (item.uid, item.bytes));
         let sealing = self.sealing.iter().map(|one| (one.uid, one.bytes));
@@ -132,7 +134,7 @@ impl Items {
         })
     }
 
-    /// Whether there is room for one more; of a `stranger` within their share, too.
+    /// Whether there is room for one more file; for a `stranger` within that user's share, too.
     fn have_room(&self, room_bytes: u64, stranger: Option<u32>) -> bool {
         let within = |user, share: usize| {
             let (files, bytes) = self.of(user);
@@ -141,7 +143,7 @@ impl Items {
         within(None, 1) && (stranger.is_none() || within(stranger, SHARE_OF_OTHERS))
     }
 
-    /// What programs had open when the file system was killed may be closed by now.
+    /// Checks whether programs have closed files that they had open when the file system was killed.
     fn look_at_held(&mut self) {
         for item in self.by_number.values_mut().filter(|item| item.held) {
             if let What::Left(left) = &item.what
@@ -152,7 +154,7 @@ impl Items {
         }
     }
 
-    /// Somebody is at the first that is `wanted`, from now on.
+    /// Marks the first `wanted` file as busy, and returns it.
     fn begin(&mut self, wanted: impl Fn(&Item) -> bool) -> Option<(u64, What)> {
         let mut all = self.by_number.iter_mut();
         let (&number, item) = all.find(|(_, item)| !item.busy && !item.ended && wanted(item))?;
@@ -177,13 +179,13 @@ impl Item {
         }
     }
 
-    /// Whether it was refused, and not only kept waiting.
+    /// Whether the file was refused, not only delayed.
     fn is_refused(&self) -> bool {
         self.why.as_ref().is_some_and(|(why, _)| !is_passing(*why))
     }
 }
 
-/// Whether an error says that something is away: what is under way is waited for then, and not begun anew.
+/// Whether an error means that an element or the server is offline: the present attempt then continues later, and does not start over.
 fn is_passing(errno: Errno) -> bool {
     [
         Errno::HOSTUNREACH,
@@ -218,15 +220,15 @@ impl Away {
         }
     }
 
-    /// Files that are stored sooner or later.
+    /// Returns the number of files that will be stored.
     pub(super) fn count(&self) -> usize {
         let items = self.items.lock();
         let live = items.by_number.values().filter(|item| !item.ended);
         live.count() + items.sealing.len()
     }
 
-    /// Waits until something more may be given away, as long as that can help and there is time; whether it may. A `stranger`
-    /// is one of the users who have a share only.
+    /// Waits until another file may be handed over, as long as that can help and there is time. Returns whether it may. A `stranger` is a
+    /// user who only has a share.
     pub(super) fn has_room(&self, stranger: Option<u32>) -> bool {
         let deadline = patience::deadline();
         let mut items = self.items.lock();
@@ -248,7 +250,7 @@ impl Away {
         }
     }
 
-    /// Whether there is room for what a file has that is about to be closed.
+    /// Whether there is room for the bytes of a file that is about to be closed.
     pub(super) fn takes(&self, copy: &Copy, stranger: Option<u32>) -> bool {
         let bytes = copy.file.metadata().map_or(0, |stat| stat.len());
         let items = self.items.lock();
@@ -256,7 +258,7 @@ impl Away {
         fits(None, 1) && (stranger.is_none() || fits(stranger, SHARE_OF_OTHERS as u64))
     }
 
-    /// An open file was closed; it is stored from now on.
+    /// Adds an open file that was closed, to be stored from now on.
     pub(super) fn give(&self, lent: &Arc<Lent>) {
         let size = lent
             .written_copy()
@@ -268,7 +270,7 @@ impl Away {
         self.changed.notify_all();
     }
 
-    /// Takes up what one before this has left.
+    /// Takes over the files of an earlier process.
     pub(super) fn take_up(&self) -> Result<(), Error> {
         for found in self.shelf.find()? {
             let Found {
@@ -288,7 +290,7 @@ impl Away {
         Ok(())
     }
 
-    /// Whether that is the file of something that one before this has left.
+    /// Whether an earlier process has left the file with this device and inode.
     pub(super) fn has_left(&self, (device, inode): (u64, u64)) -> bool {
         let items = self.items.lock();
         items.by_number.values().any(|item| match &item.what {
@@ -300,7 +302,7 @@ impl Away {
         })
     }
 
-    /// The file with what one before this has left of an inode.
+    /// Returns the file with the bytes that an earlier process has left of an inode.
     pub(super) fn left_of(&self, ino: u64) -> Option<Metadata> {
         let items = self.items.lock();
         let mut of = items
@@ -314,12 +316,12 @@ impl Away {
         })
     }
 
-    /// A user's files, or all, that are not stored: how many are on their way, and what is known of those that were tried in vain.
-    /// `again`: what was refused is tried once more before it is told.
+    /// Returns a user's files, or all, that are not stored: the number of files on their way, and reports about failed files. `again`:
+    /// refused files are tried once more before they are reported.
     pub(super) fn standing(&self, uid: u32, again: bool) -> (u64, Vec<Told>) {
         let mut items = self.items.lock();
         items.look_at_held();
-        // Who has removed the bytes does not want to hear of them any more.
+        // A user who removed the bytes does not want reports about them.
         items.by_number.retain(|_, item| match &item.what {
             What::Left(left) => !item.ended || self.shelf.path(left.0.number).exists(),
             What::Open(_) => true,
@@ -355,7 +357,7 @@ impl Away {
         (waiting as u64, told.collect())
     }
 
-    /// Notes how a try went.
+    /// Notes the outcome of an attempt.
     fn end(&self, number: u64, outcome: Outcome) {
         let mut items = self.items.lock();
         let Some(item) = items.by_number.get_mut(&number) else {
@@ -396,7 +398,7 @@ impl Away {
         self.changed.notify_all();
     }
 
-    /// Waits until the bytes of a file that are here now are with its element, or fails as the last try of it has.
+    /// Waits until the present bytes of a file are at its element, or returns the error of the file's last attempt.
     fn wait(&self, ino: u64, store: impl Fn(u64, What)) -> Result<(), Error> {
         let deadline = patience::deadline();
         let mut items = self.items.lock();
@@ -424,7 +426,8 @@ impl Away {
         }
     }
 
-    /// A file is about to be opened: what one before this has left of it is stored first, if that can be. Who writes it anew ends what could not.
+    /// Prepares the open of a file: bytes that an earlier process has left are stored first, if possible. An open for writing ends files
+    /// that could not be stored.
     fn clear(&self, ino: u64, write: bool, store: impl Fn(u64, What)) {
         let deadline = patience::deadline();
         let mut items = self.items.lock();
@@ -456,7 +459,7 @@ impl Away {
 }
 
 impl Given {
-    /// Stores what is given away, for as long as `goes_on`.
+    /// Stores handed-over files, for as long as `goes_on`.
     pub(super) fn keep_storing(&self, goes_on: impl Fn() -> bool) {
         while goes_on() {
             self.look_at_seals();
@@ -481,7 +484,7 @@ impl Given {
         }
     }
 
-    /// Has a file ready for who opens the next one.
+    /// Prepares a file for the next open.
     fn make_ready(&self) {
         if self.away.shelf.wants_one()
             && let Err(error) = self.away.shelf.prepare()
@@ -498,7 +501,7 @@ impl Given {
         self.away.end(number, outcome);
     }
 
-    /// Has the element take what was written to a file that is closed.
+    /// Sends the bytes written to a closed file to its element.
     fn store_open(&self, lent: &Arc<Lent>) -> Outcome {
         let Some(copy) = lent.written_copy() else {
             return Outcome::Done;
@@ -508,7 +511,7 @@ impl Given {
         match handed {
             Ok(()) => {
                 if let Ok(mtime) = mtime_of(&copy.file) {
-                    // Without it the file has the time at which it was stored.
+                    // If this fails, the file has the time at which it was stored.
                     let _ = self.fs.date(lent.handle, mtime);
                 }
                 self.leave(lent);
@@ -518,7 +521,7 @@ impl Given {
                 Outcome::Failed(None, error)
             }
             Err(error) => {
-                // By what is open no more comes through: it is begun anew, for all who have closed it.
+                // The open handle can transfer no more bytes: the file starts over, for all handles that have closed it.
                 let left = self.shelved(copy);
                 self.leave(lent);
                 match left {
@@ -536,14 +539,14 @@ impl Given {
         others.any(|other| other.write && !other.is_given())
     }
 
-    /// What is on the shelf of a copy, which has no part in it any more.
+    /// Removes the shelf's file from a copy, and returns it.
     fn shelved(&self, copy: &Copy) -> Option<What> {
         let record = copy.give_up_record()?;
         let file = copy.file.try_clone().ok()?;
         Some(What::Left(Arc::new((record, file))))
     }
 
-    /// Versions that are sealed need their bytes here no more.
+    /// Drops the bytes of versions that are sealed.
     fn look_at_seals(&self) {
         let mut items = self.away.items.lock();
         let looked = items.looked.is_some_and(|at| at.elapsed() < SEAL_PAUSE);
@@ -576,7 +579,7 @@ impl Given {
         }
     }
 
-    /// Stores a file of the shelf, by a version that is begun for it.
+    /// Stores a file of the shelf, in a version that is begun for it.
     fn store_left(&self, record: &Record, file: &File) -> Outcome {
         if !is_closed(file) {
             return Outcome::Held;
@@ -596,7 +599,7 @@ impl Given {
         }
     }
 
-    /// Gives the copy and the object that is being sealed; nothing if the file is gone.
+    /// Returns the copy and the object that is being sealed; `None` if the file is deleted.
     fn store_anew(
         &self,
         record: &mut Record,
@@ -627,7 +630,7 @@ impl Given {
             follows: false,
         };
         let opened = match self.fs.open(caller, found.key, how, Pace::MayWait) {
-            // It is open in another way.
+            // The file is open with another way of access.
             Err(error) if error.is(Errno::STALE) => return Err(Errno::TXTBSY.into()),
             opened => opened?,
         };
@@ -645,13 +648,13 @@ impl Given {
         stored.map(|copy| Some((Arc::new(copy), opened.object)))
     }
 
-    /// Waits until what was closed of a file is with its element; fails if it can't be.
+    /// Waits until the closed bytes of a file are at its element; fails if that is impossible.
     pub(super) fn settle_stored(&self, ino: u64) -> Result<(), Error> {
         self.settle(ino);
         self.away.wait(ino, |number, what| self.store(number, what))
     }
 
-    /// The same, for who asks on behalf of others.
+    /// As [`Self::settle_stored`], on behalf of other clients.
     pub(super) fn settle_for_others(&self, ino: u64) {
         let stored = patience::at_most(OTHERS_PATIENCE, || self.settle_stored(ino));
         if let Err(error) = stored {
@@ -659,14 +662,14 @@ impl Given {
         }
     }
 
-    /// A file is about to be opened, perhaps to `write`.
+    /// Prepares the open of a file, perhaps to `write`.
     pub(super) fn settle_to_open(&self, ino: u64, write: bool) {
         self.settle(ino);
         let store = |number, what| self.store(number, what);
         self.away.clear(ino, write, store);
     }
 
-    /// Waits until what was closed is with its elements, as far as that can be.
+    /// Waits until all closed bytes are at their elements, as far as possible.
     pub(super) fn store_all(&self) {
         self.settle_all();
         let inodes: BTreeSet<_> = {

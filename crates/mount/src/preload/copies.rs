@@ -1,5 +1,5 @@
-//! Files whose bytes are not in a folder of this host: programs get a copy, which is fetched when it is opened and
-//! handed over, as far as it has changed, when it is closed or synced.
+//! Files whose bytes are not in a folder of this host: programs get a copy. It is fetched at the open, and its changes are transferred at
+//! the close or sync (next: `mount/src/fs/file.rs`).
 
 use super::shelf::{Record, Shelf};
 use crate::error::Error;
@@ -17,17 +17,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Bytes that are compared at once to find out what has changed.
+/// Number of bytes that are compared at once to find changes.
 const BLOCK_BYTES: usize = 64 << 10;
-/// Bytes fetched, or handed over, at once: a whole number of blocks.
+/// Number of bytes fetched, or transferred, at once: a whole number of blocks.
 const PIECE_BYTES: usize = 4 << 20;
-/// Bytes of copies of sealed versions that are kept when nobody has them open.
+/// Bytes of copies of sealed versions that are kept when no program has them open.
 const KEPT_BYTES_MAX: u64 = 256 << 20;
-/// The part of the device with the copies that each user may have who is neither root nor the one who serves.
+/// Part of the device with the copies that each user may have, except root and the serving user.
 const SHARE_OF_OTHERS: u64 = 4;
-/// A change younger than this may be followed by another one that looks the same, where the file system's clock is coarse.
+/// A change younger than this may be followed by a change with the same time, where the file system's clock is coarse.
 const GRAIN: Duration = Duration::from_millis(20);
-/// How often it is tried whether it is.
+/// Number of tests of the clock.
 const GRAIN_TRIES: usize = 8;
 
 /// A copy.
@@ -38,23 +38,23 @@ pub(super) struct Copy {
     shelved: Mutex<Shelved>,
 }
 
-/// What is on the shelf of a copy that may be given away.
+/// The shelf's file of a copy that may be handed over.
 #[derive(Debug, Default)]
 struct Shelved {
-    /// Who has it open, and what is being sealed of it.
+    /// Number of handles that have the copy open, and of pending seals.
     users: usize,
-    /// The number of its file; none if that has no name.
+    /// Number of its file; `None` if the file has no name.
     number: Option<u64>,
     record: Option<Record>,
 }
 
-/// What the array has of it.
+/// Content that the array has.
 #[derive(Debug, Default)]
 struct Known {
-    /// When the copy had changed last; `None`: that can't be relied on.
+    /// Time of the copy's last change; `None`: the time is not reliable.
     changed: Option<(i64, i64)>,
     size: u64,
-    /// Of each block.
+    /// Hash of each block.
     hashes: Vec<u64>,
 }
 
@@ -66,7 +66,7 @@ pub(super) struct Copies {
     folder: PathBuf,
     next: AtomicU64,
     hasher: RandomState,
-    /// By inode and object.
+    /// Open copies by inode and object.
     open: Mutex<HashMap<Id, Arc<Mutex<Weak<Copy>>>>>,
     kept: Mutex<VecDeque<(Id, Arc<Copy>)>>,
     grain: Duration,
@@ -89,7 +89,7 @@ impl Copies {
         }
     }
 
-    /// Bytes that the copies may have which one of several users has open.
+    /// Returns the number of bytes that the open copies of one user may have.
     pub(super) fn share(&self) -> u64 {
         let device = rustix::fs::statvfs(&self.folder);
         device.map_or(u64::MAX, |device| {
@@ -97,13 +97,13 @@ impl Copies {
         })
     }
 
-    /// Forgets what nobody has open.
+    /// Drops copies that no program has open.
     fn forget(&self) {
         self.kept.lock().clear();
     }
 
-    /// The copy of what is open as `handle`, shared by all who have the same version open; fetched if there is none, to a `shelf` if it may be
-    /// given away.
+    /// Returns the copy of the file that is open as `handle`, shared by all openers of the same version. If there is none, it is fetched,
+    /// to a `shelf` if it may be handed over.
     pub(super) fn of(
         &self,
         id: Id,
@@ -177,13 +177,13 @@ impl Copies {
         Ok(known)
     }
 
-    /// Who opens that from now on gets a copy of their own: that of others may still have a writer.
+    /// Makes later opens get a copy of their own: the present copy may still have a writer.
     pub(super) fn let_go(&self, id: Id) {
         self.open.lock().remove(&id);
         self.kept.lock().retain(|(other, _)| *other != id);
     }
 
-    /// Nobody has it open any more. It may serve again if it is of a sealed version.
+    /// Notes that no program has the copy open any more. A copy of a sealed version may be used again.
     pub(super) fn closed(&self, id: Id, copy: Arc<Copy>, keep: bool) {
         let size = |copy: &Copy| copy.file.metadata().map_or(0, |stat| stat.len());
         if keep && size(&copy) <= KEPT_BYTES_MAX {
@@ -208,7 +208,7 @@ impl Copies {
         });
     }
 
-    /// Writes what has changed to the version that is open as `handle`.
+    /// Writes changes to the version that is open as `handle`.
     pub(super) fn hand_over(
         &self,
         fs: &Fs,
@@ -222,7 +222,7 @@ impl Copies {
             return Ok(());
         }
         let now = settled(&copy.file, self.grain)?;
-        // Until all is there, nothing is known.
+        // Until all bytes are transferred, the state is unknown.
         known.changed = None;
         let size = stat.len();
         let cut = |size| {
@@ -261,7 +261,7 @@ impl Copies {
                 fs.write(handle, offset, bytes, Pace::MayWait)?;
                 written = written.max(offset + bytes.len() as u64);
                 if known.hashes.len() <= block {
-                    // A hole: 0 is the hash of nothing that was seen.
+                    // A hole: 0 is the hash of a block that was never compared.
                     known.hashes.resize(block + 1, 0);
                 }
                 known.hashes[block] = hash;
@@ -278,7 +278,7 @@ impl Copies {
 }
 
 impl Copy {
-    /// What one before this has left on the shelf: nothing of it is in the version that was begun for it.
+    /// Returns a copy of a file that an earlier process has left on the shelf: the version that was begun for it has none of its bytes.
     pub(super) fn taken_up(file: File, record: Record) -> Self {
         let shelved = Shelved {
             users: 1,
@@ -292,12 +292,12 @@ impl Copy {
         }
     }
 
-    /// One more has it open.
+    /// Counts another opener.
     pub(super) fn enter(&self) {
         self.shelved.lock().users += 1;
     }
 
-    /// One less has it open, or it is sealed. What nobody needs any more goes from the shelf.
+    /// Notes that an opener has closed it, or that it is sealed. An unused file is removed from the shelf.
     pub(super) fn leave(&self, shelf: &Shelf) {
         let mut shelved = self.shelved.lock();
         shelved.users = shelved.users.saturating_sub(1);
@@ -309,8 +309,8 @@ impl Copy {
         }
     }
 
-    /// Has it survive whoever dies; whether it does. It does not if it was opened by somebody who gives nothing away, or can't be stored
-    /// as it is open.
+    /// Makes the copy survive the end of any process. Returns whether it does. It does not if its opener hands over no files, or if it
+    /// cannot be stored in the way that it is open.
     pub(super) fn survives(
         &self,
         shelf: &Shelf,
@@ -332,14 +332,14 @@ impl Copy {
         self.shelved.lock().record.clone()
     }
 
-    /// What it has on the shelf is somebody else's affair from now on.
+    /// Removes the shelf's file from the copy and returns its record.
     pub(super) fn give_up_record(&self) -> Option<Record> {
         let mut shelved = self.shelved.lock();
         shelved.number = None;
         shelved.record.take()
     }
 
-    /// Whether it was changed since the array was told of all.
+    /// Whether the copy was changed since its last transfer.
     pub(super) fn has_changed(&self) -> bool {
         let known = self.known.lock();
         self.file.metadata().is_ok_and(|stat| {
@@ -348,7 +348,7 @@ impl Copy {
     }
 }
 
-/// Whether two changes, one after the other, always have two times, if somebody has looked in between.
+/// Whether two successive changes always have different times, if the time was read in between.
 fn is_fine(folder: &std::path::Path) -> bool {
     let path = folder.join("clock");
     let Ok(file) = File::create(&path) else {
@@ -367,7 +367,7 @@ fn is_fine(folder: &std::path::Path) -> bool {
     fine
 }
 
-/// Sets when a copy was changed last, in nanoseconds since the Unix epoch.
+/// Sets the mtime of a copy, in nanoseconds since the Unix epoch.
 pub(super) fn set_mtime(file: &File, mtime: i64) -> Result<(), Error> {
     const SECOND_NS: i64 = 1_000_000_000;
     let times = rustix::fs::Timestamps {
@@ -383,7 +383,7 @@ pub(super) fn set_mtime(file: &File, mtime: i64) -> Result<(), Error> {
     Ok(rustix::fs::futimens(file, &times)?)
 }
 
-/// When a file was changed last, if a change that comes now would be seen by that.
+/// Returns the time of a file's last change, if a change from now on would have another time.
 fn settled(file: &File, grain: Duration) -> Result<Option<(i64, i64)>, Error> {
     let stat = file.metadata()?;
     let at = Duration::new(
@@ -395,7 +395,7 @@ fn settled(file: &File, grain: Duration) -> Result<Option<(i64, i64)>, Error> {
     Ok(old.then(|| (stat.ctime(), stat.ctime_nsec())))
 }
 
-/// The first block at or after `at` with bytes that are not a hole.
+/// Returns the first block at or after `at` with bytes that are not a hole.
 fn next_data(file: &File, at: u64) -> Result<u64, Error> {
     match seek(file, SeekFrom::Data(at)) {
         Ok(data) => Ok(data - data % BLOCK_BYTES as u64),

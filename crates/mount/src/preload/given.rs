@@ -1,10 +1,10 @@
-//! Descriptors that were given away, and when the last one of each open file is closed.
+//! Descriptors that programs got, and the detection of the last close of each open file (next: `mount/src/fs/file.rs`).
 //!
-//! A program is given a descriptor of the object's own file, or of a copy, and reads and writes it without asking anybody. That it
-//! is still open anywhere, by whatever process got it by `dup`, `fork`, `exec` or a socket, or mapped, is told by the system: the open
-//! file itself holds a lock of a byte that no program uses (an *open file description lock*), which goes with it. So
-//! nobody has to say that a file is closed, and who is killed can't fail to. It is asked before it matters, and from time to time.
-//! What is to be handed over of a file that was closed is handed over then, or given to `away`.
+//! A program gets a descriptor of the object's own file, or of a copy, and reads and writes it without further requests. The system shows
+//! whether the file is still open anywhere, in whatever process got it by `dup`, `fork`, `exec` or a socket, or mapped it. The open file
+//! itself holds a lock of a byte that no program uses (an *open file description lock*), which ends with the open file. So no program has
+//! to report a close, and a killed program cannot fail to. The lock is checked whenever the answer matters, and regularly. Changes of a
+//! closed file are transferred at that time, or handed over to `away`.
 
 use super::away::Away;
 use super::copies::{Copies, Copy};
@@ -26,20 +26,20 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use tidemill_preload_api::HANDLES_AT;
 
-/// Descriptors given away at once at most.
+/// Maximum number of descriptors that programs have at once.
 const GIVEN_MAX: usize = 65_536;
-/// The part of them that each user may have who is neither root nor the one who serves.
+/// Part of these that each user may have, except root and the serving user.
 const SHARE_OF_OTHERS: usize = 4;
-/// How often closed files are looked for when nobody asks, at least …
+/// Minimum interval at which closed files are looked for without a request …
 const SWEEP_PAUSE: Duration = Duration::from_millis(20);
-/// … and what part of the time that may take: one in so many.
+/// … and the part of the time that the search may take: one in this number.
 const SWEEP_SHARE: u32 = 50;
-/// How often a lock of a whole file is tried again.
+/// Interval at which a lock of a whole file is tried again.
 const FLOCK_PAUSE: Duration = Duration::from_millis(10);
-/// Bytes of what is written to a control file at most.
+/// Maximum number of bytes written to a control file.
 const CONTROL_BYTES_MAX: u64 = 64 << 10;
 
-/// An open file that was given away.
+/// An open file whose descriptor a program has.
 #[derive(Debug)]
 pub(super) struct Lent {
     number: u64,
@@ -47,19 +47,19 @@ pub(super) struct Lent {
     pub(super) handle: u64,
     pub(super) caller: Caller,
     pub(super) write: bool,
-    /// The kind of lock that says that it is open.
+    /// The kind of lock that marks it as open.
     marked: i32,
     /// Another opening of the file, to ask for its locks.
     file: Arc<File>,
     pub(super) object: u64,
     pub(super) copy: Option<Arc<Copy>>,
-    /// What is written is stored after its close.
+    /// Whether its bytes are stored after its close.
     away: bool,
-    /// It is closed, and to be stored.
+    /// Whether it is closed and waits to be stored.
     given: AtomicBool,
 }
 
-/// Who opens a file, and how.
+/// Opener of a file, and its options.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Opener {
     pub(super) caller: Caller,
@@ -71,12 +71,12 @@ pub(super) struct Opener {
 }
 
 impl Lent {
-    /// Its copy, if there may be changes in it.
+    /// Returns its copy, if the copy may contain changes.
     pub(super) fn written_copy(&self) -> Option<&Arc<Copy>> {
         self.copy.as_ref().filter(|_| self.write)
     }
 
-    /// Whether it is closed, and to be stored.
+    /// Whether it is closed and waits to be stored.
     pub(super) fn is_given(&self) -> bool {
         self.given.load(Ordering::Acquire)
     }
@@ -88,33 +88,33 @@ struct Open {
     by_file: HashMap<(u64, u64), BTreeSet<u64>>,
     by_inode: HashMap<u64, BTreeSet<u64>>,
     by_user: HashMap<u32, BTreeSet<u64>>,
-    /// Bytes of copies that are being made for a user.
+    /// Bytes of copies that are being fetched for each user.
     fetched: HashMap<u32, u64>,
-    /// How many of an inode are being ended.
+    /// Number of open files of each inode that are being closed.
     ending: HashMap<u64, usize>,
-    /// Locks of whole files by inode: who has them, and whether alone.
+    /// Locks of whole files by inode: the open files that hold them, and whether exclusively.
     flocks: HashMap<u64, BTreeMap<u64, bool>>,
 }
 
 impl Open {
-    /// Whether a program may still write what one has closed.
+    /// Whether a program may still write the file that a handle has closed.
     fn is_written(&self, lent: &Lent) -> bool {
         let numbers = self.by_inode.get(&lent.key.ino).into_iter().flatten();
         let mut open = numbers.filter_map(|number| self.by_number.get(number));
         open.any(|other| other.write && !other.is_given())
     }
 
-    /// How many a user has.
+    /// Returns the number of open files of a user.
     fn of_user(&self, uid: u32) -> usize {
         self.by_user.get(&uid).map_or(0, BTreeSet::len)
     }
 
-    /// Bytes of the copies that a user has open, and of those that are being made for them.
+    /// Returns the bytes of the copies that a user has open, and of copies that are being fetched for the user.
     fn copied(&self, uid: u32) -> u64 {
         let numbers = self.by_user.get(&uid).into_iter().flatten();
         let lent = numbers.filter_map(|number| self.by_number.get(number));
         let copies = lent.filter_map(|lent| lent.copy.as_ref());
-        // Several may have one copy.
+        // Several open files may share a copy.
         let copies: BTreeMap<_, _> = copies.map(|copy| (Arc::as_ptr(copy), copy)).collect();
         let used = |copy: &Arc<Copy>| copy.file.metadata().map_or(0, |stat| stat.blocks() * 512);
         let fetched = self.fetched.get(&uid).copied().unwrap_or(0);
@@ -131,7 +131,7 @@ impl Open {
     }
 }
 
-/// All that was given away.
+/// All open files of programs.
 #[derive(Debug)]
 pub(super) struct Given {
     pub(super) fs: Arc<Fs>,
@@ -140,11 +140,11 @@ pub(super) struct Given {
     open: Mutex<Open>,
     changed: Condvar,
     next: AtomicU64,
-    /// Who serves.
+    /// User of the serving process.
     own_uid: u32,
 }
 
-/// Bytes of a copy that is being made, for as long as that takes.
+/// Bytes of a copy that is being fetched, counted for as long as that takes.
 struct Fetched<'a> {
     given: &'a Given,
     uid: u32,
@@ -163,7 +163,7 @@ impl Drop for Fetched<'_> {
     }
 }
 
-/// The lock that says that an open file is open; of no number: that any is.
+/// Returns the lock that marks an open file as open; without a number: that any file is open.
 fn mark(number: Option<u64>, kind: i32) -> libc::flock {
     libc::flock {
         l_type: i16::try_from(kind).unwrap_or(0),
@@ -174,7 +174,7 @@ fn mark(number: Option<u64>, kind: i32) -> libc::flock {
     }
 }
 
-/// The kind of lock that says that a file which was opened with these flags is open.
+/// Returns the kind of lock that marks a file as open which was opened with these flags.
 fn kind_of(flags: OFlags) -> i32 {
     if flags & OFlags::RWMODE == OFlags::RDONLY {
         libc::F_RDLCK
@@ -183,13 +183,12 @@ fn kind_of(flags: OFlags) -> i32 {
     }
 }
 
-/// Whether all that were opened of a file are closed.
+/// Whether all open files of a file are closed.
 pub(super) fn is_closed(file: &File) -> bool {
     is_unmarked(file, None, libc::F_RDLCK)
 }
 
-/// Whether no such lock is on the file. Who can only read it could say of writers that they have it open, but has no lock of
-/// their kind.
+/// Whether the file has no such lock. A read-only opening can test for the locks of writers, but cannot hold a lock of their kind.
 fn is_unmarked(file: &File, number: Option<u64>, kind: i32) -> bool {
     let opposite = if kind == libc::F_RDLCK {
         libc::F_WRLCK
@@ -219,12 +218,12 @@ impl Given {
         }
     }
 
-    /// The caller's user, if that is one of those who have a share only.
+    /// Returns the caller's user, if that user only has a share.
     fn stranger(&self, caller: Caller) -> Option<u32> {
         Some(caller.uid).filter(|uid| ![0, self.own_uid].contains(uid))
     }
 
-    /// Counts a copy that is about to be made for a stranger, if it is within their share of the device.
+    /// Counts a copy that is about to be fetched for a stranger, if it is within the share of the device.
     fn fetches(&self, by: Opener, bytes: u64) -> Result<Option<Fetched<'_>>, Error> {
         let Some(uid) = self.stranger(by.caller) else {
             return Ok(None);
@@ -238,8 +237,8 @@ impl Given {
         Ok(Some(Fetched { given, uid, bytes }))
     }
 
-    /// A descriptor of what was opened, to be given away; and whether its close is to be told. What was opened is released when it is closed,
-    /// also if this fails.
+    /// Returns a descriptor of an opened file, for a program, and whether its close has to be reported. The opened file is released when it
+    /// is closed, also if this fails.
     pub(super) fn lend(
         &self,
         by: Opener,
@@ -307,7 +306,7 @@ impl Given {
             path: self.fs.table.path(key.ino).unwrap_or_default(),
         };
         let mut prepare = || {
-            // Else what is ready behind its end would go.
+            // Otherwise the prepared memory after its end would be lost.
             if by.how.truncate && copy.file.metadata()?.len() > 0 {
                 copy.file.set_len(0)?;
             }
@@ -342,12 +341,12 @@ impl Given {
         })
     }
 
-    /// The file once more, with an offset and flags of its own, marked as open.
+    /// Opens the file again, with an offset and flags of its own, marked as open.
     fn reopened(&self, lent: &Lent, flags: OFlags) -> Result<OwnedFd, Error> {
         let path = format!("/proc/self/fd/{}", lent.file.as_raw_fd());
         let given = open(path, flags | OFlags::CLOEXEC, Mode::empty())?;
         let lock = mark(Some(lent.number), lent.marked);
-        // Where there are no such locks nobody could tell when it is closed.
+        // Without such locks the close could not be detected.
         fcntl(given.as_fd(), FcntlArg::F_OFD_SETLK(&lock))
             .map_err(|errno| Errno::from_raw_os_error(errno as i32))?;
         Ok(given)
@@ -357,7 +356,7 @@ impl Given {
         self.open.lock().by_number.len()
     }
 
-    /// What is open of a file of this host.
+    /// Returns the open files of a file of this host.
     pub(super) fn of_file(&self, file: (u64, u64)) -> Vec<Arc<Lent>> {
         let open = self.open.lock();
         let numbers = open.by_file.get(&file).into_iter().flatten();
@@ -366,7 +365,7 @@ impl Given {
             .collect()
     }
 
-    /// What is open of an inode of the array.
+    /// Returns the open files of an inode of the array.
     pub(super) fn of_inode(&self, ino: u64) -> Vec<Arc<Lent>> {
         let open = self.open.lock();
         let numbers = open.by_inode.get(&ino).into_iter().flatten();
@@ -375,7 +374,7 @@ impl Given {
             .collect()
     }
 
-    /// Ends what is closed of an inode: when this returns, all closes that returned before are known.
+    /// Ends the closed open files of an inode: when this returns, all closes that returned before are noted.
     pub(super) fn settle(&self, ino: u64) {
         self.sweep(&self.of_inode(ino));
         let deadline = patience::deadline();
@@ -387,7 +386,7 @@ impl Given {
         }
     }
 
-    /// As [`Self::settle`], of all.
+    /// As [`Self::settle`], for all files.
     pub(super) fn settle_all(&self) {
         let all: Vec<_> = self.open.lock().by_number.values().cloned().collect();
         self.sweep(&all);
@@ -414,7 +413,7 @@ impl Given {
         }
     }
 
-    /// One that is closed is stored later. Until then its bytes are seen.
+    /// Hands over a closed file, which is stored later. Until then its bytes are visible.
     fn give(&self, lent: &Arc<Lent>) {
         if lent.given.swap(true, Ordering::AcqRel) {
             return;
@@ -432,7 +431,7 @@ impl Given {
         self.away.give(lent);
     }
 
-    /// What is stored is open here no more.
+    /// Ends an open file that is stored.
     pub(super) fn leave(&self, lent: &Lent) {
         if self.take(lent) {
             self.finish(lent);
@@ -440,7 +439,7 @@ impl Given {
         }
     }
 
-    /// Takes one off the books, once.
+    /// Removes an open file from the tables, once.
     fn take(&self, lent: &Lent) -> bool {
         let mut open = self.open.lock();
         if open.by_number.remove(&lent.number).is_none() {
@@ -504,7 +503,7 @@ impl Given {
         }
     }
 
-    /// Nobody has it open any more, and what was written is handed over.
+    /// Releases an open file that no program has open any more, and whose changes are transferred.
     fn finish(&self, lent: &Lent) {
         if lent.key.is_special() {
             self.fs.control_release(lent.handle);
@@ -514,7 +513,7 @@ impl Given {
         if let Some(copy) = &lent.copy {
             let keep = !lent.key.is_special() && lent.object != 0 && lent.object < u64::MAX / 2;
             let id = (lent.key.pack(), lent.object);
-            // A program says itself that it has closed its descriptor, and may write on.
+            // A program reports itself that it has closed its descriptor, and may continue to write.
             let is_let_go = lent.write && self.fs.backend.lends();
             if is_let_go && !self.open.lock().is_written(lent) {
                 self.copies.let_go(id);
@@ -525,7 +524,7 @@ impl Given {
         }
     }
 
-    /// Hands over what was written to a copy.
+    /// Transfers the changes of a copy.
     pub(super) fn hand_over(&self, lent: &Lent, copy: &Copy) -> Result<(), Error> {
         if !lent.key.is_special() {
             let to = (lent.caller, lent.key, lent.handle);
@@ -545,7 +544,8 @@ impl Given {
         self.fs.control_flush(lent.handle, Pace::MayWait)
     }
 
-    /// A descriptor is about to be closed: what was written is handed over, so that errors can be told, unless it is given away and there is room.
+    /// Prepares the close of a descriptor: changes are transferred, so that errors can be reported, unless the file is handed over and
+    /// there is room.
     pub(super) fn flush(&self, file: (u64, u64)) -> Result<(), Error> {
         for lent in self.of_file(file) {
             if let Some(copy) = lent.written_copy() {
@@ -568,7 +568,7 @@ impl Given {
         let written = open.iter().filter(|lent| lent.write);
         let lent = written.max_by_key(|lent| !lent.is_given());
         let Some(lent) = lent.or(open.first()) else {
-            // What one before this has opened can't be stored before its close.
+            // A file that was opened by an earlier process cannot be stored before its close.
             let left = self.away.has_left(file);
             return Err(if left { Errno::NOTCONN } else { Errno::BADF }.into());
         };
@@ -581,7 +581,7 @@ impl Given {
         self.fs.fsync(caller, lent.handle, Pace::MayWait)
     }
 
-    /// Locks a whole file, or gives it free (`None`), for an open file by its number.
+    /// Locks a whole file, or unlocks it (`None`), for an open file by its number.
     pub(super) fn flock(
         &self,
         (file, number): ((u64, u64), u64),
@@ -611,7 +611,7 @@ impl Given {
                     locks.insert(number, alone);
                     return Ok(());
                 }
-                // As with the system's: who waits for another kind has none meanwhile.
+                // As with the system's locks: a program that waits for another kind has no lock in the meantime.
                 locks.remove(&number);
             }
             self.sweep(&self.of_inode(ino));

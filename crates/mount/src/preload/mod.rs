@@ -1,19 +1,19 @@
-//! The adapter between programs under `tidemill preload` and `fs`, beside the one of FUSE.
+//! The adapter between programs under `tidemill preload` and `fs`, as `fuse` is for the kernel (next: `mount/src/fs/mod.rs`).
 //!
-//! Programs talk to it over a Unix socket. Names and attributes are asked for; a file is opened by being given a descriptor of the object's file
-//! in its element's folder, or of a copy if that is on another host, and is then read and written without this process
+//! Programs talk to it over a Unix socket. Names and attributes are requested. For an open file a program gets a descriptor of the object's
+//! file in its element's folder, or of a copy if the object is on another host. It then reads and writes the file without this process
 //! (`docs/decisions/0045-programs-without-a-mount.md`).
 //!
 //! | file | subject |
 //! |---|---|
-//! | `answer` | requests, about names |
+//! | `answer` | requests about names |
 //! | `opening`, `attributes` | requests that open files, and those about attributes |
 //! | `walk` | paths |
-//! | `rights` | what callers may |
+//! | `rights` | permissions of callers |
 //! | `peer` | the processes that connect |
-//! | `given` | descriptors that were given away, and their end |
+//! | `given` | descriptors that programs have, and their end |
 //! | `copies` | files that are not on this host |
-//! | `away`, `shelf` | what is stored after its close, and where it is until then |
+//! | `away`, `shelf` | files that are stored after their close, and their bytes until then |
 //! | `socket` | messages |
 
 mod answer;
@@ -62,16 +62,16 @@ use tidemill_preload_api::{
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Connections at once at most: each has a thread.
+/// Maximum number of connections at once: each has a thread.
 const CONNECTIONS_MAX: usize = 4096;
-/// Of these, of each user who is neither root nor the one who serves.
+/// Maximum number of these of each user, except root and the serving user.
 const CONNECTIONS_OF_OTHERS_MAX: usize = CONNECTIONS_MAX / 4;
-/// How often it is looked whether anybody is left.
+/// Interval at which the process checks whether it is still used.
 const IDLE_PERIOD: Duration = Duration::from_millis(500);
-/// Pause before the next connection is accepted, if there can't be one now.
+/// Pause before the next connection is accepted, if none can be now.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 
-/// What is served, where and to whom.
+/// Configuration of a served file system.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// The server.
@@ -80,24 +80,24 @@ pub struct Config {
     pub credential: Option<Credential>,
     /// Folder of the socket, made if it is missing.
     pub folder: PathBuf,
-    /// Where programs find the array, to be shown.
+    /// Path at which programs see the array, for messages.
     pub prefix: PathBuf,
     /// Whether object files of elements on this host are opened in place.
     pub in_place: bool,
-    /// Whether other users than the one who serves may use it.
+    /// Whether users other than the serving user may use it.
     pub allow_other: bool,
-    /// How long attributes and names are believed without asking.
+    /// Time for which attributes and names are cached.
     pub attr_ttl: Duration,
-    /// How long it goes on when nobody uses it; `None`: for ever.
+    /// Time that the process continues without users; `None`: for ever.
     pub idle: Option<Duration>,
-    /// Bytes that may be given away and not stored yet.
+    /// Maximum number of bytes that are handed over and not stored yet.
     pub room_bytes: u64,
 }
 
-/// What is said where another process serves in the folder, or is about to.
+/// Text of the error if another process serves in the folder, or is about to.
 pub const IS_SERVED: &str = "is served by another process";
 
-/// The socket in a folder.
+/// Returns the path of the socket in a folder.
 #[must_use]
 pub fn socket_in(folder: &Path) -> PathBuf {
     folder.join("s")
@@ -110,7 +110,7 @@ pub struct Serving {
     runtime: Runtime,
     socket: PathBuf,
     idle: Option<Duration>,
-    /// Nobody else serves in the folder.
+    /// Ensures that no other process serves in the folder.
     _held: File,
 }
 
@@ -123,7 +123,7 @@ struct Shared {
     ends: AtomicBool,
 }
 
-/// Nobody has caches of names here.
+/// Kernel of a file system without a mount: there are no caches of names.
 #[derive(Clone, Copy, Debug)]
 struct NoKernel;
 
@@ -142,7 +142,7 @@ impl Closes for Given {
 /// Serves programs. They can connect when this returns.
 ///
 /// # Errors
-/// If the server refuses or can't be trusted, or the folder is not ours or served by somebody.
+/// The server refuses or cannot be trusted, or the folder belongs to another user or is served by another process.
 pub fn serve(config: &Config) -> Result<Serving, Error> {
     let held = take_folder(config)?;
     let Attached { runtime, fs } = session::attach(
@@ -196,8 +196,8 @@ pub fn serve(config: &Config) -> Result<Serving, Error> {
     })
 }
 
-/// Closes what this process was given by who started it, but for its standard streams: pipes and locks of others would stay for as long as it does. Whatever is
-/// opened here is not handed on to programs, and told from that by it.
+/// Closes the descriptors that this process inherited, except its standard streams: pipes and locks of other processes would exist for as
+/// long as this process. Descriptors that are opened here are not inherited by programs, which is how this function recognises them.
 pub fn close_inherited() {
     let open = std::fs::read_dir("/proc/self/fdinfo").into_iter().flatten();
     for descriptor in open.flatten() {
@@ -212,13 +212,13 @@ pub fn close_inherited() {
         let flags = info.lines().find_map(|line| line.strip_prefix("flags:"));
         let flags = flags.and_then(|flags| i32::from_str_radix(flags.trim(), 8).ok());
         if number > libc::STDERR_FILENO && flags.is_some_and(|flags| flags & libc::O_CLOEXEC == 0) {
-            // Nobody else knows its number.
+            // No other code knows its number.
             let _ = nix::unistd::close(number);
         }
     }
 }
 
-/// Makes the folder, which has to be ours alone to change.
+/// Creates the folder. Only this user may be able to change it.
 fn take_folder(config: &Config) -> Result<File, Error> {
     let mode = if config.allow_other { 0o711 } else { 0o700 };
     let folder = &config.folder;
@@ -238,23 +238,23 @@ fn take_folder(config: &Config) -> Result<File, Error> {
     })?;
     for (name, mode) in [(DIRECTORIES, mode), (COPIES, 0o700)] {
         let path = folder.join(name);
-        // What is left of one that was killed.
+        // Remains of a process that was killed.
         let _ = std::fs::remove_dir_all(&path);
         let mut how = DirBuilder::new();
         how.mode(mode).create(path)?;
     }
-    // But not what was given to it.
+    // Handed-over files are kept.
     let mut how = DirBuilder::new();
     how.recursive(true).mode(0o700).create(folder.join(AWAY))?;
     Ok(held)
 }
 
-/// How many connections each user has, if any.
+/// Number of connections of each user.
 #[derive(Debug, Default)]
 struct Connections(Mutex<BTreeMap<u32, usize>>);
 
 impl Connections {
-    /// Counts one more, if there may be one.
+    /// Counts another connection, if it is allowed.
     fn enter(&self, uid: u32, own: bool) -> bool {
         let mut connections = self.0.lock();
         let all: usize = connections.values().sum();
@@ -341,7 +341,7 @@ impl Shared {
         }
     }
 
-    /// Answers one program's requests until it ends.
+    /// Answers one program's requests until the connection ends.
     fn converse(&self, connection: &OwnedFd, peer: Peer) -> Result<(), Errno> {
         let peer = Rc::new(peer);
         let connection = connection.as_fd();
@@ -388,10 +388,10 @@ impl Shared {
 }
 
 impl Serving {
-    /// Serves until SIGTERM or SIGINT arrives, or nobody has used it for long enough; then seals what was written.
+    /// Serves until SIGTERM or SIGINT arrives, or the process was unused for long enough; then seals all written versions.
     ///
     /// # Errors
-    /// If what was written could not be sealed in time; the server then seals what reached the elements.
+    /// Some versions could not be sealed in time; the server then seals the bytes that reached the elements.
     pub fn run(self) -> Result<(), Error> {
         let shared = self.shared.clone();
         let idle = self.idle;
@@ -425,15 +425,16 @@ impl Serving {
     }
 }
 
-/// Asks a file system in this folder whether it is there; the connection keeps it going for as long as it is open.
+/// Connects to the file system in this folder and checks that it answers. The connection keeps the file system running for as long as it is
+/// open.
 ///
 /// # Errors
-/// If nobody serves there, or this user may not use it.
+/// No process serves there, or this user may not use it.
 pub fn connect(folder: &Path) -> Result<OwnedFd, Error> {
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, connect, socket_with};
     let kind = SocketType::SEQPACKET;
     let socket = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?;
-    // The kernel says who sends.
+    // The kernel names the sender.
     socket::know_senders(socket.as_fd())?;
     connect(&socket, &SocketAddrUnix::new(socket_in(folder))?)?;
     let request = Request {
@@ -445,7 +446,7 @@ pub fn connect(folder: &Path) -> Result<OwnedFd, Error> {
     Ok(socket)
 }
 
-/// Asks over a connection; gives the answer and its text.
+/// Sends a request over a connection. Returns the answer and its text.
 fn ask(socket: &OwnedFd, request: Request, text: &[u8]) -> Result<(Answer, Vec<u8>), Error> {
     socket::send(socket.as_fd(), [&request.encode(), text], None)?;
     let mut message = vec![0; tidemill_preload_api::ANSWER_BYTES_MAX];
@@ -462,34 +463,35 @@ fn ask(socket: &OwnedFd, request: Request, text: &[u8]) -> Result<(Answer, Vec<u
     }
 }
 
-/// A file that could not be stored when that was tried.
+/// A file that could not be stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NotStored {
-    /// What it needs is away; it is waited for.
+    /// Whether the file waits for an offline element or server.
     pub waits: bool,
     /// Its path in the array.
     pub path: PathBuf,
-    /// Why it could not.
+    /// Reason of the failure.
     pub why: String,
-    /// Where its bytes are.
+    /// Path of the file with its bytes.
     pub file: PathBuf,
 }
 
-/// Files that were given away.
+/// State of handed-over files.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
-    /// How many are on their way.
+    /// Number of files on their way.
     pub waiting: u64,
-    /// How many could not be stored when that was tried.
+    /// Number of files that could not be stored.
     pub failed: u64,
-    /// Those of which there is room to tell.
+    /// Reports about failed files, as far as they fit into the answer.
     pub not_stored: Vec<NotStored>,
 }
 
-/// What this user has given to the file system of a connection and is not stored. `again`: what was refused is tried once more.
+/// Returns this user's files that were handed over to the file system of a connection and are not stored. `again`: refused files are tried
+/// once more.
 ///
 /// # Errors
-/// If it is gone.
+/// The file system has ended.
 pub fn standing(connection: &OwnedFd, again: bool) -> Result<Standing, Error> {
     let request = Request {
         op: Op::Wait as u64,
@@ -512,7 +514,7 @@ pub fn standing(connection: &OwnedFd, again: bool) -> Result<Standing, Error> {
     })
 }
 
-/// Whether something was given to a file system in this folder that has ended, and is not stored.
+/// Whether files were handed over to an earlier file system in this folder and are not stored.
 #[must_use]
 pub fn has_left(folder: &Path) -> bool {
     shelf::is_left(&folder.join(AWAY))

@@ -1,4 +1,4 @@
-//! Files and directories that programs open.
+//! Opens of files and directories by programs (next: `mount/src/preload/given.rs`).
 
 use super::answer::{Answers, Asked, OPEN_TRIES, Replied, Reply, low, plain};
 use super::given::Opener;
@@ -33,9 +33,9 @@ impl Answers {
                 _ => self.open_found(&asked, place.there()?, flags),
             };
             match opened {
-                // Somebody else made it.
+                // Another client created it.
                 Err(Fail::Error(error)) if !exclusive && create && error.is(Errno::EXIST) => {}
-                // Another version is the current one by now, or this one is open in another way.
+                // Another version is the current one by now, or this version is open with another way of access.
                 Err(Fail::Error(error)) if error.is(Errno::STALE) => {}
                 opened => return opened,
             }
@@ -89,7 +89,7 @@ impl Answers {
             descriptor: Some(descriptor),
             ..Reply::default()
         };
-        // Whether what is written has to be handed over at its close.
+        // Whether changes have to be transferred at the close.
         reply.answer.value = u64::from(told);
         Ok(reply)
     }
@@ -118,7 +118,7 @@ impl Answers {
             _ if flags.contains(OFlags::DIRECTORY) => return Err(Errno::NOTDIR.into()),
             Kind::File => {}
             Kind::Socket => return Err(Errno::NXIO.into()),
-            // Nobody can have it open for reading.
+            // No program can have it open for reading.
             Kind::Fifo if mode == OFlags::WRONLY && flags.contains(OFlags::NONBLOCK) => {
                 return Err(Errno::NXIO.into());
             }
@@ -135,7 +135,7 @@ impl Answers {
         let key = found.key;
         if key.is_special() {
             let handle = self.fs.control_open(asked.caller, key.ino, writes)?;
-            // It has looked at the sender, by its number.
+            // The open has examined the sender by its process number.
             if writes && !peer::is(asked.caller) {
                 self.fs.control_release(handle);
                 return Err(Errno::ACCESS.into());
@@ -156,7 +156,7 @@ impl Answers {
         self.lend(asked, key, how, &opened, flags)
     }
 
-    /// A descriptor of an empty folder that is called as the directory.
+    /// Returns a descriptor of an empty folder whose name is the number of the directory.
     fn open_directory(&self, key: Key, flags: OFlags) -> Replied {
         let folder = self.directories.lock();
         let path = folder.join(key.pack().to_string());

@@ -1,8 +1,8 @@
-//! The process at the other end of a connection: the one whose rights `/proc` may be asked for.
+//! The process at the other end of a connection, whose rights may be read from `/proc`.
 //!
-//! A message says who sends it, but its number may be another process's by the time the request is served. The process that
-//! connected is held by a descriptor, so its number is its own for as long as it lives. Nothing of `/proc` is used for
-//! another sender: a child that sends on the connection of its parent has no supplementary groups.
+//! A message names its sender, but the number may belong to another process by the time the request is served. A descriptor holds the
+//! process that connected, so its number is its own for as long as it lives. For another sender nothing of `/proc` is used: a child that
+//! sends on the connection of its parent has no supplementary groups.
 
 use crate::fs::Caller;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -17,16 +17,16 @@ use std::rc::Rc;
 #[derive(Debug)]
 pub(super) struct Peer {
     pid: u32,
-    /// `None` if it had ended before it was looked at.
+    /// `None` if the process ended before it was examined.
     process: Option<OwnedFd>,
 }
 
 thread_local! {
-    /// The one whose requests this thread serves.
+    /// The peer whose request this thread serves.
     static PEER: RefCell<Option<Rc<Peer>>> = const { RefCell::new(None) };
 }
 
-/// Takes the peer away again, also if a request panics.
+/// Removes the peer at the end, also if a request panics.
 struct Served;
 
 impl Drop for Served {
@@ -36,14 +36,14 @@ impl Drop for Served {
 }
 
 impl Peer {
-    /// The process that made a connection.
+    /// Returns the process that made a connection.
     pub(super) fn of(connection: &OwnedFd) -> Result<Self, Errno> {
         let pid = socket_peercred(connection)?.pid;
         let connected =
             nix::sys::socket::getsockopt(connection, nix::sys::socket::sockopt::PeerPidfd);
         let process = match connected {
             Ok(process) => Some(process),
-            // Before Linux 6.5 it is opened by its number. Who has that now is looked at again with each request.
+            // Before Linux 6.5 the process is opened by its number. Each request checks the present owner of the number again.
             Err(nix::errno::Errno::ENOPROTOOPT) => pidfd_open(pid, PidfdFlags::empty()).ok(),
             Err(_) => None,
         };
@@ -62,20 +62,20 @@ impl Peer {
     }
 }
 
-/// Serves a request that came over the connection of `peer`.
+/// Serves a request that arrived over the connection of `peer`.
 pub(super) fn serve<T>(peer: &Rc<Peer>, request: impl FnOnce() -> T) -> T {
     PEER.set(Some(peer.clone()));
     let _served = Served;
     request()
 }
 
-/// Whether the caller is the process that connected, and lives: what was read of it by its number until now was its own.
+/// Whether the caller is the process that connected, and lives: then all data read by its number until now is its own.
 pub(super) fn is(caller: Caller) -> bool {
     let peer = PEER.with_borrow(Clone::clone);
     peer.is_some_and(|peer| peer.pid == caller.pid && peer.lives())
 }
 
-/// A file of the caller's folder in `/proc`, if the caller is the process that connected, and lives.
+/// Returns a file of the caller's folder in `/proc`, if the caller is the process that connected, and lives.
 pub(super) fn read(caller: Caller, file: &str) -> Option<String> {
     let text = std::fs::read_to_string(format!("/proc/{}/{file}", caller.pid)).ok()?;
     is(caller).then_some(text)
@@ -102,7 +102,7 @@ pub(super) mod tests {
         Peer::of(&accept_with(listener, SocketFlags::CLOEXEC).unwrap()).unwrap()
     }
 
-    /// This process as a peer.
+    /// Returns this process as a peer.
     pub(in crate::preload) fn own(folder: &Path) -> Rc<Peer> {
         let path = folder.join("own");
         let listener = super::super::socket::listener(&path).unwrap();
@@ -119,7 +119,7 @@ pub(super) mod tests {
         let pid = std::process::id();
         assert_eq!(peer.pid, pid);
         assert!(serve(&peer, || read(caller(pid), "status")).is_some());
-        // Outside of a request, and of another process, nothing is.
+        // Outside of a request, and for another process, no file can be read.
         assert!(read(caller(pid), "status").is_none());
         assert!(serve(&peer, || read(caller(1), "status")).is_none());
     }
@@ -136,7 +136,7 @@ pub(super) mod tests {
         assert!(asked().is_some());
         process.kill().unwrap();
         process.wait().unwrap();
-        // The number may be another's by now: this one's, for example.
+        // The number may belong to another process by now: this one, for example.
         assert!(asked().is_none());
         let reused = Rc::new(Peer {
             pid: std::process::id(),

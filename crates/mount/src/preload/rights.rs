@@ -1,4 +1,4 @@
-//! What a caller may: on a mount the kernel decides that, here nobody else does.
+//! Permissions of callers: on a mount the kernel decides them, here this module does. It reads `/proc` of the connected process.
 
 use super::peer;
 use crate::error::Error;
@@ -9,7 +9,7 @@ use tidemill_wire::v1::{Attr, Kind};
 pub(super) const READ: u32 = 4;
 pub(super) const WRITE: u32 = 2;
 pub(super) const SEARCH: u32 = 1;
-/// Only who owns an entry, or the directory, removes it.
+/// Only the owner of an entry, or of the directory, removes it.
 const STICKY: u32 = 0o1000;
 const SETUID: u32 = 0o4000;
 const SETGID: u32 = 0o2000;
@@ -17,7 +17,7 @@ const GROUP_EXECUTABLE: u32 = 0o010;
 /// Bits of any execute right.
 const EXECUTABLE: u32 = 0o111;
 
-/// The numbers in a line of `/proc/PID/status`.
+/// Returns the numbers in a line of `/proc/PID/status`.
 fn numbers(status: &str, field: &str, radix: u32) -> Vec<u32> {
     let line = status.lines().find_map(|line| line.strip_prefix(field));
     let numbers = line.unwrap_or_default().split_ascii_whitespace();
@@ -26,15 +26,15 @@ fn numbers(status: &str, field: &str, radix: u32) -> Vec<u32> {
         .collect()
 }
 
-/// Mode bits that a process takes away from what it makes; what can't be seen takes all away from others.
+/// Returns the mode bits that a process removes from new files. If they cannot be read, all bits of other users are removed.
 pub(super) fn umask(caller: Caller) -> u32 {
     let status = peer::read(caller, "status").unwrap_or_default();
     let umask = numbers(&status, "Umask:", 8);
     umask.first().copied().unwrap_or(0o077)
 }
 
-/// Whether a process that acts as the caller's user now is in a group. One that has become another user, as a program of
-/// another owner does, has the groups of that one.
+/// Whether a process that acts as the caller's user now is in a group. After a change of its user, as by a set-user-id program, a process
+/// has the groups of the new user.
 fn is_member(status: &str, caller: Caller, gid: u32) -> bool {
     let acts_as = numbers(status, "Uid:", 10).get(1).copied();
     acts_as == Some(caller.uid) && numbers(status, "Groups:", 10).contains(&gid)
@@ -59,7 +59,7 @@ pub(super) fn may(caller: Caller, attr: &Attr, want: u32) -> Result<(), Error> {
     let allowed = if caller.uid == attr.uid {
         all(6)
     } else if all(3) == all(0) {
-        // The same for both: no need to ask for groups.
+        // The same for both: the groups are not needed.
         all(0)
     } else if in_group(caller, attr.gid) {
         all(3)
@@ -73,7 +73,7 @@ pub(super) fn may(caller: Caller, attr: &Attr, want: u32) -> Result<(), Error> {
     }
 }
 
-/// Whether an entry may be taken out of a directory.
+/// Whether an entry may be removed from a directory.
 pub(super) fn may_remove(caller: Caller, directory: &Attr, entry: &Attr) -> Result<(), Error> {
     may(caller, directory, WRITE | SEARCH)?;
     let sticky = directory.mode & STICKY != 0;
@@ -83,7 +83,7 @@ pub(super) fn may_remove(caller: Caller, directory: &Attr, entry: &Attr) -> Resu
     Ok(())
 }
 
-/// Whether it is the owner, or root.
+/// Whether the caller is the owner, or root.
 pub(super) fn owns(caller: Caller, attr: &Attr) -> Result<(), Error> {
     if caller.uid == 0 || caller.uid == attr.uid {
         Ok(())
@@ -106,7 +106,7 @@ pub(super) fn may_link(caller: Caller, attr: &Attr) -> Result<(), Error> {
     }
 }
 
-/// The mode that an owner may set.
+/// Returns the mode that an owner may set.
 pub(super) fn settable(caller: Caller, attr: &Attr, mode: u32) -> Result<u32, Error> {
     owns(caller, attr)?;
     let stranger = caller.uid != 0 && mode & SETGID != 0 && !in_group(caller, attr.gid);
@@ -176,7 +176,7 @@ mod tests {
 
     #[test]
     fn permission_check_uses_first_matching_class() {
-        // Less for the owner than for all others, and less for the group.
+        // Fewer permissions for the owner than for all others, and fewer for the group.
         let file = attr(0o027, 5);
         assert!(may(user(5, 1), &file, READ).is_err());
         assert!(may(user(6, 77), &file, WRITE).is_ok());

@@ -1,7 +1,8 @@
-//! The folder of files that were given away, each beside a record of what it is, so that neither outlives the other.
+//! The folder of handed-over files, each with a record of its identity, so that neither outlives the other. It creates and removes files in
+//! that folder.
 //!
-//! A file has a number for a name, its record the same with `.r` behind. The record is there before a program is given the file, and goes when its bytes
-//! are stored. Whoever dies in between, the next file system of the folder finds both.
+//! The name of a file is a number; its record has the same name with the suffix `.r`. The record exists before a program gets the file, and
+//! is removed when the bytes are stored. Whichever process dies in between, the next file system of the folder finds both.
 
 use crate::fs::Caller;
 use parking_lot::Mutex;
@@ -15,28 +16,28 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Version of records, and what they begin with.
+/// First line of records, with their version.
 const HEAD: &str = "tidemill-given-away 1";
-/// Bytes of a record at most.
+/// Maximum size of a record in bytes.
 const RECORD_BYTES_MAX: u64 = 64 << 10;
-/// Bytes of memory that are ready behind the end of the next file: taking them is most of what a write costs.
+/// Bytes of memory that are prepared after the end of the next file: allocating them is most of the cost of a write.
 const READY_BYTES: u64 = 128 << 20;
-/// What `statfs` says of a file system in memory (`TMPFS_MAGIC` of Linux).
+/// Type that `statfs` reports for a file system in memory (`TMPFS_MAGIC` of Linux).
 const TMPFS: i64 = 0x0102_1994;
-/// Where the system says which of its starts this is.
+/// File with the id of the present start of the system.
 const BOOT: &str = "/proc/sys/kernel/random/boot_id";
 
-/// What a file is whose bytes are to be stored.
+/// Identity of a file whose bytes are to be stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Record {
     pub(super) number: u64,
     pub(super) inode: u64,
     pub(super) uid: u32,
     pub(super) gid: u32,
-    /// Objects of the versions that it may follow: the one before, and those that were begun for it. If the file's current version is another one,
-    /// somebody else has written it.
+    /// Objects of the versions that the file may follow: the version before, and versions that were begun for it. If the file's current
+    /// version is another one, another client has written it.
     pub(super) follows: Vec<u64>,
-    /// For people.
+    /// Path for users.
     pub(super) path: Vec<u8>,
 }
 
@@ -50,12 +51,12 @@ impl Record {
     }
 }
 
-/// What was found in the folder.
+/// A file found in the folder.
 #[derive(Debug)]
 pub(super) struct Found {
     pub(super) record: Record,
     pub(super) file: File,
-    /// Why it can't be stored.
+    /// Reason why it cannot be stored.
     pub(super) foreign: Option<&'static str>,
 }
 
@@ -70,12 +71,12 @@ pub(super) struct Shelf {
     ready: Mutex<Ready>,
 }
 
-/// The next file, if it was made before it is asked for.
+/// The next file, if it was made in advance.
 #[derive(Debug, Default)]
 struct Ready {
-    /// Somebody gives files away.
+    /// Whether programs hand over files.
     wanted: bool,
-    /// It has no name yet, so it goes with this process.
+    /// The file. It has no name yet, so it ends with this process.
     file: Option<File>,
 }
 
@@ -93,7 +94,7 @@ impl Shelf {
         }
     }
 
-    /// Where the file of a number is.
+    /// Returns the path of the file with a number.
     pub(super) fn path(&self, number: u64) -> PathBuf {
         self.folder.join(number.to_string())
     }
@@ -102,7 +103,7 @@ impl Shelf {
         self.folder.join(format!("{number}.r"))
     }
 
-    /// A new file, which has no record yet.
+    /// Returns a new file, which has no record yet.
     pub(super) fn make(&self) -> io::Result<(u64, File)> {
         let mut ready = self.ready.lock();
         ready.wanted = true;
@@ -119,19 +120,19 @@ impl Shelf {
         Ok((number, file.open(self.path(number))?))
     }
 
-    /// Whether a file should be made before the next one is asked for.
+    /// Whether a file should be made in advance.
     pub(super) fn wants_one(&self) -> bool {
         let ready = self.ready.lock();
         self.in_memory && ready.wanted && ready.file.is_none()
     }
 
-    /// Makes a file for who asks next, with memory behind its end.
+    /// Makes a file for the next request, with memory after its end.
     pub(super) fn prepare(&self) -> io::Result<()> {
         let mut ready = self.ready.lock();
         if ready.file.is_some() {
             return Ok(());
         }
-        // Once more only when somebody has asked for the next.
+        // Set again only when the next file is requested.
         ready.wanted = false;
         let how = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
         let file = File::from(open(&self.folder, how, Mode::RUSR | Mode::WUSR)?);
@@ -140,7 +141,7 @@ impl Shelf {
         Ok(())
     }
 
-    /// Gives back what is behind the end of a file that nobody writes. Its times stay.
+    /// Frees the space after the end of a file without writers. Its times stay.
     pub(super) fn trim(&self, file: &File) -> io::Result<()> {
         let stat = file.metadata()?;
         if !self.in_memory || stat.blocks() * 512 <= stat.len() {
@@ -150,7 +151,7 @@ impl Shelf {
         Ok(fallocate(file, how, stat.len(), READY_BYTES)?)
     }
 
-    /// Keeps a record, in place of the one before.
+    /// Stores a record, in place of the one before.
     pub(super) fn keep(&self, record: &Record) -> io::Result<()> {
         let path = self.record_path(record.number);
         let new = path.with_extension("new");
@@ -160,7 +161,7 @@ impl Shelf {
         std::fs::rename(new, path)
     }
 
-    /// A file is stored, or nobody wants it: it goes with its record.
+    /// Removes a file that is stored or unwanted, with its record.
     pub(super) fn remove(&self, number: u64) {
         for path in [self.record_path(number), self.path(number)] {
             if let Err(error) = std::fs::remove_file(&path)
@@ -171,8 +172,8 @@ impl Shelf {
         }
     }
 
-    /// What one before this has left, the oldest first; and what was no file yet is removed. Of several files that are one of the array the newest
-    /// has what counts.
+    /// Returns the files of an earlier process, the oldest first, and removes incomplete files. If several files belong to one file of the
+    /// array, the newest counts.
     pub(super) fn find(&self) -> io::Result<Vec<Found>> {
         let mut found: BTreeMap<u64, Found> = BTreeMap::new();
         for entry in std::fs::read_dir(&self.folder)? {
@@ -208,7 +209,7 @@ impl Shelf {
             if let Some(at) = newest.iter().position(same) {
                 let before = newest.remove(at);
                 one.record.follows.extend(before.record.follows);
-                // Both are there until what is known of both is kept.
+                // Both exist until the merged record is stored.
                 if self.keep(&one.record).is_ok() {
                     self.remove(before.record.number);
                 }
@@ -263,7 +264,7 @@ impl Shelf {
     }
 }
 
-/// A record, its array and its start of the host; `None` if the bytes are not all of one.
+/// Returns a record, its array and its start of the host; `None` if the bytes are not a whole record.
 fn decode(number: u64, bytes: &[u8]) -> Option<(Record, u64, String)> {
     let mut lines = bytes.strip_suffix(b"\n")?.splitn(6, |&byte| byte == b'\n');
     let mut line = |name: &str| {
@@ -288,14 +289,14 @@ fn decode(number: u64, bytes: &[u8]) -> Option<(Record, u64, String)> {
     (HEAD.ends_with(version) && version == "1").then_some((record, array, boot))
 }
 
-/// Whether something is left in a folder that nobody serves.
+/// Whether files are left in a folder that no process serves.
 pub(super) fn is_left(folder: &Path) -> bool {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let mut names = entries.map(|entry| entry.file_name());
     names.any(|name| name.as_bytes().ends_with(b".r"))
 }
 
-/// A path as it is shown to people.
+/// Returns a path in the form for users.
 pub(super) fn shown(path: &Path) -> Vec<u8> {
     path.to_owned().into_os_string().into_vec()
 }
@@ -324,7 +325,7 @@ mod tests {
         let (back, array, boot) = decode(3, &bytes).unwrap();
         assert_eq!((back, array, boot), (one, 0x7b, shelf.boot.clone()));
         for length in 0..bytes.len() {
-            // The path may hold line ends: one that ends there is shorter.
+            // The path may contain line ends: a record that is cut there is shorter, but valid.
             let cut = decode(3, &bytes[..length]).map(|(record, ..)| record.path);
             assert!(cut.is_none_or(|path| path == b"/a"), "{length}");
         }

@@ -1,4 +1,4 @@
-//! Messages with descriptors and with who sends them, over a Unix socket that keeps messages whole.
+//! Messages with descriptors and with their senders, over a Unix socket that keeps message boundaries.
 
 use crate::fs::Caller;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,7 +12,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::path::Path;
 
-/// Connections that wait to be accepted.
+/// Maximum number of connections that wait to be accepted.
 const BACKLOG: i32 = 1024;
 
 /// Listens at a path, which must not exist.
@@ -24,12 +24,12 @@ pub(super) fn listener(path: &Path) -> Result<OwnedFd, Errno> {
     Ok(socket)
 }
 
-/// Has the kernel say of each message who sends it.
+/// Makes the kernel add the sender to each message.
 pub(super) fn know_senders(connection: BorrowedFd<'_>) -> Result<(), Errno> {
     sockopt::set_socket_passcred(connection, true)
 }
 
-/// Waits for the next message; 0 bytes at the end. The kernel has checked that the sender is who it says it is.
+/// Waits for the next message; 0 bytes at the end. The kernel has verified the sender.
 pub(super) fn receive(
     connection: BorrowedFd<'_>,
     into: &mut [u8],

@@ -1,4 +1,4 @@
-//! What a path leads to: as the kernel walks on a mount.
+//! Resolves paths as the kernel does on a mount (next: `mount/src/fs/names.rs`).
 
 use super::rights::{self, SEARCH};
 use crate::error::Error;
@@ -9,17 +9,17 @@ use std::collections::HashSet;
 use tidemill_core::id::Inode;
 use tidemill_wire::v1::Kind;
 
-/// Symbolic links followed in one path, as in Linux.
+/// Maximum number of symbolic links in one path, as in Linux.
 const LINKS_MAX: u32 = 40;
-/// Inodes that are kept known without being open.
+/// Number of inodes that stay cached without being open.
 const KEPT_MAX: usize = 65_536;
 
-/// Why there is no answer.
+/// Reason for a missing answer.
 #[derive(Debug)]
 pub(super) enum Fail {
-    /// The file system says no.
+    /// Error of the file system.
     Error(Error),
-    /// The path leads out of the array: to this one, on the host.
+    /// The path leaves the array and continues with this path on the host.
     Leaves(Vec<u8>),
 }
 
@@ -29,30 +29,30 @@ impl<E: Into<Error>> From<E> for Fail {
     }
 }
 
-/// A path as it is given.
+/// A path of a program.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Path<'a> {
-    /// The directory that it begins at, unless it begins with a slash.
+    /// Directory at which the path begins, unless it begins with a slash.
     pub(super) base: u64,
     pub(super) text: &'a [u8],
-    /// What absolute symbolic links into the array begin with.
+    /// Prefix of absolute symbolic links into the array.
     pub(super) prefix: &'a [u8],
 }
 
-/// Where a path leads.
+/// Target of a path.
 #[derive(Debug)]
 pub(super) struct Place {
-    /// The directory of the last name; it may be looked through.
+    /// Directory of the last name; the caller may search it.
     pub(super) parent: Found,
-    /// The last name; empty if the path ends with no name of its own, as `..` does.
+    /// Last name; empty if the path ends without a name of its own, as with `..`.
     pub(super) name: Vec<u8>,
     pub(super) found: Option<Found>,
-    /// It ends with a slash: only a directory will do.
+    /// Whether the path ends with a slash, so that only a directory is allowed.
     pub(super) folder: bool,
 }
 
 impl Place {
-    /// What is there.
+    /// Returns the existing file.
     pub(super) fn there(&self) -> Result<Found, Fail> {
         let found = self.found.ok_or(Errno::NOENT)?;
         if self.folder && found.attr.kind() != Kind::Directory {
@@ -62,14 +62,14 @@ impl Place {
     }
 }
 
-/// Looks names up. It keeps what it has found known, as the kernel does.
+/// Looks names up. It keeps found inodes cached, as the kernel does.
 #[derive(Debug, Default)]
 pub(super) struct Walker {
     kept: Mutex<HashSet<u64>>,
 }
 
 impl Walker {
-    /// What has been found and was held by that.
+    /// Keeps a found inode cached, with the reference that the look-up counted.
     pub(super) fn keep(&self, fs: &Fs, found: &Found) {
         if found.key.is_special() {
             return;
@@ -101,7 +101,7 @@ impl Walker {
         Ok(found)
     }
 
-    /// What an inode is now.
+    /// Returns the present description of an inode.
     pub(super) fn at(fs: &Fs, caller: Caller, key: Key) -> Result<Found, Error> {
         if key.is_special() {
             fs.control_getattr(caller, key.ino, Pace::MayWait)
@@ -142,9 +142,9 @@ struct Walk<'a> {
     fs: &'a Fs,
     caller: Caller,
     here: Found,
-    /// Directories above, with the name that led on from each.
+    /// Directories above, with the name that continued from each.
     trail: Vec<(Found, Vec<u8>)>,
-    /// Names to come, the next one last.
+    /// Remaining names, the next one last.
     next: Vec<Vec<u8>>,
     links: u32,
     folder: bool,
@@ -184,7 +184,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// What follows the current name, as a path.
+    /// Returns the names after the current one, as a path.
     fn rest(&self) -> Vec<u8> {
         let mut rest = Vec::new();
         for name in self.next.iter().rev() {
@@ -219,7 +219,7 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// Goes on with a name; gives the place if it was the last one.
+    /// Continues with a name. Returns the place if it was the last one.
     fn down(
         &mut self,
         walker: &Walker,
@@ -266,7 +266,7 @@ impl<'a> Walk<'a> {
         } else {
             self.fs.readlink(self.caller, link.key.ino, Pace::MayWait)?
         };
-        // A slash behind the link's own name is one behind its target.
+        // A slash after the link's own name counts as one after its target.
         let ends = self.next.iter().all(Vec::is_empty);
         self.folder |= ends && target.ends_with(b"/");
         if target.starts_with(b"/") {

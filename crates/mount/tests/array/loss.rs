@@ -1,4 +1,4 @@
-//! A way to the server that loses answers: what was asked is carried out, and nobody hears of it.
+//! A connection to the server that loses answers: the request is carried out, and its answer does not arrive.
 
 use super::Array;
 use std::io::{Read, Write};
@@ -10,15 +10,15 @@ use tempfile::TempDir;
 use tidemill_client::Endpoint;
 use tidemill_wire::local;
 
-/// Sockets that stand for those of the server.
+/// Sockets in place of those of the server.
 pub struct Lossy {
     folder: TempDir,
-    /// Answers that come through before one is lost; below 0: none is to be.
+    /// Number of answers that pass before one is lost; below 0: no answer is lost.
     lose: Arc<AtomicI64>,
 }
 
 impl Lossy {
-    /// `local`: namespace requests go by their own socket; else all go by gRPC.
+    /// `local`: namespace requests use a socket of their own; otherwise all use gRPC.
     pub fn new(array: &Array, local: bool) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let lose = Arc::new(AtomicI64::new(-1));
@@ -36,12 +36,12 @@ impl Lossy {
         Endpoint::Unix(self.folder.path().join("server.sock"))
     }
 
-    /// Loses an answer, with its connection, after that many others.
+    /// Loses an answer, with its connection, after `others` other answers.
     pub fn lose_after(&self, others: i64) {
         self.lose.store(others, Ordering::Release);
     }
 
-    /// Whether the answer was lost that was to be.
+    /// Whether the answer was lost.
     pub fn lost(&self) -> bool {
         self.lose.load(Ordering::Acquire) < 0
     }
@@ -73,7 +73,7 @@ fn never(_: &AtomicI64) -> bool {
     false
 }
 
-/// Passes on what is asked, until either side ends.
+/// Passes requests on, until either side ends.
 fn pass(mut from: UnixStream, mut to: UnixStream) {
     let mut buffer = vec![0; 64 << 10];
     while let Ok(count @ 1..) = from.read(&mut buffer) {
@@ -84,7 +84,7 @@ fn pass(mut from: UnixStream, mut to: UnixStream) {
     let _ = to.shutdown(std::net::Shutdown::Both);
 }
 
-/// Passes on what is answered, unless it is to be lost.
+/// Passes answers on, except the one to lose.
 fn answer(mut from: UnixStream, mut to: UnixStream, lose: &AtomicI64, may: fn(&AtomicI64) -> bool) {
     let mut buffer = vec![0; 64 << 10];
     while let Ok(count @ 1..) = from.read(&mut buffer) {

@@ -23,13 +23,13 @@ use tokio::runtime::Runtime;
 
 pub mod loss;
 
-/// Arrays of different tests are not there at the same time: when an element starts, copies of this process are made,
-/// which keep open what it closes meanwhile.
+/// Arrays of different tests do not exist at the same time: an element's start forks this process, and the copies keep descriptors open
+/// that this process closes in the meantime.
 static ONE: ReentrantMutex<()> = ReentrantMutex::new(());
 
 pub struct Array {
     runtime: Runtime,
-    /// On a runtime of its own, with which its connections end as those of a process do.
+    /// The server, on a runtime of its own, whose connections end with it as those of a process do.
     server: Option<(Runtime, Server)>,
     elements: Vec<Option<Element>>,
     folder: TempDir,
@@ -67,7 +67,7 @@ impl Drop for Mounted {
     }
 }
 
-/// Whether this host can mount; says loudly if not.
+/// Whether this host can mount. A skip is reported.
 pub fn can_mount() -> bool {
     let able = rustix::process::geteuid().is_root() && Path::new("/dev/fuse").exists();
     if !able {
@@ -110,7 +110,7 @@ impl Array {
         self.elements[number] = Some(element);
     }
 
-    /// Ends an element; the server knows it when this returns.
+    /// Ends an element. The server knows it when this returns.
     pub fn stop_element(&mut self, number: usize) {
         let element = self.elements[number].take().unwrap();
         self.runtime.block_on(element.stop());
@@ -159,7 +159,7 @@ impl Array {
         self.mount_by(endpoint, in_place)
     }
 
-    /// As [`Self::mount`], by another way to the server.
+    /// As [`Self::mount`], by another connection to the server.
     pub fn mount_by(&mut self, endpoint: Endpoint, in_place: bool) -> Mounted {
         self.mounts += 1;
         let mountpoint = self.folder.path().join(format!("mnt{}", self.mounts));
@@ -169,7 +169,7 @@ impl Array {
         Mounted(Some(mount(&config).unwrap()))
     }
 
-    /// Mounts it where the test says.
+    /// Mounts it at the path of the test.
     pub fn try_mount(&mut self, mountpoint: &Path) -> Result<Mounted, Error> {
         let config = Config::new(self.endpoint(), None, mountpoint.to_owned());
         Ok(Mounted(Some(mount(&config)?)))

@@ -1,4 +1,4 @@
-//! Which bridges there are, of whom the server is asked now and then, and their stores.
+//! Cache of the bridges, which it regularly fetches from the server (next: `server/src`), and their opened stores.
 
 use super::{Bridged, TTL};
 use crate::error::Error;
@@ -11,15 +11,15 @@ use std::time::{Duration, Instant};
 use tidemill_wire::v1;
 use tokio::sync::Semaphore;
 
-/// How long it is believed which bridges there are.
+/// Time for which the list of bridges is valid.
 const BRIDGES_TTL: Duration = Duration::from_secs(1);
-/// Blocks of one store that are on their way at once.
+/// Number of blocks of one store that are on their way at once.
 const READS_AT_ONCE: usize = 8;
 
 /// Addresses by name.
 pub(super) type Bridges = Arc<BTreeMap<String, String>>;
 
-/// A store that has been gone to.
+/// A store that has been opened.
 #[derive(Debug)]
 pub(super) struct Opened {
     pub(super) id: u64,
@@ -31,7 +31,7 @@ pub(super) struct Opened {
 pub(super) struct Known {
     bridges: tokio::sync::Mutex<Option<(Instant, Bridges)>>,
     opened: Mutex<HashMap<String, (Instant, Arc<Opened>)>>,
-    /// Stores that did not answer, and since when that is known.
+    /// Stores that did not answer, and the time of that.
     away: Mutex<HashMap<String, Instant>>,
 }
 
@@ -49,7 +49,7 @@ impl Known {
 }
 
 impl Bridged {
-    /// All bridges. Where the server does not answer, those that it told last.
+    /// Returns all bridges. If the server does not answer, returns the last known bridges.
     pub(super) async fn bridges(&self) -> Result<Bridges, Error> {
         let mut known = self.known.bridges.lock().await;
         if let Some((since, bridges)) = &*known
@@ -78,7 +78,7 @@ impl Bridged {
         Ok(bridges)
     }
 
-    /// The store of a bridge, as its address and its keys are now.
+    /// Returns the store of a bridge, for its present address and keys.
     pub(super) async fn store(&self, name: &str) -> Result<Arc<Opened>, Error> {
         let bridges = self.bridges().await?;
         let uri = bridges.get(name).ok_or(Errno::NOENT)?;
@@ -104,7 +104,7 @@ impl Bridged {
     }
 }
 
-/// Whether it can be the name of a folder, whoever made it.
+/// Whether a name can be the name of a folder, whatever its origin.
 fn is_name(name: &str) -> bool {
     !name.is_empty() && name != "." && name != ".." && !name.contains(['/', '\0'])
 }

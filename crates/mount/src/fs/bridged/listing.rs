@@ -1,4 +1,4 @@
-//! Open folders of stores: a page of names at a time, however many there are.
+//! Open folders of stores, read one page of names at a time, however many names exist (next: `mount/src/stores.rs`).
 
 use super::Bridged;
 use super::nodes::Place;
@@ -10,16 +10,16 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use tokio::sync::Mutex;
 
-/// Names that a store is asked for at once.
+/// Number of names in one request to a store.
 const PAGE_ENTRIES: usize = 1000;
 
 #[derive(Debug)]
 pub(super) struct Listing {
     place: Place,
-    /// Which store told them.
+    /// Id of the store that the names are from.
     store: u64,
     source: Option<Box<dyn Entries>>,
-    /// The number of the first name that is here.
+    /// Number of the first name that is in memory.
     base: u64,
     here: VecDeque<Entry>,
     ended: bool,
@@ -38,12 +38,12 @@ impl Listing {
     }
 }
 
-/// Names from one of them on, and of which folder they are.
+/// A range of names, and their folder.
 #[derive(Debug)]
 pub(crate) struct Names {
     place: Place,
     store: u64,
-    /// The number of the first one.
+    /// Number of the first name.
     pub(crate) from: u64,
     pub(crate) entries: Vec<Entry>,
 }
@@ -65,13 +65,13 @@ impl Bridged {
         self.listings.lock().remove(&handle);
     }
 
-    /// Names from the one with a number on, so many at most; none at the end.
+    /// Returns up to `most` names from number `from` on; none at the end.
     pub(crate) async fn list(&self, handle: u64, from: u64, most: usize) -> Result<Names, Error> {
         let listing = self.listings.lock().get(&handle).cloned();
         let listing = listing.ok_or(Errno::BADF)?;
         let mut listing = listing.lock().await;
         if from < listing.base || from == 0 {
-            // Back to the begin: the store is asked again.
+            // Back to the beginning: the store is asked again.
             *listing = Listing::new(listing.place.clone());
         }
         loop {
@@ -121,7 +121,7 @@ impl Bridged {
         Ok(())
     }
 
-    /// What the kernel may know of a listed name without asking for it.
+    /// Returns the attributes of a listed name for the kernel's cache. `None`: the kernel has to ask for them.
     pub(crate) fn listed(&self, names: &Names, entry: &Entry) -> Option<Found> {
         let mut nodes = self.nodes.lock();
         match &names.place {

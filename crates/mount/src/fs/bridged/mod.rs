@@ -1,16 +1,16 @@
-//! Stores outside of the array as folders, `/bridges/NAME/…`: to look at and to read, for the mount's own user and root
-//! ([0063](../../../../../docs/decisions/0063-bridges-in-the-mount.md)).
+//! Stores outside of the array as folders, `/bridges/NAME/…`: read-only, for the mount's own user and root
+//! ([0063](../../../../../docs/decisions/0063-bridges-in-the-mount.md)). Requests are sent to the stores (next: `mount/src/stores.rs`).
 //!
-//! A version of a file is an inode of its own. So what the kernel keeps of one is never taken for another's, whoever has which
-//! of them open; a name leads to another inode when its file is another one. No thread waits for a store: one that is dead
-//! holds up nobody but those who ask it, and those for a bounded time.
+//! A version of a file is an inode of its own. So the kernel never uses cached pages of one version for another, whichever programs have
+//! them open. A name gets another inode when its file changes. No thread waits for a store: a dead store only delays programs that use it,
+//! and for a bounded time.
 //!
 //! | file | subject |
 //! |---|---|
 //! | `nodes` | inodes that the kernel knows |
-//! | `known` | which bridges there are, and their stores |
+//! | `known` | the list of bridges, and their stores |
 //! | `reading` | open files |
-//! | `blocks` | bytes that are kept, and asked for once |
+//! | `blocks` | bytes that are kept, and requested once |
 //! | `listing` | open folders |
 
 mod known;
@@ -34,9 +34,9 @@ use std::time::Duration;
 use tidemill_client::blocks::Blocks;
 use tidemill_core::id::Inode;
 
-/// The folder's name in the root. A folder of the array that has it goes before.
+/// The folder's name in the root. A folder of the array with this name takes precedence.
 pub(crate) const FOLDER: &[u8] = b"bridges";
-/// How long names, sizes and times of stores are believed without asking.
+/// Time for which names, sizes and times of stores are cached.
 pub(crate) const TTL: Duration = Duration::from_secs(5);
 /// Longest name of a file, in bytes.
 const NAME_BYTES_MAX: usize = 255;
@@ -46,7 +46,7 @@ const NAME_BYTES_MAX: usize = 255;
 pub(crate) struct Bridged {
     stores: Arc<dyn Stores>,
     backend: Arc<Backend>,
-    /// How long a store may take for one answer.
+    /// Time that a store may take for one answer.
     patience: Duration,
     nodes: Mutex<Nodes>,
     known: known::Known,
@@ -75,8 +75,8 @@ impl Bridged {
         self.next.fetch_add(1, std::sync::atomic::Ordering::Relaxed)
     }
 
-    /// What is a store's is for the user whose keys and rights it is read with, and for root. A mount that asks itself would
-    /// go in circles.
+    /// Returns an error unless the caller is the user with whose keys and rights the store is read, or root. Requests of this process
+    /// itself are refused: they would loop.
     fn check(caller: Caller) -> Result<(), Error> {
         let own = rustix::process::geteuid().as_raw();
         if caller.uid != own && caller.uid != 0 {
@@ -89,8 +89,8 @@ impl Bridged {
         }
     }
 
-    /// An answer of a store, for which nobody waits for longer than it may take. Who asks just after one that never came is
-    /// told so at once: the kernel lets those who want one name ask one after the other.
+    /// Returns the answer of a store, or an error once the store's time limit is over. Shortly after such a timeout, requests fail at once:
+    /// the kernel lets programs that want one name ask one after the other.
     async fn bounded<T>(
         &self,
         name: &str,
@@ -119,7 +119,7 @@ impl Bridged {
         answer.map_err(|failure| outside(&failure, name, path))
     }
 
-    /// The folder of all bridges, if there are any.
+    /// Returns the folder of all bridges, if any bridge exists.
     async fn top(&self, caller: Caller) -> Result<Found, Error> {
         if self.bridges().await?.is_empty() {
             return Err(Errno::NOENT.into());
@@ -128,12 +128,12 @@ impl Bridged {
             return Err(Errno::LOOP.into());
         }
         let mut found = self.nodes.lock().hold(&Place::Top, None);
-        // A folder of the array may have the name by now, and who may enter is looked at each time.
+        // A folder of the array may have the name by now, and access is checked each time.
         found.ttl = Duration::ZERO;
         Ok(found)
     }
 
-    /// A name of a folder.
+    /// Looks up a name in a folder.
     pub(crate) async fn lookup(
         &self,
         caller: Caller,
@@ -166,7 +166,7 @@ impl Bridged {
         Ok(self.nodes.lock().found(&bridge, &path, store.id, seen))
     }
 
-    /// What is known of an inode: a version does not change.
+    /// Returns the attributes of an inode: a version does not change.
     pub(crate) fn getattr(&self, number: u64) -> Result<Found, Error> {
         self.nodes.lock().at(number)
     }
@@ -176,7 +176,7 @@ impl Bridged {
     }
 }
 
-/// Says what a store answered, with the errno of it. What is there no more is no news.
+/// Returns the error for a failed request to a store, with its errno. Missing files are not logged.
 fn outside(failure: &Failure, name: &str, path: &str) -> Error {
     let reason = format!("bridge {name}: {path:?}: {}", failure.reason);
     if failure.errno == Errno::ACCESS {
@@ -196,7 +196,7 @@ fn join(folder: &str, name: &str) -> String {
 }
 
 impl Fs {
-    /// The stores, if an inode is of one.
+    /// Returns the stores, if an inode belongs to one of them.
     pub(crate) fn bridged_at(&self, number: u64) -> Option<&Arc<Bridged>> {
         match number & (Inode::SPECIAL | nodes::BRIDGED) == Inode::SPECIAL | nodes::BRIDGED {
             true => self.bridged.get(),
@@ -204,7 +204,7 @@ impl Fs {
         }
     }
 
-    /// Looks a name of the root up. The folder of bridges is there if the array has none of that name.
+    /// Looks up a name of the root. The folder of bridges exists if the array has no folder of that name.
     pub(crate) fn lookup_at_root(
         &self,
         caller: Caller,

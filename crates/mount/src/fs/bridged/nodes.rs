@@ -10,32 +10,32 @@ use std::time::UNIX_EPOCH;
 use tidemill_core::id::Inode;
 use tidemill_wire::v1::{Attr, Kind};
 
-/// The bit that tells inodes of stores from other special ones.
+/// Bit that distinguishes inodes of stores from other special inodes.
 pub(super) const BRIDGED: u64 = 1 << 62;
-/// Inodes that are made known by listings alone; beyond, each name is asked for.
+/// Maximum number of inodes that listings alone create; beyond that, the kernel asks for each name.
 const LISTED_MAX: usize = 65_536;
-/// Mode bits: whoever may look may try to write, and is told that it can't be.
+/// Mode bits: a user with access may try to write, and gets an error.
 const FOLDER_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
 
-/// A version of a file of a store.
+/// Version of a file of a store.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Version {
     pub(super) bridge: String,
     pub(super) path: String,
-    /// Of which store: a bridge may be taken away and lead elsewhere.
+    /// Id of the store: a bridge may be removed and added with another address.
     pub(super) store: u64,
     pub(super) tag: String,
 }
 
-/// What an inode stands for.
+/// Meaning of an inode.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Place {
     /// The folder of all bridges.
     Top,
-    /// A bridge and a folder there.
+    /// Name of a bridge, and path of a folder in its store.
     Folder(String, String),
-    /// A file as it is or was.
+    /// A present or former file.
     File(Version),
 }
 
@@ -62,7 +62,7 @@ impl Nodes {
         self.node(number).map(|node| node.place.clone())
     }
 
-    /// The version that an inode is, and what is known of it.
+    /// Returns the version of an inode, and its attributes.
     pub(super) fn file(&self, number: u64) -> Result<(Version, Content), Error> {
         let node = self.node(number)?;
         match (&node.place, &node.content) {
@@ -76,7 +76,7 @@ impl Nodes {
         Ok(shown(number, node.content.as_ref()))
     }
 
-    /// What the kernel is going to know once more.
+    /// Returns the inode of a place, and counts a reference of the kernel.
     pub(super) fn hold(&mut self, place: &Place, content: Option<Content>) -> Found {
         let number = match self.numbers.get(place) {
             Some(&number) => number,
@@ -100,7 +100,7 @@ impl Nodes {
         shown(number, node.content.as_ref())
     }
 
-    /// What was seen at a path.
+    /// Returns the inode of the content found at a path.
     pub(super) fn found(&mut self, bridge: &str, path: &str, store: u64, seen: Seen) -> Found {
         match seen {
             Seen::Folder => {
@@ -119,7 +119,7 @@ impl Nodes {
         }
     }
 
-    /// What a listing has told of a name; `None`: it is to be asked for, as too many are known.
+    /// Returns the inode of a listed name; `None`: the kernel has to ask for the name, as too many inodes are known.
     pub(super) fn listed(
         &mut self,
         (bridge, folder): (&str, &str),
@@ -143,7 +143,7 @@ impl Nodes {
     }
 }
 
-/// What the kernel is told of an inode, for the user whose keys are asked with.
+/// Returns the description of an inode for the kernel, for the user whose keys are used.
 fn shown(number: u64, content: Option<&Content>) -> Found {
     let modified = content.and_then(|content| content.modified);
     let since = modified.and_then(|time| time.duration_since(UNIX_EPOCH).ok());

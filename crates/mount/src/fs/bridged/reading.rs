@@ -1,4 +1,4 @@
-//! Open files of stores. Whoever opens one is given what is there then, and reads that version or nothing.
+//! Open files of stores. An open file reads the version that exists at the open, or fails (next: `mount/src/stores.rs`).
 
 use super::known::Opened;
 use super::nodes::Version;
@@ -12,9 +12,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tidemill_client::blocks::{BLOCK_BYTES, BlockKey};
 
-/// Blocks that are asked for ahead of whoever reads one after the other.
+/// Number of blocks that are read ahead for sequential reads.
 const BLOCKS_AHEAD: u64 = 2;
-/// Times a store's patience that a read may wait for its turn.
+/// Time that a read may wait for its turn, as a multiple of the store's time limit.
 const TURN_PATIENCES: u32 = 4;
 /// No block has been read yet.
 const NONE: u64 = u64::MAX;
@@ -44,12 +44,12 @@ impl File {
         self.content.size.div_ceil(BLOCK_BYTES)
     }
 
-    /// The bytes of a range that are there.
+    /// Returns the end of a range, limited by the size of the file.
     fn end(&self, offset: u64, length: usize) -> u64 {
         self.content.size.min(offset.saturating_add(length as u64))
     }
 
-    /// Takes a range out of its blocks, as far as `block` gives them.
+    /// Returns the bytes of a range. `None`: `block` does not have one of its blocks.
     fn cut(offset: u64, end: u64, mut block: impl FnMut(u64) -> Option<Bytes>) -> Option<Vec<u8>> {
         let mut bytes = Vec::new();
         let mut at = offset;
@@ -67,7 +67,7 @@ impl File {
 }
 
 impl Bridged {
-    /// Opens the version that an inode is, if it is still that of its name: the kernel looks the name up again otherwise.
+    /// Opens the version of an inode, if its name still has this version. Otherwise the kernel looks the name up again.
     pub(crate) async fn open(
         &self,
         caller: Caller,
@@ -126,10 +126,10 @@ impl Bridged {
         self.files.lock().remove(&handle);
     }
 
-    /// A range of which all is here.
+    /// Returns a range whose blocks are all cached.
     pub(crate) fn read_now(&self, handle: u64, offset: u64, length: usize) -> Option<Vec<u8>> {
         let file = self.file(handle).ok()?;
-        // The first of a block may ask for the next ones.
+        // The first read of a block may start the read-ahead.
         if offset < file.content.size && file.last.load(Ordering::Relaxed) != offset / BLOCK_BYTES {
             return None;
         }
@@ -164,12 +164,12 @@ impl Bridged {
         File::cut(offset, end, block).ok_or_else(|| Errno::IO.into())
     }
 
-    /// Asks for the blocks behind one.
+    /// Requests the blocks that follow a block.
     fn read_ahead(self: &Arc<Self>, file: &Arc<File>, index: u64) {
         for ahead in index + 1..(index + 1 + BLOCKS_AHEAD).min(file.blocks()) {
             let (bridged, file) = (self.clone(), file.clone());
             self.backend.runtime.spawn(async move {
-                // Who reads it is told.
+                // A reader of the block gets the error.
                 let _ = bridged.block(&file, ahead).await;
             });
         }
@@ -198,7 +198,7 @@ impl Bridged {
         self.blocks.get(&file.key(index), ask).await
     }
 
-    /// Where data or a hole is: there are no holes but the one at the end.
+    /// Returns where data or a hole begins: the only hole is at the end.
     pub(crate) fn seek(&self, handle: u64, offset: u64, data: bool) -> Result<u64, Error> {
         let size = self.file(handle)?.content.size;
         match offset < size {

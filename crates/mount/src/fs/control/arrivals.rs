@@ -1,9 +1,10 @@
-//! What comes, for programs that know no more of the array than its mount: `<user>/arrivals`. What is written to it asks, and reading
-//! it waits for the answer. Labels that wait for files do so by it.
+//! Arriving files, for programs that only know the array's mount: `<user>/arrivals`. A write to the file is a question, and a read waits
+//! for the answer, which the server gives (next: `server/src`). Labels that wait for files use it.
 //!
-//! A question is one write: how many arrivals at most (0: as many as fit), a cursor (empty: that of now is the answer) and a pattern,
-//! with a zero between. The answer is a cursor to go on with, and `1` if something before is not known any more, else `0`; then path,
-//! cursor, version and size of each arrival; each with a zero behind it. There may be none after [`WAIT`]: then it is asked again.
+//! A question is one write: the maximum number of arrivals (0: as many as fit), a cursor (empty: the answer is the present cursor) and a
+//! pattern, separated by zero bytes. The answer is the cursor to continue with, then `1` if an earlier arrival is not known any more, else
+//! `0`. Path, cursor, version and size of each arrival follow. A zero byte ends each field. The answer may have no arrivals after [`WAIT`]:
+//! then the program asks again.
 
 use super::super::Fs;
 use super::submit::Opener;
@@ -15,19 +16,19 @@ use std::time::Duration;
 use tidemill_client::Error as ClientError;
 use tidemill_wire::v1;
 
-/// How long a read waits at most: a part of what an operation may.
+/// Maximum time that a read waits: a part of an operation's time limit.
 const WAIT: Duration = Duration::from_secs(20);
-/// Reads of one user, and of all, that wait at once: each holds a thread of the mount.
+/// Maximum numbers of waiting reads of one user, and of all users: each uses a thread of the mount.
 const EACH_MAX: usize = 64;
 const ALL_MAX: usize = 256;
 /// Longest question, in bytes.
 pub(super) const QUESTION_BYTES_MAX: usize = 8 << 10;
 
-/// How many wait, by user.
+/// Number of waiting reads, by user.
 #[derive(Debug, Default)]
 pub(super) struct Waiting(Mutex<HashMap<u32, usize>>);
 
-/// A place among those who wait.
+/// A place among the waiting reads.
 struct Place<'a> {
     waiting: &'a Waiting,
     uid: u32,
@@ -61,7 +62,7 @@ impl Drop for Place<'_> {
 }
 
 impl Fs {
-    /// The answer to a question.
+    /// Returns the answer to a question.
     pub(super) fn arrivals(&self, opener: &Opener, question: &[u8]) -> Result<Vec<u8>, Error> {
         let question = std::str::from_utf8(question).map_err(|_| Errno::INVAL)?;
         let mut parts = question.splitn(3, '\0');
@@ -97,7 +98,7 @@ impl Fs {
     }
 }
 
-/// What is too much now may be asked again, what is wrong may not.
+/// Returns the errno of a refusal: a question that is too much now may be repeated, a wrong question may not.
 fn refused(error: &ClientError) -> Errno {
     match Errno::from_raw_os_error(error.errno()) {
         Errno::NOSPC => Errno::AGAIN,

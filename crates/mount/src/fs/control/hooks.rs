@@ -1,5 +1,6 @@
-//! `.tidemill/hooks`: hooks in the paper's own format (Active Burst-Buffer, Fig. 4). Who writes to it makes hooks, or replaces those of
-//! the same names, as soon as sections are whole; who reads it sees their own.
+//! `.tidemill/hooks`: hooks in the paper's own format (Active Burst-Buffer, Fig. 4). A program that writes to the file creates hooks, or
+//! replaces those of the same names, as soon as sections are complete. A program that reads the file sees its user's hooks. Hooks are sent
+//! to the server (next: `server/src`).
 
 use super::submit::Opener;
 use super::{OpenSpecial, plain_credentials};
@@ -15,7 +16,7 @@ use tidemill_wire::v1;
 const TEXT_BYTES_MAX: usize = 4 * MAX_RULE_BYTES;
 
 impl Fs {
-    /// Takes what was written; the first error that there is is said, and kept for `last-error`.
+    /// Takes written bytes. Reports the first error, and stores it for `last-error`.
     pub(super) fn control_hooks(
         &self,
         (open, opener): (&OpenSpecial, &Opener),
@@ -26,13 +27,13 @@ impl Fs {
             return Err(Errno::FBIG.into());
         }
         input.extend_from_slice(bytes);
-        // A line may come in pieces.
+        // A line may arrive in several writes.
         let whole = input.iter().rposition(|&byte| byte == b'\n');
         let whole = whole.map_or(0, |end| end + 1);
         self.take_hooks((open, opener), &input[..whole], false)
     }
 
-    /// Nothing more comes.
+    /// Takes the last section, because the file is closed.
     pub(super) fn control_hooks_end(
         &self,
         open: &OpenSpecial,
@@ -70,7 +71,7 @@ impl Fs {
         }
     }
 
-    /// Makes hooks that were not made yet, if all of them are right in themselves; gives how many.
+    /// Creates hooks that were not created yet, if all of them are valid. Returns their number.
     fn add_hooks(
         &self,
         opener: &Opener,
@@ -107,7 +108,7 @@ impl Fs {
         Ok(count)
     }
 
-    /// A user's hooks.
+    /// Returns the text of a user's hooks.
     pub(super) fn hooks_text(&self, caller: Caller) -> Result<String, Error> {
         let request = v1::ListRulesRequest {
             credentials: Some(plain_credentials(caller.uid)),

@@ -1,21 +1,22 @@
-//! The control folder `.tidemill` at the root of the mount, like `/proc` for jobs (AnalyzeThis §3.3).
+//! The control folder `.tidemill` at the root of the mount, like `/proc` for jobs (AnalyzeThis §3.3). Requests are sent to the server
+//! (next: `server/src`).
 //!
-//! | path | is |
+//! | path | purpose |
 //! |---|---|
 //! | `<user>/submit` | write the path of a job script to it |
 //! | `<user>/cancel` | write the handle of a job to it |
 //! | `<user>/joblist` | one line a job: script, handle |
 //! | `<user>/<handle>-status` | the job's tasks |
-//! | `<user>/arrivals` | write a question to it and read who comes: see [`arrivals`] |
-//! | `<user>/last-error` | why the last submission, or question, was refused |
-//! | `<user>/new-files` | write small files to it that are to be made, many at once |
+//! | `<user>/arrivals` | write a question to it and read arriving files: see [`arrivals`] |
+//! | `<user>/last-error` | reason why the last submission, or question, was refused |
+//! | `<user>/new-files` | write small files to it that are to be created, many at once |
 //! | `elements/<n>/status` | one element |
 //! | `hooks` | write hooks to it, or read one's own: see [`hooks`] |
-//! | `status` | this mount: what was closed and is not sealed yet |
-//! | `lineage/<path>` | what made that file, and what was made of it |
+//! | `status` | this mount: closed files that are not sealed yet |
+//! | `lineage/<path>` | inputs of that file, and files that were made from it |
 //!
-//! A user's folder is for that user only. `.analyzethis` is a link to the folder. Neither is listed in the
-//! root, so that copying a tree does not copy it.
+//! A user's folder is for that user only. `.analyzethis` is a link to the folder. Neither is listed in the root, so that a copy of the tree
+//! does not contain them.
 
 mod arrivals;
 mod hooks;
@@ -40,9 +41,9 @@ use tidemill_core::shown;
 use tidemill_wire::control::{FOLDER, LINK};
 use tidemill_wire::v1::{self, Attr, Kind, name_op::Op, name_result::Result as Answer};
 
-/// How long the kernel believes attributes of special files.
+/// Time for which the kernel caches attributes of special files.
 const TTL: Duration = Duration::ZERO;
-/// Begins names that nobody but the mount itself looks up.
+/// Prefix of names that only the mount itself looks up.
 const QUESTION: &str = "question-";
 
 /// One of the mount's own files.
@@ -51,7 +52,7 @@ enum Special {
     Folder,
     Link,
     User(u32),
-    /// What lines are written to.
+    /// A file that takes lines.
     Order(Order, u32),
     Arrivals(u32),
     NewFiles(u32),
@@ -59,7 +60,7 @@ enum Special {
     LastError(u32),
     JobStatus(u32, u64),
     Hooks,
-    /// Of this mount.
+    /// The status of this mount.
     Status,
     Elements,
     Element(u32),
@@ -70,7 +71,7 @@ enum Special {
     LineageOf(u64),
 }
 
-/// What is asked for by writing lines.
+/// Request that a line makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Order {
     Submit,
@@ -85,7 +86,7 @@ pub(crate) struct Control {
     errors: Mutex<BTreeMap<u32, String>>,
     waiting: arrivals::Waiting,
     open: Mutex<HashMap<u64, Arc<OpenSpecial>>>,
-    /// Questions of the server for which the kernel's queue is heard out, and whether it was.
+    /// Questions of the server for which the mount waits for the kernel's queue, and whether the queue has reached the look-up.
     pub(super) asked: Mutex<BTreeMap<u64, bool>>,
 }
 
@@ -99,16 +100,16 @@ struct Numbers {
 struct OpenSpecial {
     special: Special,
     caller: Caller,
-    /// Of what was opened for writing.
+    /// The process that opened the file for writing.
     opener: Option<Opener>,
-    /// What is read; of `new-files` what became of those that were written last.
+    /// Content for reads; for `new-files` the outcomes of the last call.
     content: Mutex<Option<Vec<u8>>>,
     input: Mutex<Vec<u8>>,
-    /// Hooks that were made of what was written.
+    /// Hooks that were created from the written text.
     hooks: Mutex<Vec<Spec>>,
 }
 
-/// The name that is looked up to hear the kernel's queue out for a question of the server.
+/// Returns the name that is looked up to wait for the kernel's queue, for a question of the server.
 pub(super) fn question(number: u64) -> String {
     format!("{QUESTION}{number}")
 }
@@ -117,7 +118,7 @@ pub(super) fn question(number: u64) -> String {
 pub(crate) type Entry = (Vec<u8>, Found);
 
 impl Control {
-    /// Notes that a look-up has come for which somebody waits.
+    /// Notes a look-up that this mount waits for.
     fn on_look_up(&self, name: Option<&str>) {
         let question = name.and_then(|name| name.strip_prefix(QUESTION)?.parse().ok());
         if let Some(number) = question
@@ -178,7 +179,7 @@ impl Control {
         }
     }
 
-    /// The folder or the link to it, if that is the name of one.
+    /// Returns the control folder or the link to it, if that is the name of one.
     pub(crate) fn at_root(&self, name: &[u8]) -> Option<Found> {
         match name {
             FOLDER => Some(self.found(Special::Folder)),
@@ -199,7 +200,7 @@ impl Special {
             Self::Order(_, uid) | Self::Arrivals(uid) | Self::NewFiles(uid) => {
                 (Kind::File, 0o600, uid)
             }
-            // What a user makes there is theirs.
+            // Hooks that a user creates there belong to the user.
             Self::Hooks => (Kind::File, 0o666, 0),
             Self::JobList(uid) | Self::LastError(uid) | Self::JobStatus(uid, _) => {
                 (Kind::File, 0o400, uid)
@@ -277,7 +278,7 @@ impl Fs {
         Ok(self.control.found(special))
     }
 
-    /// The mirror of a name of the namespace, with the rights of what it mirrors.
+    /// Returns the mirror of a name of the namespace, with the rights of the mirrored file.
     fn lineage_lookup(
         &self,
         caller: Caller,
@@ -297,7 +298,7 @@ impl Fs {
         self.mirror(&attr).ok_or_else(|| Errno::NOENT.into())
     }
 
-    /// What stands for a file or directory in `lineage/`; other kinds have no lineage.
+    /// Returns the inode of a file or directory in `lineage/`; other kinds have no lineage.
     fn mirror(&self, attr: &Attr) -> Option<Found> {
         let special = match attr.kind() {
             Kind::Directory => Special::Lineage(attr.ino),
@@ -345,7 +346,7 @@ impl Fs {
         }
     }
 
-    /// All entries of a special directory.
+    /// Returns all entries of a special directory.
     pub(crate) fn control_list(
         &self,
         caller: Caller,
@@ -466,7 +467,7 @@ impl Fs {
         let open = self.open_special(handle)?;
         pace.wait()?;
         let mut content = open.content.lock();
-        // Reading from the start shows the state as it is then; of new files it is what the last call has left.
+        // A read from the start shows the present state; for new files, the outcome of the last call.
         let told = matches!(open.special, Special::NewFiles(_));
         if content.is_none() || offset == 0 && !told {
             let asked = open.opener.as_ref();
@@ -515,7 +516,7 @@ impl Fs {
             Special::LineageOf(ino) => self.lineage_text(caller, ino)?,
             _ => String::new(),
         };
-        // It is mostly a terminal that reads this, and names may be anybody's.
+        // The reader is mostly a terminal, and any user may choose the names.
         Ok(shown::lines(&text).into_bytes())
     }
 
@@ -566,7 +567,7 @@ impl Fs {
         found.ok_or_else(|| Errno::NOENT.into())
     }
 
-    /// Takes text written to `submit` or `cancel`, of which each finished line counts, a question, or files that are to be made.
+    /// Takes text written to `submit` or `cancel`, of which each finished line counts, a question, or files to create.
     pub(crate) fn control_write(&self, handle: u64, bytes: &[u8], pace: Pace) -> Result<(), Error> {
         let open = self.open_special(handle)?;
         if let (Special::NewFiles(_), Some(opener)) = (open.special, &open.opener) {
@@ -600,9 +601,9 @@ impl Fs {
         Ok(())
     }
 
-    /// Makes files. It fails as the first of those fails that can't be; what became of each can be read then.
+    /// Creates files. Fails with the first error of a file; the outcome of each file can be read afterwards.
     fn control_make(&self, open: &OpenSpecial, opener: &Opener, bytes: &[u8]) -> Result<(), Error> {
-        // Until all is done: who reads is told of this call.
+        // Locked until all files are done: a reader gets the outcome of this call.
         let mut content = open.content.lock();
         let files = new_files::parse(bytes).ok_or(Errno::INVAL);
         let files = files.inspect_err(|_| *content = Some(Vec::new()))?;
@@ -615,7 +616,7 @@ impl Fs {
         }
     }
 
-    /// A descriptor of a special file was closed: a last line without an end counts as finished.
+    /// Handles the close of a descriptor of a special file: a last line without an end counts as finished.
     pub(crate) fn control_flush(&self, handle: u64, pace: Pace) -> Result<(), Error> {
         let open = self.open_special(handle)?;
         if let (Special::Hooks, Some(opener)) = (open.special, &open.opener) {
@@ -640,7 +641,7 @@ impl Fs {
     }
 }
 
-/// A user as the server checks them: with no more rights than they have.
+/// Returns the credentials of a user, for the server to check: only the user's own rights.
 fn plain_credentials(uid: u32) -> v1::Credentials {
     v1::Credentials {
         uid,

@@ -1,8 +1,9 @@
-//! Small files that are new, many by one call: made, written and closed, with the rights of whoever opened `new-files`.
+//! Many new small files in one call: created, written and closed, with the rights of the process that opened `new-files`. Names are sent to
+//! the server, bytes to elements (next: `mount/src/fs/seal.rs`).
 //!
-//! What holds for each of them is what holds for `open` with `O_CREAT | O_EXCL`, `write` and `close`; only the server is asked
-//! once for all. A file that can't be is taken back and told, and is no reason not to make the others. The format of what is
-//! written is in `docs/formats.md`.
+//! Each file behaves as with `open` with `O_CREAT | O_EXCL`, `write` and `close`; only the server gets one request for all files. A file
+//! that cannot be created is undone and reported, and the other files are created all the same. The format of the written bytes is in
+//! `docs/formats.md`.
 
 use super::super::entries::Known;
 use super::super::names::check_change;
@@ -19,19 +20,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tidemill_wire::v1::{self, Attr, Kind, name_op::Op, name_result::Result as Answer};
 
-/// What a call begins with, and the version of its format.
+/// First bytes of a call, and the version of its format.
 const MAGIC: &[u8; 4] = b"TMNF";
 const VERSION: u32 = 1;
-/// Most files of one call, and most bytes of one of them.
+/// Maximum number of files of one call, and maximum number of bytes of one file.
 const FILES_MAX: usize = 1024;
 const DATA_BYTES_MAX: usize = 64 << 10;
-/// Mode bits that a new file can be given.
+/// Mode bits that a new file can have.
 const MODES: u32 = 0o777;
-/// Files of one call that may be refused by the server before the rest is not tried: each is a request of its own.
+/// Number of refused files of one call after which the rest is not tried: each refusal costs a request of its own.
 const REFUSALS_MAX: usize = 8;
-/// Versions that are not sealed yet before more is made: each is an open file of the mount's process.
+/// Number of unsealed versions above which a call waits: each is an open file of the mount's process.
 const UNSEALED_MAX: usize = 4096;
-/// Files on other hosts that are written at the same time.
+/// Number of files on other hosts that are written at the same time.
 const LANES: usize = 8;
 
 /// One file of a call.
@@ -43,9 +44,9 @@ pub(super) struct NewFile<'a> {
     data: &'a [u8],
 }
 
-/// A file that has a name and nobody has written yet.
+/// A file that has a name and no content yet.
 struct Made<'a> {
-    /// Which of the call.
+    /// Index in the call.
     at: usize,
     file: &'a NewFile<'a>,
     op: Op,
@@ -66,7 +67,7 @@ fn take<'a>(bytes: &mut &'a [u8], length: usize) -> Option<&'a [u8]> {
     Some(taken)
 }
 
-/// The files of a call; `None`: it is none.
+/// Returns the files of a call; `None`: the bytes are not a valid call.
 pub(super) fn parse(mut bytes: &[u8]) -> Option<Vec<NewFile<'_>>> {
     let bytes = &mut bytes;
     (take(bytes, 4)? == MAGIC && number(bytes)? == VERSION).then_some(())?;
@@ -89,7 +90,7 @@ pub(super) fn parse(mut bytes: &[u8]) -> Option<Vec<NewFile<'_>>> {
 }
 
 impl Fs {
-    /// Makes files, writes and closes them; gives of each an errno, 0 if it is there.
+    /// Creates files, writes and closes them. Returns the errno of each file, 0 for success.
     pub(super) fn make_files(&self, opener: &Opener, files: &[NewFile<'_>]) -> Vec<i32> {
         let (caller, time) = (opener.caller(), now_ns());
         let names: Vec<_> = files.iter().map(|file| (file.folder, file.name)).collect();
@@ -116,7 +117,7 @@ impl Fs {
             }
         }
         self.take_back_all(caller, &vain);
-        // Before they are sealed: elements are told paths.
+        // Before the seal: elements receive paths.
         change.settle(&truths);
         for (made, object) in done {
             self.close_made(caller, &made.node, object);
@@ -124,7 +125,7 @@ impl Fs {
         let folders: BTreeSet<u64> = made.iter().map(|made| made.file.folder).collect();
         for folder in folders {
             self.touched(folder, time, 0);
-            // The kernel made none of these names itself.
+            // The kernel did not create these names itself.
             self.forget_attributes(folder);
         }
         for made in &made {
@@ -133,7 +134,7 @@ impl Fs {
         outcomes
     }
 
-    /// Has the server make names, with the rights of who asks.
+    /// Makes the server create names, with the caller's rights.
     fn make_names<'a>(
         &self,
         opener: &Opener,
@@ -159,7 +160,7 @@ impl Fs {
                 Err(error) => {
                     for (at, op) in rest {
                         outcomes[at] = error.errno();
-                        // It may be carried out yet.
+                        // The server may still carry it out.
                         self.backend.undo(opener.caller(), &op);
                     }
                     self.backend.doubt();
@@ -221,13 +222,13 @@ impl Fs {
         }))
     }
 
-    /// Whoever opens a file that has its name, and not its bytes, waits for those.
+    /// Marks a created file as being written: another opener waits for its bytes.
     fn begin_made(&self, opened: &v1::Opened, asked: u64) -> Arc<Node> {
         let attr = opened.attr.unwrap_or_default();
         let node = self.table.hold(attr.ino);
         let mut state = node.state.lock();
         state.writing = Some(Writing::starting());
-        // Written here, so known here, as in `create_open`.
+        // This mount is the writer and knows the content, as in `create_open`.
         let attr = Attr {
             writing: false,
             ..attr
@@ -237,13 +238,13 @@ impl Fs {
         node
     }
 
-    /// Writes what files are to have where the server has placed them.
+    /// Writes the content of files where the server has placed them.
     fn write_all(&self, caller: Caller, made: &[Made<'_>]) -> Vec<Result<Arc<Object>, Error>> {
         let room = AtomicU64::new(0);
         let write = |made: &Made<'_>| {
             let bytes = made.file.data.len() as u64;
             let before = room.fetch_add(bytes, Ordering::Relaxed);
-            // What each may have is told as if it were the only one.
+            // The server states the limit of each file as if it were the only one.
             if made
                 .opened
                 .size_max
@@ -275,7 +276,7 @@ impl Fs {
         })
     }
 
-    /// Nothing becomes of names whose files could not be written.
+    /// Removes names whose files could not be written.
     fn take_back_all(&self, caller: Caller, vain: &[&Made<'_>]) {
         if vain.is_empty() {
             return;
@@ -290,7 +291,7 @@ impl Fs {
         }
     }
 
-    /// A file has its bytes, and nobody here writes it any more.
+    /// Closes a file that has its bytes: no program here writes it any more.
     fn close_made(&self, caller: Caller, node: &Arc<Node>, object: Arc<Object>) {
         let mut state = node.state.lock();
         state.objects.push(Arc::downgrade(&object));
@@ -308,7 +309,7 @@ fn each<'a, T>(made: &[Made<'a>], write: &impl Fn(&Made<'a>) -> T) -> Vec<T> {
 mod tests {
     use super::*;
 
-    /// A call with these files.
+    /// Returns a call with these files.
     fn call(files: &[(u64, u32, &[u8], &[u8])]) -> Vec<u8> {
         let mut call = MAGIC.to_vec();
         let mut put = |number: usize| call.extend(u32::try_from(number).unwrap().to_le_bytes());

@@ -1,5 +1,5 @@
-//! A job script named by its path is read with the rights of whoever opened `submit`, and submitted. A job named by its
-//! handle is cancelled for whoever opened `cancel`.
+//! Reads a job script by its path, with the rights of the process that opened `submit`, and submits it. Cancels a job by its handle, with
+//! the rights of the process that opened `cancel`. Requests are sent to the server (next: `server/src`).
 
 use super::super::{Caller, Fs};
 use super::Order;
@@ -18,22 +18,22 @@ use tidemill_wire::v1;
 pub(super) const PATH_BYTES_MAX: usize = 4096;
 /// Largest job script, in bytes.
 const SCRIPT_BYTES_MAX: u64 = tidemill_wire::USER_SCRIPT_BYTES_MAX as u64;
-/// How long a submission waits for files that were just closed: a part of what an operation may wait.
+/// Time that a submission waits for files that were just closed: a part of an operation's time limit.
 const SEAL_PATIENCE: Duration = Duration::from_secs(20);
 
-/// What a process was when it opened `submit`, `cancel` or `new-files`. The kernel holds it in its call until that is answered, so its number is
-/// still its own then; later it may be anybody's.
+/// State of a process when it opened `submit`, `cancel` or `new-files`. The kernel holds the process in its call until the mount answers,
+/// so its number is still its own then; later another process may have it.
 #[derive(Debug)]
 pub(super) struct Opener {
     caller: Caller,
-    /// Supplementary groups; none if it is in another process namespace.
+    /// Supplementary groups; empty if the process is in another process namespace.
     groups: Vec<u32>,
-    /// Its working directory, for paths that are relative.
+    /// Working directory, for relative paths.
     cwd: std::io::Result<PathBuf>,
 }
 
 impl Opener {
-    /// Looks at a process whose `open` is not answered yet.
+    /// Returns the state of a process whose `open` is not answered yet.
     pub(super) fn of(caller: Caller) -> Self {
         Self {
             caller,
@@ -46,7 +46,7 @@ impl Opener {
         self.caller
     }
 
-    /// Its rights, which the server is to check.
+    /// Returns its rights, which the server checks.
     pub(super) fn credentials(&self) -> v1::Credentials {
         v1::Credentials {
             uid: self.caller.uid,
@@ -57,7 +57,7 @@ impl Opener {
     }
 }
 
-/// Why a line was not taken: what the system call says, and what `last-error` does.
+/// Reason for a refused line: the errno of the system call, and the text of `last-error`.
 struct Refusal {
     errno: Errno,
     why: String,
@@ -72,7 +72,7 @@ impl From<String> for Refusal {
 
 impl From<ClientError> for Refusal {
     fn from(error: ClientError) -> Self {
-        // What is away may be tried again, what is wrong may not.
+        // A request to an unreachable server may be repeated, a wrong request may not.
         let errno = if error.is_lost() {
             Errno::from_raw_os_error(error.errno())
         } else {
@@ -85,17 +85,17 @@ impl From<ClientError> for Refusal {
     }
 }
 
-/// Where a script is.
+/// Location of a script.
 #[derive(Debug, PartialEq, Eq)]
 enum Place {
-    /// On this host; in the namespace under the same path if it is not.
+    /// Path on this host; in the namespace under the same path if it does not exist on the host.
     Host(PathBuf),
-    /// In the namespace.
+    /// Path in the namespace.
     Namespace(PathBuf),
 }
 
 impl Fs {
-    /// Submits the job script that a line names, or cancels the job. The error is kept for `last-error`.
+    /// Submits the job script that a line names, or cancels the job. The error is stored for `last-error`.
     pub(super) fn take_line(
         &self,
         opener: &Opener,
@@ -140,7 +140,7 @@ impl Fs {
     }
 
     fn submit(&self, opener: &Opener, path: &str) -> Result<(), Refusal> {
-        // Inputs that were closed a moment ago are to be seen by the job, which reads sealed versions.
+        // The job reads sealed versions, so inputs that were closed a moment ago have to be sealed first.
         self.drain(SEAL_PATIENCE).map_err(|left| Refusal {
             errno: Errno::BUSY,
             why: format!(
@@ -188,7 +188,7 @@ impl Fs {
         }
     }
 
-    /// Makes a path absolute by the opener's working directory, and sees whether it lies in the mount.
+    /// Makes a path absolute by the opener's working directory, and tells whether it is in the mount.
     fn locate(&self, opener: &Opener, path: &Path) -> Result<Place, String> {
         let absolute = if path.is_absolute() {
             path.to_owned()
@@ -238,7 +238,7 @@ fn too_large(path: &Path) -> String {
     )
 }
 
-/// Without `.` and `..`, by the text alone.
+/// Returns the path without `.` and `..`, by the text alone.
 fn normal(path: &Path) -> PathBuf {
     let mut clean = PathBuf::new();
     for part in path.components() {
@@ -253,7 +253,7 @@ fn normal(path: &Path) -> PathBuf {
     clean
 }
 
-/// Supplementary groups of a process; none if it is gone or in another process namespace.
+/// Returns the supplementary groups of a process; none if it has ended or is in another process namespace.
 fn groups_of(pid: u32) -> Vec<u32> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("Groups:"));
@@ -261,7 +261,7 @@ fn groups_of(pid: u32) -> Vec<u32> {
     numbers.filter_map(|number| number.parse().ok()).collect()
 }
 
-/// Reads a regular file of this host with the rights of a user, on a thread that gives up all others.
+/// Reads a regular file of this host with the rights of a user, on a thread that drops all other rights.
 fn read_as(caller: Caller, groups: &[u32], path: &Path) -> std::io::Result<Vec<u8>> {
     let (path, groups) = (path.to_owned(), groups.to_vec());
     let reader = std::thread::Builder::new()
@@ -283,7 +283,7 @@ fn read_as(caller: Caller, groups: &[u32], path: &Path) -> std::io::Result<Vec<u
 
 fn read_script(path: &Path) -> std::io::Result<Vec<u8>> {
     let mut options = std::fs::OpenOptions::new();
-    // A pipe must not hold the mount up.
+    // A pipe must not block the mount.
     let file = options
         .read(true)
         .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC)

@@ -1,4 +1,4 @@
-//! What the files of the control folder say, as text for people and simple scripts.
+//! Text of the files of the control folder, for users and simple scripts.
 
 use std::fmt::Write as _;
 use tidemill_core::id::ObjectId;
@@ -8,7 +8,7 @@ use tidemill_wire::v1;
 /// Nanoseconds of one millisecond.
 const MILLISECOND_NS: i64 = 1_000_000;
 
-/// One line a job: the script's path, the handle.
+/// Returns one line for each job: the script's path, the handle.
 pub(super) fn job_list(jobs: &[v1::Job]) -> String {
     let mut text = String::new();
     for job in jobs {
@@ -23,7 +23,7 @@ fn state(number: i32) -> String {
         .to_lowercase()
 }
 
-/// A job and its tasks.
+/// Returns the text about a job and its tasks.
 pub(super) fn job_status(job: &v1::Job) -> String {
     let mut text = String::new();
     let _ = writeln!(text, "job      {}", job.job);
@@ -71,7 +71,7 @@ pub(super) fn job_status(job: &v1::Job) -> String {
     text
 }
 
-/// Columns as wide as their widest cell.
+/// Returns columns as wide as their widest cell.
 fn table<const N: usize>(rows: &[[String; N]]) -> String {
     let mut text = String::new();
     for row in rows {
@@ -90,7 +90,7 @@ fn table<const N: usize>(rows: &[[String; N]]) -> String {
     text
 }
 
-/// An element, one property a line.
+/// Returns the text about an element, one property a line.
 pub(super) fn element_status(element: &v1::Element) -> String {
     let mut text = String::new();
     let _ = writeln!(text, "element        {}", element.element);
@@ -125,7 +125,7 @@ pub(super) fn element_status(element: &v1::Element) -> String {
     text
 }
 
-/// What the writes did to a modelled device, one property a line.
+/// Appends the effect of the writes on a modelled device, one property a line.
 fn flash_model(model: &v1::FlashModel, text: &mut String) {
     let _ = writeln!(
         text,
@@ -157,7 +157,7 @@ fn collection(model: &v1::FlashModel) -> &'static str {
     }
 }
 
-/// What made an object and what was made of it.
+/// Returns the inputs of an object and the objects that were made from it.
 pub(super) fn lineage(reply: &v1::LineageReply) -> String {
     let graph = tidemill_wire::lineage::graph(reply);
     let asked = lineage::Vertex::Version(ObjectId(reply.object));

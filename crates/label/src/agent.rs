@@ -1,9 +1,9 @@
-//! The agent: carries out what applications of its user have published, also when those have ended.
+//! The agent: carries out the labels that its user's applications have published, also after those have ended (next:
+//! `mount/src/fuse/mod.rs`).
 //!
-//! It is a process of that user, and does what it does through the mount, by ordinary system calls: it has no right that
-//! the application has not, and what holds in the mount holds for labels. One thread looks after each log. What it has
-//! taken it carries out file by file: writes that follow each other are one, different files are done at the same time,
-//! and the labels of a file in the order in which they were published.
+//! It is a process of that user, and works through the mount, by ordinary system calls. So it has the same rights as the application, and
+//! labels behave as files in the mount. One thread serves each log. It carries out the labels of a batch file by file: consecutive writes
+//! are merged, different files are processed at the same time, and the labels of one file take effect in the order of their publication.
 
 use crate::app::PUT;
 use crate::arrivals::Awaiting;
@@ -22,29 +22,29 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Most labels that are taken at once.
+/// Maximum number of labels that are taken at once.
 const ROUND: usize = 8192;
-/// How often an agent that has nothing to do looks whether its applications are there.
+/// Interval at which an idle agent checks whether its applications exist.
 const LOOK: Duration = Duration::from_millis(500);
-/// How long an application that can be taken up again is kept when it was left.
+/// Time for which a resumable application is kept after it ended.
 const KEPT: Duration = Duration::from_secs(60);
-/// How long an agent without applications stays.
+/// Time for which an agent without applications stays.
 const LINGER: Duration = Duration::from_secs(30);
-/// Most applications of a user.
+/// Maximum number of applications of a user.
 const LOGS_MAX: usize = 1024;
-/// Files that are worked on at the same time for an application, if there are many.
+/// Number of files that are processed at the same time for an application with many files.
 const WORKERS: usize = 4;
-/// As few files as one thread is as good as several for.
+/// Number of files up to which one thread is as fast as several.
 const FEW: usize = 8;
 
-/// Says what happened that nobody else can be told.
+/// Reports an event that has no other recipient.
 pub type Tell = fn(&str);
 
-/// Carries labels out until there has been no application for a while, or for ever. Returns at once if another agent does so already;
-/// else `begins` is called with the folder of logs.
+/// Carries labels out until no application has existed for a while, or for ever if `stays`. Returns at once if another agent does so
+/// already. Otherwise calls `begins` with the folder of logs.
 ///
 /// # Errors
-/// If the folder of logs can't be used.
+/// The folder of logs cannot be used.
 pub fn run(
     folder: Option<&Path>,
     stays: bool,
@@ -53,7 +53,7 @@ pub fn run(
 ) -> Result<(), Error> {
     let folder = Folder::open(folder)?;
     let mut begins = Some(begins);
-    // Modes are those that the application would give.
+    // Modes are those that the application would set.
     rustix::process::umask(rustix::fs::Mode::empty());
     while let Some(lock) = folder.lock()? {
         if let Some(begins) = begins.take() {
@@ -61,7 +61,7 @@ pub fn run(
         }
         serve(&folder, &lock, stays, tell)?;
         drop(lock);
-        // Who registered just now has seen the lock, and started nobody.
+        // An application that registered just now has seen the lock, and started no agent.
         if logs(&folder)?.is_empty() {
             break;
         }
@@ -85,7 +85,7 @@ fn serve(folder: &Folder, lock: &File, stays: bool, tell: Tell) -> Result<(), Er
     loop {
         let rung = bell.rung();
         kept.retain(|_, thread| !thread.is_finished());
-        // Else what lies there is another agent's.
+        // Otherwise the logs there belong to another agent.
         let is_ours = folder.is_locked_by(lock);
         for path in is_ours
             .then(|| logs(folder))
@@ -97,7 +97,7 @@ fn serve(folder: &Folder, lock: &File, stays: bool, tell: Tell) -> Result<(), Er
                 continue;
             }
             match take_up(&path) {
-                // Looked at once more: the log may lie in a folder that was made since.
+                // Checked again: the log may be in a folder that was created since.
                 _ if !folder.is_locked_by(lock) => break,
                 Ok(log) => {
                     let board = board.clone();
@@ -116,7 +116,7 @@ fn serve(folder: &Folder, lock: &File, stays: bool, tell: Tell) -> Result<(), Er
             return Ok(());
         }
         bell.wait(rung, LOOK);
-        // One takes far less than the time between two looks.
+        // A change of an entry takes far less than the time between two checks.
         if begun.elapsed() > LOOK {
             let changing = board.changing();
             let both: Vec<_> = changing.iter().filter(|one| stuck.contains(*one)).collect();
@@ -136,7 +136,7 @@ fn take_up(path: &Path) -> Result<Log, Error> {
     Err(Error::damaged(path, why))
 }
 
-/// A log that can't be carried out is kept for who wants to look, under a name that no agent takes up.
+/// Keeps a log that cannot be carried out for inspection, under a name that no agent takes up.
 fn set_aside(path: &Path, why: &str, tell: Tell) {
     let aside = path.with_extension("bad");
     let kept = std::fs::rename(path, &aside);
@@ -147,26 +147,26 @@ fn set_aside(path: &Path, why: &str, tell: Tell) {
     }
 }
 
-/// Looks after one log.
+/// Serves one log.
 struct Keeper {
     log: Arc<Log>,
     tell: Tell,
     files: Files,
     jobs: Jobs,
     awaiting: Awaiting,
-    /// What lies before is settled.
+    /// Position up to which all labels are settled.
     at: u64,
     /// The last label that is settled.
     last: u64,
     written: Instant,
     manner: Manner,
-    /// Where what is put is seen until it is stored.
+    /// Board on which put files are visible until they are stored.
     board: Arc<Board>,
-    /// What was put and is not stored: what stands for its path, where it is, and whether it is seen.
+    /// Puts that are not stored: hash of the path, position, and whether the put is visible on the board.
     puts: Vec<(u64, u64, bool)>,
-    /// Since when labels are gathered.
+    /// Time since which labels are gathered.
     gathers: Option<Instant>,
-    /// Since when nobody has the log.
+    /// Time since which no application has the log.
     left: Option<Instant>,
 }
 
@@ -193,7 +193,7 @@ impl Keeper {
         }
     }
 
-    /// Whether nobody has the log any more, or will have it again.
+    /// Whether no application has the log any more, or will have it again.
     fn is_left(&mut self) -> bool {
         if !self.log.is_left() {
             self.left = None;
@@ -205,7 +205,7 @@ impl Keeper {
 
     fn run(mut self) {
         match self.serve() {
-            // What lies at its path is another one's, if anything is.
+            // Another log has its path, or none.
             Ok(()) if !self.log.lies_there() => {}
             Err(error) if !self.log.lies_there() => {
                 (self.tell)(&format!("{}: {error}", self.log.path().display()));
@@ -219,13 +219,13 @@ impl Keeper {
         }
     }
 
-    /// Until the application has ended and all it published is stored.
+    /// Serves until the application has ended and all its labels are stored.
     fn serve(&mut self) -> Result<(), Error> {
         loop {
             let bell = self.log.bell();
             self.jobs.look();
             if !self.awaiting.is_empty() {
-                // Nobody is left who wants to know.
+                // No application is left that wants the answer.
                 let left = self.is_left();
                 self.awaiting.look(&self.log, left);
             }
@@ -252,7 +252,7 @@ impl Keeper {
                 self.log.told();
             }
             let idle = self.files.is_empty() && self.jobs.is_empty() && self.awaiting.is_empty();
-            // With the lock, so that nobody takes it up this moment.
+            // With the lock, so that no application takes it up at this moment.
             if idle
                 && self.log.published() == self.at
                 && self.is_left()
@@ -270,7 +270,7 @@ impl Keeper {
         }
     }
 
-    /// How long labels are to be gathered still, before they are carried out, unless they have come to `enough`.
+    /// Returns how long labels are still gathered before they are carried out, unless they have reached `enough` bytes.
     fn gathers_for(&mut self, enough: u64) -> Option<Duration> {
         let (log, manner) = (&self.log, self.manner);
         let published = log.published();
@@ -298,7 +298,7 @@ impl Keeper {
         self.end_puts();
     }
 
-    /// What was put is looked for in files from now on.
+    /// Ends puts: from now on readers find them in files.
     fn end_puts(&mut self) {
         for (hash, at, seen) in self.puts.drain(..) {
             match seen {
@@ -308,13 +308,13 @@ impl Keeper {
         }
     }
 
-    /// What was published since, and has not been begun. What another agent had begun is done again.
+    /// Returns the labels that were published since and have not begun. A label that an earlier agent began is carried out again.
     fn take(&mut self) -> Result<Vec<Record>, Error> {
         let mut round = Vec::new();
         let head = self.log.published();
         while self.at < head && round.len() < ROUND {
             let record = self.log.record(self.at)?;
-            // It stays where it can be taken back; what is behind it keeps its place.
+            // The label stays where it can be cancelled; labels after it keep their places.
             let over = record.kind == Kind::Filler || self.log.status(record.at).0.is_settled();
             let due = match over {
                 true => Some(true),
@@ -328,7 +328,7 @@ impl Keeper {
                 continue;
             }
             if record.flags & PUT != 0 {
-                // Before the file is: its application may not have come so far.
+                // Before the file is written: the application may not have entered the put yet.
                 let hash = board::hash(self.log.root().0, self.log.paths(&record));
                 let seen = self.board.put(&self.log, hash, record.at);
                 if !seen {
@@ -344,7 +344,7 @@ impl Keeper {
             if fresh || begun.contains(&self.log.status(record.at).0) {
                 round.push(record.begun_again(!fresh));
                 if record.is_job() || record.is_await() {
-                    // What is behind it may have to wait for it.
+                    // Labels after it may have to wait for it.
                     break;
                 }
             } else {
@@ -354,7 +354,7 @@ impl Keeper {
         Ok(round)
     }
 
-    /// Carries labels out, in parts between which all that was before is done.
+    /// Carries labels out, in groups; each group begins when all earlier ones are done.
     fn carry_out(&mut self, round: &[Record]) {
         let mut rest = round;
         while let Some(first) = rest.first() {
@@ -362,7 +362,7 @@ impl Keeper {
             let together = |record: &&Record| !alone(record) && record.is_free_from(first.at);
             let many = rest.iter().take_while(together).count();
             if first.is_job() {
-                // It is to read what was written before.
+                // The job has to read earlier writes.
                 self.files.close_all();
                 let root = self.files.root().clone();
                 self.jobs.start(&self.log, &root, first, self.tell);
@@ -404,7 +404,7 @@ impl Keeper {
         }
         let tell = self.tell;
         let told = |record: &Record, outcome| settle(&log, record, outcome, tell);
-        // What is to be closed at once need not be opened.
+        // A file that is to be closed at once need not be opened.
         let wanted = log.wanted() > log.stored()
             && records.last().is_some_and(|last| last.id <= log.wanted());
         if wanted || self.manner.rest.is_zero() || self.files.are_many(groups.len()) {
@@ -442,7 +442,7 @@ impl Keeper {
 }
 
 impl Drop for Keeper {
-    /// However it ends, nobody waits for what it was storing.
+    /// However the thread ends, no reader waits for puts that it was storing.
     fn drop(&mut self) {
         self.end_puts();
     }

@@ -1,33 +1,33 @@
-//! Analyses: a kernel, or a stack of them, that a label runs on files. What the application says becomes a job script, and
-//! the label carries that.
+//! Analyses: a kernel, or a stack of kernels, that a label runs on files. The application's description becomes a job script, which the
+//! label carries (next: `label/src/jobs.rs`).
 
 use crate::error::Error;
 use crate::intent::Intent;
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
-/// Bytes that are kept for why an analysis failed.
+/// Bytes that are reserved for the reason of a failed analysis.
 pub(crate) const TEXT_MAX: u64 = 1024;
 
 /// A kernel, or a stack of kernels, that is to run on files of the array. Files are addresses.
 ///
-/// The kernel finds the files that are below the folder of its first output by their names from there, all others by
-/// their last name, and its arguments call them so.
+/// The kernel finds the files below the folder of its first output by their names relative to that folder, and all other files by their
+/// last name. Its arguments use these names.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Analysis<'a> {
-    /// The kernel as job scripts name it: built in, a file of the array, a program; `"a | b"` is a stack.
+    /// Kernel as job scripts name it: built in, a file of the array, a program; `"a | b"` is a stack.
     pub kernel: &'a str,
-    /// Its arguments.
+    /// Arguments of the kernel.
     pub args: &'a [&'a str],
-    /// Files that it reads. They have to be there when its turn comes.
+    /// Input files. They have to exist when the analysis starts.
     pub inputs: &'a [&'a str],
-    /// Files that it makes, at least one; what is there becomes an earlier version.
+    /// Output files, at least one. An existing file becomes an earlier version.
     pub outputs: &'a [&'a str],
-    /// The input that is its standard input, if one is.
+    /// The input that is the standard input, if any.
     pub stdin: Option<&'a str>,
-    /// The output that its standard output goes to, if one is.
+    /// The output that receives the standard output, if any.
     pub stdout: Option<&'a str>,
-    /// How its element is chosen: as the application's intent has it, or else the array, if it does not say.
+    /// Placement policy: by default that of the application's intent, or of the array.
     pub policy: Option<&'a str>,
 }
 
@@ -40,22 +40,22 @@ pub(crate) struct Known<'a> {
     stdout: Option<Cow<'a, str>>,
 }
 
-/// The paths that a label of a job has in the log.
+/// The paths that the log stores for a label of a job.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Paths {
-    /// The file whose first bytes are asked for.
+    /// The file whose first bytes the label returns.
     pub(crate) result: Option<Vec<u8>>,
     pub(crate) outputs: Vec<Vec<u8>>,
     pub(crate) inputs: Vec<Vec<u8>>,
 }
 
 impl Paths {
-    /// Of a job of which only that is known.
+    /// Returns the paths of a job of which only the result is known.
     pub(crate) fn of_result(result: &str) -> Vec<u8> {
         Self::to_bytes(result, &[], &[])
     }
 
-    /// The result, empty if there is none, and the outputs, each before a zero; then the inputs after another.
+    /// Returns the result, empty if there is none, and the outputs, each followed by a zero; then another zero and the inputs.
     fn to_bytes(result: &str, outputs: &[Cow<'_, str>], inputs: &[Cow<'_, str>]) -> Vec<u8> {
         let mut text = String::new();
         for name in [result]
@@ -84,7 +84,7 @@ impl Paths {
 }
 
 impl<'a> Analysis<'a> {
-    /// With paths in place of addresses.
+    /// Replaces addresses by paths.
     pub(crate) fn within(
         &'a self,
         path: impl Fn(&'a str) -> Result<Cow<'a, str>, Error>,
@@ -112,7 +112,7 @@ impl Known<'_> {
         Paths::to_bytes(result, &self.outputs, &self.inputs)
     }
 
-    /// The script of the job that is called `name`, of an application that wants something.
+    /// Returns the script of a job called `name`, of an application with that intent.
     pub(crate) fn script(&self, name: &str, intent: Intent) -> Result<String, Error> {
         let first = self.outputs.first();
         let first = first.ok_or_else(|| Error::Invalid("an analysis needs an output".into()))?;
@@ -146,12 +146,12 @@ impl Known<'_> {
     }
 }
 
-/// A path of the array in a script.
+/// Returns a path of the array as a string of a script.
 fn quoted_path(path: &str) -> String {
     quoted(&format!("/{path}"))
 }
 
-/// A string of a script.
+/// Returns a string of a script.
 pub(crate) fn quoted(text: &str) -> String {
     let mut quoted = String::from("\"");
     for letter in text.chars() {

@@ -1,4 +1,4 @@
-//! The application's side: labels are published by a copy into its log, and waited for.
+//! The application's side: a label is published by a copy into the application's log, and can be waited for (next: `label/src/agent.rs`).
 
 use crate::analysis::{Analysis, Paths, TEXT_MAX};
 use crate::arrivals;
@@ -18,53 +18,53 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// Bytes that an application has for labels unless it says otherwise.
+/// Default capacity of an application's log, in bytes.
 const CAPACITY: u64 = 64 << 20;
-/// Longest label; what is longer becomes several.
+/// Maximum size of a label; a longer label becomes several.
 const LABEL_MAX: u64 = 4 << 20;
-/// How often who waits looks whether there is somebody to wait for.
+/// Interval at which a waiting call checks whether an agent runs.
 const LOOK: Duration = Duration::from_millis(100);
-/// Where rooms are, below the mount.
+/// Folder of rooms, below the mount.
 const ROOMS: &str = "rooms";
-/// How long who puts what another application has put sleeps before looking whether that is stored.
+/// Pause of a put, before it checks again whether another application's put of the same file is stored.
 const OTHERS: Duration = Duration::from_micros(500);
-/// Longest read of one label, in bytes.
+/// Maximum size of the read of one label, in bytes.
 const READ_MAX: u64 = 1 << 30;
 
 pub(crate) const DURABLE: u16 = 1;
 pub(crate) const CUT: u16 = 2;
-/// Only if the label that it is after is done, or has failed or was cancelled.
+/// The label only runs if the label that it follows is done, or has failed or was cancelled.
 pub(crate) const IF_DONE: u16 = 4;
 pub(crate) const IF_FAILED: u16 = 8;
-/// One label with what it is after, which is done before it.
+/// Part of one label: it follows another part, which is done before it.
 pub(crate) const PART: u16 = 16;
-/// Nobody asks what becomes of it.
+/// The application does not ask for the outcome.
 pub(crate) const FORGET: u16 = 32;
-/// It is the whole file, which others may see before it is stored.
+/// The label has the whole file, which others may see before it is stored.
 pub(crate) const PUT: u16 = 64;
-/// Bytes of a key.
+/// Length of a key in bytes.
 const KEY_BYTES: std::ops::RangeInclusive<usize> = 8..=64;
-/// How long somebody who has just let go of an application is waited for.
+/// Time that a registration waits for a process that is just releasing the application.
 const LET_GO: Duration = Duration::from_secs(3);
 
-/// How an application registers.
+/// Options of a registration.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
-    /// Where the array is mounted: the only mount there is if it does not say.
+    /// Mountpoint of the array; by default the only mount of this host.
     pub mount: Option<PathBuf>,
-    /// Bytes for labels that are not done; 64 MiB if 0.
+    /// Bytes for unfinished labels; 0: 64 MiB.
     pub capacity: u64,
-    /// Folder of the logs: `TIDEMILL_LABELS`, else `/dev/shm/tidemill-labels-UID`.
+    /// Folder of the logs; by default `TIDEMILL_LABELS`, else `/dev/shm/tidemill-labels-UID`.
     pub folder: Option<PathBuf>,
-    /// What it wants most.
+    /// Goal of the application.
     pub intent: Intent,
-    /// Mode bits that files it makes do not have: the process's own if it does not say.
+    /// Mode bits that new files do not have; by default the umask of the process.
     pub umask: Option<u32>,
-    /// Starts no agent: whoever registers looks after that.
+    /// Whether no agent is started: the caller provides the agent.
     pub no_agent: bool,
 }
 
-/// An application that is registered. Clones are the same; labels that it published are carried out when it has ended, too.
+/// A registered application. Clones are the same application. Its labels are carried out after its end, too.
 #[derive(Clone, Debug)]
 pub struct App(Arc<Inner>);
 
@@ -75,20 +75,20 @@ struct Inner {
     mount: PathBuf,
     starts_agent: bool,
     label_max: u64,
-    /// What becomes of labels is kept in the log until somebody has asked: it may be taken up again.
+    /// Whether outcomes of labels stay in the log until they are requested: the application may be resumed.
     keeps: bool,
     ring: Mutex<Ring>,
     notices: Mutex<Notices>,
-    /// Where what is put is seen: opened when something is put, or got.
+    /// Board on which puts are visible: opened by the first put or get.
     board: OnceLock<Board>,
     root: Root,
-    /// The folder that it has was seen to be where an array is mounted.
+    /// Set once the application's folder is known to be the mountpoint of an array.
     is_array: OnceLock<()>,
 }
 
-/// A label in the words of the log.
+/// A label in the format of the log.
 struct Said<'a> {
-    /// What errors call it.
+    /// Name in errors.
     name: String,
     paths: Vec<u8>,
     bytes: Cow<'a, [u8]>,
@@ -97,12 +97,12 @@ struct Said<'a> {
     after: u64,
 }
 
-/// What the application remembers of its log.
+/// The application's own state of its log.
 #[derive(Debug, Default)]
 struct Ring {
     last: u64,
     slots: VecDeque<Slot>,
-    /// What became of labels that somebody may ask for, whose place is given free.
+    /// Outcomes of labels that the application may request and whose places are free.
     outcomes: HashMap<u64, Outcome>,
 }
 
@@ -111,11 +111,11 @@ struct Slot {
     at: u64,
     length: u64,
     id: u64,
-    /// Nobody can ask for it any more.
+    /// Whether the outcome cannot be requested any more.
     left: bool,
-    /// What stands for its path on the board; 0: it is not there.
+    /// Hash of its path on the board; 0: the label is not on the board.
     put: u64,
-    /// The last label that depends on what becomes of it; 0: none does.
+    /// The last label that depends on its outcome; 0: none.
     asked_by: u64,
 }
 
@@ -126,7 +126,7 @@ struct Outcome {
     bytes: Vec<u8>,
 }
 
-/// What is to be done, before it is published.
+/// A request, before it is published.
 #[derive(Clone, Copy, Debug)]
 #[must_use = "a label does nothing before it is published"]
 pub struct Label<'a> {
@@ -158,7 +158,7 @@ impl<'a> Label<'a> {
         }
     }
 
-    /// Writes bytes into a file at an offset. The file is made if it is not there.
+    /// Writes bytes into a file at an offset. A missing file is created.
     pub fn write(path: &'a str, offset: u64, bytes: &'a [u8]) -> Self {
         Self {
             offset,
@@ -168,15 +168,15 @@ impl<'a> Label<'a> {
         }
     }
 
-    /// Makes a file of these bytes, in place of what has that name. [`App::get`] of this user's applications on this host gives them as
-    /// soon as this is published; all others see them when it is stored.
+    /// Creates a file with these bytes, in place of an existing file. [`App::get`] of this user's applications on this host returns the
+    /// bytes as soon as the label is published; all other clients see them when the label is stored.
     pub fn put(path: &'a str, bytes: &'a [u8]) -> Self {
         let mut label = Self::write(path, 0, bytes);
         label.flags |= PUT | CUT;
         label
     }
 
-    /// Writes bytes at the end of a file. The file is made if it is not there.
+    /// Writes bytes at the end of a file. A missing file is created.
     pub fn append(path: &'a str, bytes: &'a [u8]) -> Self {
         Self {
             size: bytes.len() as u64,
@@ -185,7 +185,7 @@ impl<'a> Label<'a> {
         }
     }
 
-    /// Reads up to `size` bytes of a file from an offset: with what the application has published before.
+    /// Reads up to `size` bytes of a file from an offset. The read sees the labels that the application has published before.
     pub fn read(path: &'a str, offset: u64, size: u64) -> Self {
         Self {
             offset,
@@ -194,12 +194,12 @@ impl<'a> Label<'a> {
         }
     }
 
-    /// Removes a file.
+    /// Deletes a file.
     pub fn delete(path: &'a str) -> Self {
         Self::new(Kind::Delete, path)
     }
 
-    /// Gives a file another name, in place of what has that.
+    /// Renames a file, in place of an existing file.
     pub fn rename(path: &'a str, to: &'a str) -> Self {
         Self {
             other: to,
@@ -207,8 +207,7 @@ impl<'a> Label<'a> {
         }
     }
 
-    /// Makes a file what another is, in place of what has that name. Of what is no content only the mode is copied,
-    /// less the umask.
+    /// Copies a file, in place of an existing file. Of the metadata only the mode is copied, less the umask.
     pub fn copy(path: &'a str, to: &'a str) -> Self {
         Self {
             other: to,
@@ -216,12 +215,12 @@ impl<'a> Label<'a> {
         }
     }
 
-    /// Does nothing: it is done when all labels before it are.
+    /// Does nothing: the label is done when all labels before it are done.
     pub fn fence() -> Self {
         Self::new(Kind::Fence, "tidemill:/")
     }
 
-    /// Runs a kernel on files, in the array: when the writes before it are stored.
+    /// Runs a kernel on files, in the array, after the writes before it are stored.
     pub fn analyse(analysis: &'a Analysis<'a>) -> Self {
         Self {
             analysis: Some(analysis),
@@ -229,8 +228,8 @@ impl<'a> Label<'a> {
         }
     }
 
-    /// Runs the job of a script, in the array: when the writes before it are stored. What it reads and writes is not
-    /// known here: labels that are to wait for it say `after`.
+    /// Runs the job of a script, in the array, after the writes before it are stored. The library does not know the files that the script
+    /// reads and writes: labels that have to wait for it use `after`.
     pub fn job(script: &'a str) -> Self {
         Self {
             bytes: script.as_bytes(),
@@ -238,13 +237,13 @@ impl<'a> Label<'a> {
         }
     }
 
-    /// Waits for a file of anybody whose path matches a pattern and that comes after this is published: closed with something new, or
-    /// given that name. Waiting for the label gives its address.
+    /// Waits for a file of any user whose path matches a pattern and that arrives after the publication: closed with new content, or
+    /// renamed to that path. The wait for the label returns the address of the file.
     pub fn arrival(pattern: &'a str) -> Self {
         Self::arrivals(pattern, "", (1, arrivals::ONE_BYTES))
     }
 
-    /// As [`Self::arrival`], with what came after a cursor: see [`App::subscribe`].
+    /// As [`Self::arrival`], for arrivals after a cursor: see [`App::subscribe`].
     pub fn since(self, cursor: &'a str) -> Self {
         Self {
             other: cursor,
@@ -252,7 +251,7 @@ impl<'a> Label<'a> {
         }
     }
 
-    /// Waits for so many arrivals, which take so many bytes.
+    /// Waits for up to `limit` arrivals, which take up to `size` bytes.
     pub(crate) fn arrivals(pattern: &'a str, since: &'a str, (limit, size): (u64, u64)) -> Self {
         Self {
             other: since,
@@ -262,48 +261,48 @@ impl<'a> Label<'a> {
         }
     }
 
-    /// Waiting for a job gives the first bytes of a file, at most so many.
+    /// Makes the wait for a job return the first bytes of a file, at most `size`.
     pub fn result(self, path: &'a str, size: u64) -> Self {
         Self { path, size, ..self }
     }
 
-    /// Done only when it survives power loss.
+    /// The label is done only when it survives power loss.
     pub fn durable(mut self) -> Self {
         self.flags |= DURABLE;
         self
     }
 
-    /// The file is cut to no bytes first.
+    /// Truncates the file to no bytes first.
     pub fn truncate(mut self) -> Self {
         self.flags |= CUT;
         self
     }
 
-    /// Not before that one is done, whatever file that is of.
+    /// Runs the label only after another label is done, whichever files they use.
     pub fn after(mut self, ticket: &'a Ticket) -> Self {
         self.after = Some(ticket);
         self
     }
 
-    /// After that one, if it is done; it is cancelled if that one has failed or was cancelled.
+    /// Runs the label after another label is done; cancels it if that label has failed or was cancelled.
     pub fn if_done(mut self, ticket: &'a Ticket) -> Self {
         self.flags = self.flags & !IF_FAILED | IF_DONE;
         self.after(ticket)
     }
 
-    /// After that one, if it has failed or was cancelled; it is cancelled if that one is done.
+    /// Runs the label after another label has failed or was cancelled; cancels it if that label is done.
     pub fn if_failed(mut self, ticket: &'a Ticket) -> Self {
         self.flags = self.flags & !IF_DONE | IF_FAILED;
         self.after(ticket)
     }
 
-    /// Nobody will ask what becomes of it: its ticket says nothing.
+    /// The outcome will not be requested: the ticket has no information.
     pub fn forgotten(mut self) -> Self {
         self.flags |= FORGET;
         self
     }
 
-    /// Publishing fails with [`Error::Full`] where it would wait for room.
+    /// Publishing fails with [`Error::Full`] instead of waiting for room.
     pub fn impatient(mut self) -> Self {
         self.patient = false;
         self
@@ -311,10 +310,10 @@ impl<'a> Label<'a> {
 }
 
 impl App {
-    /// Registers this process under a name that people will know it by.
+    /// Registers this process under a name, which users see.
     ///
     /// # Errors
-    /// If there is no mount or no folder for its labels, or no agent can be started.
+    /// There is no mount or no folder for its labels, or no agent can be started.
     pub fn register(name: &str, settings: &Settings) -> Result<Self, Error> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
@@ -326,11 +325,11 @@ impl App {
         Self::begin(folder, log, settings)
     }
 
-    /// The application that has a word of its own, at least 8 letters: a new one, or one that was registered by it and ended less than
-    /// a minute ago, whoever has ended it. What becomes of its labels is kept until somebody has asked.
+    /// Registers the application with a key of at least 8 letters: a new application, or one that was registered with this key and ended
+    /// less than a minute ago, by whichever process. Outcomes of its labels are kept until they are requested.
     ///
     /// # Errors
-    /// As for [`Self::register`]; if somebody has the application.
+    /// As for [`Self::register`]; and if another process has the application.
     pub fn register_by_key(name: &str, key: &str, settings: &Settings) -> Result<Self, Error> {
         let good = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
         if !KEY_BYTES.contains(&key.len()) || !key.bytes().all(good) {
@@ -349,7 +348,7 @@ impl App {
             }
             match Log::take_up(&path) {
                 Ok(Some(log)) => break log,
-                // It may have gone this moment.
+                // It may have been removed at this moment.
                 Err(Error::Log { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
                 }
                 Err(error) => return Err(error),
@@ -384,19 +383,19 @@ impl App {
         Ok(Self(Arc::new(inner)))
     }
 
-    /// The number of the last label that was published, from 1 on. One that is longer than [`Self::label_max`] has several.
+    /// Returns the number of the last published label, from 1 on. A label longer than [`Self::label_max`] has several numbers.
     #[must_use]
     pub fn last(&self) -> u64 {
         self.0.ring().last
     }
 
-    /// Bytes of the longest label that is not made several.
+    /// Returns the maximum size of a label that is not split, in bytes.
     #[must_use]
     pub fn label_max(&self) -> u64 {
         self.0.label_max
     }
 
-    /// A label by its number, if what becomes of it is kept.
+    /// Returns a label by its number, if its outcome is kept.
     #[must_use]
     pub fn ticket(&self, number: u64) -> Option<Ticket> {
         let inner = &self.0;
@@ -413,7 +412,7 @@ impl App {
         })
     }
 
-    /// Labels that somebody may still ask for, of one that was taken up again.
+    /// Returns the labels of a resumed application whose outcomes can still be requested.
     #[must_use]
     pub fn kept(&self) -> Vec<Ticket> {
         let numbers: Vec<u64> = {
@@ -427,10 +426,10 @@ impl App {
             .collect()
     }
 
-    /// Publishes a label: when this returns it is kept, whatever is killed. Waits for room where there is none.
+    /// Publishes a label. When this returns the label is kept, whichever process is killed. Waits for room if necessary.
     ///
     /// # Errors
-    /// If it says what can't be meant, or there is no room and it does not wait for any.
+    /// The label is invalid, or there is no room and the label does not wait.
     pub fn publish(&self, label: &Label<'_>) -> Result<Ticket, Error> {
         let inner = &self.0;
         if inner.log.pid() != std::process::id() {
@@ -475,7 +474,7 @@ impl App {
             } else {
                 &[]
             };
-            // What was begun is ended: half of a label is none.
+            // A label that has begun is completed: half a label would have no meaning.
             let first = label.after.filter(|_| done == 0);
             let (id, at) = inner.append(part, bytes, first, label.patient || done > 0)?;
             if done == 0 {
@@ -495,7 +494,7 @@ impl App {
         Ok(ticket)
     }
 
-    /// Publishes, and waits until it is stored: [`Ticket::wait`].
+    /// Publishes a label, and waits until it is stored: [`Ticket::wait`].
     ///
     /// # Errors
     /// As for both.
@@ -503,15 +502,15 @@ impl App {
         self.publish(label)?.wait()
     }
 
-    /// Waits until all that was published is stored; labels that failed are not told here.
+    /// Waits until all published labels are stored. Failed labels are not reported here.
     ///
     /// # Errors
-    /// If no agent can be started.
+    /// No agent can be started.
     pub fn flush(&self) -> Result<(), Error> {
         self.publish(&Label::fence())?.wait().map(drop)
     }
 
-    /// How it has registered.
+    /// Returns the options of the registration.
     pub(crate) fn settings(&self) -> Settings {
         let inner = &self.0;
         Settings {
@@ -528,13 +527,13 @@ impl App {
         self.0.log.name()
     }
 
-    /// What a pattern of addresses means, below the mount.
+    /// Returns the pattern of paths below the mount for a pattern of addresses.
     pub(crate) fn pattern<'a>(&self, pattern: &'a str) -> Result<Cow<'a, str>, Error> {
         self.0.need_array()?;
         self.0.path(pattern)
     }
 
-    /// The folder that addresses are relative to.
+    /// Returns the folder that addresses are relative to.
     #[must_use]
     pub fn mount(&self) -> &Path {
         &self.0.mount
@@ -548,13 +547,13 @@ impl App {
         self.0.board()
     }
 
-    /// What an address means, below the mount.
+    /// Returns the path below the mount for an address.
     pub(crate) fn path<'a>(&self, address: &'a str) -> Result<Cow<'a, str>, Error> {
         self.0.path(address)
     }
 }
 
-/// Refuses what is no name of an application.
+/// Refuses an invalid name of an application.
 fn check_name(name: &str) -> Result<(), Error> {
     if name.is_empty() || name.len() > log::NAME_MAX || name.contains(char::is_control) {
         let max = log::NAME_MAX;
@@ -565,7 +564,7 @@ fn check_name(name: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// Makes the log of an application.
+/// Creates the log of an application.
 fn make(
     folder: &Folder,
     file: &str,
@@ -593,7 +592,7 @@ fn make(
 
 impl Inner {
     fn ring(&self) -> MutexGuard<'_, Ring> {
-        // What panics here has changed nothing by halves.
+        // A panic here leaves no half-made change.
         self.ring.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -601,7 +600,7 @@ impl Inner {
         self.notices.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Calls whoever asked to be, until nobody is left who did.
+    /// Calls callbacks of ended labels, until none is left.
     fn tell(&self) {
         loop {
             let settled = self.log.settled();
@@ -610,13 +609,13 @@ impl Inner {
             let none = ended.is_empty();
             for (ticket, callback) in ended {
                 let outcome = ticket.outcome();
-                // What panics there is none of ours, and others wait for their call.
+                // A panic of a callback is not this library's, and other callbacks have to run.
                 let call = std::panic::AssertUnwindSafe(|| callback(outcome));
                 let _ = std::panic::catch_unwind(call);
             }
             if none {
                 self.log.wait_settled(settled, LOOK);
-                // An error is told to whoever waits or publishes.
+                // A waiting or publishing call reports the error.
                 let _ = self.find_agent();
             }
         }
@@ -629,7 +628,7 @@ impl Inner {
         Ok(())
     }
 
-    /// What an address means, below the mount.
+    /// Returns the path below the mount for an address.
     fn path<'a>(&self, address: &'a str) -> Result<Cow<'a, str>, Error> {
         if let Some(inside) = address.strip_prefix("room:/") {
             self.need_array()?;
@@ -668,7 +667,7 @@ impl Inner {
         }
     }
 
-    /// What a label says, in the words of the log.
+    /// Returns a label in the format of the log.
     fn ask<'a>(&self, label: &Label<'a>) -> Result<Said<'a>, Error> {
         let invalid = |why: String| Err(Error::Invalid(why));
         let end = label.offset.checked_add(label.size);
@@ -722,7 +721,7 @@ impl Inner {
         Ok(said)
     }
 
-    /// Refuses what only the array itself can be asked, where a folder in it is what the application has.
+    /// Refuses requests that need the array itself, if the application has a folder inside an array.
     fn need_array(&self) -> Result<(), Error> {
         if self.is_array.get().is_some() || self.mount.join(CONTROL).is_dir() {
             self.is_array.get_or_init(|| ());
@@ -787,7 +786,7 @@ impl Inner {
         Ok(self.board.get_or_init(|| board))
     }
 
-    /// Bytes of a label that is not made several; refuses what can't be.
+    /// Returns the maximum size of a label that is not split. Refuses a label that is too large.
     fn size_max(&self, label: &Label<'_>, size: u64) -> Result<u64, Error> {
         let what = match label.kind {
             Kind::Analyse => "a job's script and result have",
@@ -803,7 +802,7 @@ impl Inner {
         )))
     }
 
-    /// Waits until what another application has put there is stored, so that this one is the later.
+    /// Waits until another application's put of the same file is stored, so that this put is the later one.
     fn begin_put(&self, path: &[u8], label: &Label<'_>) -> Result<u64, Error> {
         if label.after.is_some() {
             let why = "what is put is seen at once: it can't be after another label";
@@ -823,7 +822,7 @@ impl Inner {
         Ok(hash)
     }
 
-    /// Has all see what a label puts; where that can't be, it is stored.
+    /// Makes a put visible to all. If that is impossible, waits until it is stored.
     fn end_put(&self, hash: u64, ticket: &Ticket) -> Result<(), Error> {
         let (board, log) = (self.board()?, &self.log);
         if !board.put(log, hash, ticket.at) {
@@ -831,7 +830,7 @@ impl Inner {
         }
         let mut ring = self.ring();
         if log.stored() >= ticket.first {
-            // The agent had done it before it could be seen.
+            // The agent finished it before it was visible.
             board.remove(log, hash, ticket.at);
         } else if let Some(slot) = ring.slot(ticket.first) {
             slot.put = hash;
@@ -839,7 +838,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Appends a record when there is room; gives its id, and where it is.
+    /// Appends a record when there is room. Returns its id and position.
     fn append(
         &self,
         part: Asked<'_>,
@@ -881,7 +880,7 @@ impl Inner {
                     capacity: self.log.capacity(),
                 });
             }
-            // What is gathered is carried out now.
+            // Gathered labels are carried out now.
             self.log.wake();
             self.log.wait_settled(settled, LOOK);
             self.find_agent()?;
@@ -896,7 +895,7 @@ impl Ring {
         self.slots.get_mut(index)
     }
 
-    /// What is in a log that was left: the labels whose places are not free.
+    /// Returns the state of a log that is resumed: the labels whose places are not free.
     fn of(log: &Log, keeps: bool) -> Result<Self, Error> {
         let mut ring = Self::default();
         if !keeps {
@@ -934,8 +933,8 @@ impl Ring {
         Ok(ring)
     }
 
-    /// Gives the places of settled labels free, from the oldest on; what somebody may ask for is kept here, or where it is. The number
-    /// of the last label is known by its place.
+    /// Frees the places of settled labels, from the oldest on. Outcomes that may be requested are kept here, or stay in their places. The
+    /// number of the last label is known from its place.
     fn collect(&mut self, log: &Log, board: Option<&Board>, keeps: bool) {
         while let Some(slot) = self.slots.front().copied() {
             if keeps && (!slot.left || self.slots.len() == 1) {
@@ -945,7 +944,7 @@ impl Ring {
             if !status.is_settled() || !self.is_settled(log, slot.asked_by) {
                 return;
             }
-            // Who looks for it where it was put must find it where it is stored.
+            // A reader that looks for the put on the board must find the stored file otherwise.
             if slot.put != 0 && status == Status::Done && log.stored() < slot.id {
                 return;
             }
@@ -961,8 +960,8 @@ impl Ring {
         }
     }
 
-    /// Has what a label depends on kept until that label is settled; or, if that is known and gone, settles here what it
-    /// says of the label.
+    /// Keeps the outcome that a label depends on until that label is settled. If the outcome is known and its place is free, decides here
+    /// whether the label is cancelled.
     fn depend<'a>(&mut self, part: Asked<'a>, after: Option<&Ticket>) -> Asked<'a> {
         let Some(after) = after.filter(|_| part.flags & (IF_DONE | IF_FAILED) != 0) else {
             return part;
@@ -994,7 +993,7 @@ impl Ring {
         }
     }
 
-    /// What has become of a label, once.
+    /// Returns the outcome of a label, once.
     fn take(&mut self, log: &Log, id: u64) -> Option<Outcome> {
         if let Some(outcome) = self.outcomes.remove(&id) {
             return Some(outcome);
@@ -1011,7 +1010,7 @@ impl Ring {
 
     fn is_settled(&mut self, log: &Log, id: u64) -> bool {
         let at = self.slot(id).map(|slot| slot.at);
-        // What has no place any more is settled.
+        // A label without a place is settled.
         at.is_none_or(|at| log.status(at).0.is_settled())
     }
 }
@@ -1026,7 +1025,7 @@ impl Outcome {
                     let size = usize::try_from(value).unwrap_or(usize::MAX);
                     Some(answer()[..size.min(answer().len())].to_vec())
                 }
-                // Why it failed, to the first zero.
+                // The reason of the failure, up to the first zero.
                 (Kind::Analyse | Kind::Await, Status::Failed) => {
                     answer().split(|&byte| byte == 0).next().map(<[u8]>::to_vec)
                 }
@@ -1041,16 +1040,16 @@ impl Outcome {
     }
 }
 
-/// A label that was published. Who drops it does not ask for what becomes of it; it is carried out all the same.
+/// A published label. Dropping it gives up the outcome; the label is carried out all the same.
 #[derive(Debug)]
 pub struct Ticket {
     inner: Arc<Inner>,
     kind: Kind,
     path: String,
-    /// The labels in the log that it is; others may have been published between them.
+    /// Numbers of its labels in the log; other labels may have been published between them.
     first: u64,
     rest: Vec<u64>,
-    /// Where the last of them is.
+    /// Position of the last of them.
     at: u64,
 }
 
@@ -1063,12 +1062,12 @@ impl Ticket {
         [self.first].into_iter().chain(self.rest.iter().copied())
     }
 
-    /// Whether only what becomes of it counts, and not that files are closed.
+    /// Whether only the outcome counts, and not that files are closed.
     fn is_answer(&self) -> bool {
         matches!(self.kind, Kind::Read | Kind::Analyse | Kind::Await)
     }
 
-    /// Whether it is stored; or has failed, or was cancelled.
+    /// Whether the label is stored, has failed, or was cancelled.
     #[must_use]
     pub fn test(&self) -> bool {
         let log = &self.inner.log;
@@ -1077,16 +1076,16 @@ impl Ticket {
         settled && (self.is_answer() || log.stored() >= self.last())
     }
 
-    /// Its number among those of its application: the first, if it is several.
+    /// Returns its number among the labels of its application: the first, if it has several.
     #[must_use]
     pub fn number(&self) -> u64 {
         self.first
     }
 
-    /// What waiting gives, once it would not wait.
+    /// Returns the result of [`Self::wait`] without waiting.
     ///
     /// # Errors
-    /// If it failed, with [`Error::Timeout`] if it has not ended.
+    /// The label failed, or, with [`Error::Timeout`], has not ended.
     pub fn take(&self) -> Result<Vec<u8>, Error> {
         match self.test() {
             true => self.outcome(),
@@ -1094,24 +1093,24 @@ impl Ticket {
         }
     }
 
-    /// Waits until it is stored: what was written is in a closed file, where all see it. Gives the bytes that were read.
+    /// Waits until the label is stored: written bytes are in a closed file, where all clients see them. Returns the bytes that were read.
     ///
     /// # Errors
-    /// If it failed, or nobody can be had who carries it out.
+    /// The label failed, or no agent can be started.
     pub fn wait(self) -> Result<Vec<u8>, Error> {
         self.wait_until(None)?;
         self.outcome()
     }
 
-    /// As [`Self::wait`], for no longer than that; then the label can be waited for again.
+    /// As [`Self::wait`], with a time limit; the label can be waited for again afterwards.
     ///
     /// # Errors
-    /// If no agent can be had, or with [`Error::Timeout`].
+    /// No agent can be started, or with [`Error::Timeout`].
     pub fn wait_for(&self, limit: Duration) -> Result<(), Error> {
         self.wait_until(Some(Instant::now() + limit))
     }
 
-    /// Says that somebody waits for it.
+    /// Notes in the log that a call waits for the label.
     fn ask_for(&self) {
         let log = &self.inner.log;
         if self.is_answer() {
@@ -1140,7 +1139,7 @@ impl Ticket {
         }
     }
 
-    /// What has become of it, once it is settled.
+    /// Returns the outcome of the label, once it is settled.
     pub(crate) fn outcome(&self) -> Result<Vec<u8>, Error> {
         let mut bytes = Vec::new();
         let mut ring = self.inner.ring();
@@ -1171,8 +1170,8 @@ impl Ticket {
         Ok(bytes)
     }
 
-    /// Has somebody called when it is stored, has failed or was cancelled, with what [`Self::wait`] would give. That is on
-    /// a thread of the application's own, one after the other: what takes long keeps others waiting. Who is forked hears nothing.
+    /// Calls `callback` when the label is stored, has failed or was cancelled, with the result of [`Self::wait`]. Callbacks run one after
+    /// the other on a thread of the application: a slow callback delays the others. A forked child gets no calls.
     pub fn on_done(self, callback: impl FnOnce(Result<Vec<u8>, Error>) + Send + 'static) {
         self.ask_for();
         let inner = self.inner.clone();
@@ -1183,8 +1182,8 @@ impl Ticket {
         }
     }
 
-    /// Takes it back. Whether it was: what has been begun is done, but for a job and what waits for a file, which are told to
-    /// stop: waiting for it says whether it was.
+    /// Cancels the label. Returns whether it was cancelled. A label that has begun is finished, except that jobs and waits for files are
+    /// asked to stop: the wait for such a label reports whether it was cancelled.
     #[must_use]
     pub fn cancel(&self) -> bool {
         let log = &self.inner.log;
@@ -1216,20 +1215,20 @@ impl Drop for Ticket {
     }
 }
 
-/// Waits for the first of them: its number.
+/// Waits for the first of the labels that ends. Returns its index.
 ///
 /// # Errors
-/// As for [`Ticket::wait_for`]; if there are none.
+/// As for [`Ticket::wait_for`]; and if there are none.
 pub fn wait_any(tickets: &[Ticket]) -> Result<usize, Error> {
     wait_some(tickets, false, None)?;
     let first = tickets.iter().position(Ticket::test);
     first.ok_or(Error::Timeout)
 }
 
-/// Waits for the first of them, or for all, until then at most.
+/// Waits for the first of the labels, or for all, until `until` at most.
 ///
 /// # Errors
-/// As for [`Ticket::wait_for`]; if there are none, or of several applications.
+/// As for [`Ticket::wait_for`]; and if there are none, or they belong to several applications.
 pub fn wait_some<T: Borrow<Ticket>>(
     tickets: &[T],
     all: bool,
@@ -1242,7 +1241,7 @@ pub fn wait_some<T: Borrow<Ticket>>(
         let why = "labels of several applications can't be waited for together";
         return Err(Error::Invalid(why.into()));
     }
-    // Whichever is first: none is held up by what is asked of another.
+    // Whichever is first: a request for one label does not delay another.
     tickets().for_each(Ticket::ask_for);
     loop {
         let settled = inner.log.settled();
@@ -1262,7 +1261,7 @@ pub fn wait_some<T: Borrow<Ticket>>(
     }
 }
 
-/// Waits for all of them; gives the bytes of each that were read, or why it failed.
+/// Waits for all labels. Returns for each the bytes that were read, or the error.
 #[must_use]
 pub fn wait_all(tickets: Vec<Ticket>) -> Vec<Result<Vec<u8>, Error>> {
     tickets.into_iter().map(Ticket::wait).collect()

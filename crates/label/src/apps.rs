@@ -1,4 +1,4 @@
-//! Which applications are registered.
+//! List of the registered applications. It only reads logs.
 
 use crate::error::Error;
 use crate::folder::Folder;
@@ -6,48 +6,48 @@ pub use crate::log::Drew;
 use crate::log::Log;
 use std::path::{Path, PathBuf};
 
-/// An application, or what is left of one.
+/// A registered application, or the log of an ended one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Application {
-    /// The name it registered with.
+    /// Name of the registration.
     pub name: String,
-    /// Its process.
+    /// Process of the application.
     pub pid: u32,
-    /// Whether that still has it registered.
+    /// Whether that process still has the application registered.
     pub runs: bool,
-    /// Where its array is mounted.
+    /// Mountpoint of its array.
     pub mount: PathBuf,
-    /// Labels and their bytes since it registered, and how many labels failed.
+    /// Number of labels since the registration.
     pub labels: u64,
-    /// Bytes that came with them.
+    /// Bytes of these labels.
     pub bytes: u64,
-    /// Labels that failed.
+    /// Number of labels that failed.
     pub failed: u64,
-    /// Bytes that its labels take now, of those it may have.
+    /// Bytes that its labels take now.
     pub used: u64,
-    /// Bytes that it may have.
+    /// Maximum number of bytes for its labels.
     pub capacity: u64,
-    /// What the kernels of its labels that analyse drew.
+    /// Energy that kernels of its analyses used.
     pub drew: Drew,
 }
 
-/// What is known of a user's applications.
+/// State of a user's applications.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Applications {
-    /// The process that carries their labels out, if one does.
+    /// Process of the agent, if one runs.
     pub agent: Option<u32>,
-    /// The folder of their logs.
+    /// Folder of the logs.
     pub folder: PathBuf,
-    /// In the order in which they registered.
+    /// Applications in the order of their registration.
     pub applications: Vec<Application>,
-    /// Logs that can't be carried out, and why not is in the agent's log.
+    /// Logs that cannot be carried out; the agent's log has the reason.
     pub damaged: Vec<PathBuf>,
 }
 
-/// The applications of this user.
+/// Returns the applications of this user.
 ///
 /// # Errors
-/// If the folder of logs can't be used.
+/// The folder of logs cannot be used.
 pub fn list(folder: Option<&Path>) -> Result<Applications, Error> {
     let folder = Folder::open(folder)?;
     let read = |source| Error::Log {
@@ -60,7 +60,7 @@ pub fn list(folder: Option<&Path>) -> Result<Applications, Error> {
         ..Applications::default()
     };
     for path in folder.logs().map_err(read)? {
-        // It may have ended meanwhile.
+        // The application may have ended in the meantime.
         let Ok(log) = Log::open(&path) else { continue };
         let (labels, bytes, failed) = log.counts();
         all.applications.push(Application {

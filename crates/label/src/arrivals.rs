@@ -1,6 +1,6 @@
-//! Files of others as they come: what labels that wait for them ask the array, and a stream of all of them.
+//! Arriving files: the questions of labels that wait for them, and a stream of all arrivals (next: `mount/src/fs/control/arrivals.rs`).
 //!
-//! The mount's control folder has a file for it, [`FILE`]: a question is written, and reading waits for the answer.
+//! The mount's control folder has a file for it, [`FILE`]: a question is written to it, and a read waits for the answer.
 
 use crate::agent::Tell;
 use crate::analysis::TEXT_MAX;
@@ -19,32 +19,32 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 const FILE: &str = "arrivals";
-/// Most labels of an application that wait for files at the same time.
+/// Maximum number of labels of an application that wait for files at the same time.
 pub(crate) const AWAITED_MAX: usize = 64;
-/// Arrivals of one answer: as many as the array gives.
+/// Number of arrivals in one answer: as many as the array sends.
 const MANY: u64 = 0;
-/// Room for the answer to a label: one path, or all that the array gives at once.
+/// Room for the answer to a label: one path, or all arrivals that the array sends at once.
 pub(crate) const ONE_BYTES: u64 = 4096 + 64;
 const MANY_BYTES: u64 = 64 << 10;
 /// Room for labels of a stream.
 const CAPACITY: u64 = 1 << 20;
-/// Pause before somebody is asked again who had no place, or was away.
+/// Pause before a question is repeated, if all places were taken or the mount was unreachable.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// A file that has come: a version that was closed under that name, or has got it.
+/// A file that has arrived: a version that was closed under this path, or was renamed to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Arrival {
-    /// As an address: `tidemill:/…`.
+    /// Path as an address: `tidemill:/…`.
     pub path: String,
-    /// How often the file was closed with something new.
+    /// Number of the version.
     pub version: u64,
-    /// In bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// What comes after it: see [`App::subscribe`].
+    /// Cursor for later arrivals: see [`App::subscribe`].
     pub cursor: String,
 }
 
-/// All that comes, in order, from a cursor on: by labels of an application of its own, so that it holds up no others.
+/// All arrivals, in order, from a cursor on. They are labels of an application of their own, so that they delay no other labels.
 #[derive(Debug)]
 pub struct Subscription {
     app: App,
@@ -54,7 +54,7 @@ pub struct Subscription {
     ready: VecDeque<Arrival>,
 }
 
-/// What the array answers.
+/// Answer of the array.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Answer {
     cursor: String,
@@ -85,7 +85,7 @@ impl Answer {
     }
 }
 
-/// Asks, and waits for the answer.
+/// Sends a question, and waits for the answer.
 fn ask(mut file: File, limit: u64, since: &str, pattern: &str) -> std::io::Result<Vec<u8>> {
     file.write_all(format!("{limit}\0{since}\0{pattern}").as_bytes())?;
     file.rewind()?;
@@ -106,7 +106,7 @@ fn folder() -> PathBuf {
     format!("{CONTROL}/{user}").into()
 }
 
-/// The cursor of now, from the array that is mounted there. Says what is wrong with the pattern.
+/// Returns the present cursor of the array on `mount`, or an error if the pattern is invalid.
 pub(crate) fn now(mount: &std::path::Path, pattern: &str) -> Result<String, Error> {
     let folder = mount.join(folder());
     let opened = File::options()
@@ -132,7 +132,7 @@ pub(crate) fn now(mount: &std::path::Path, pattern: &str) -> Result<String, Erro
     answer.map(|answer| answer.cursor).ok_or_else(strange)
 }
 
-/// What is kept of a label that waits: whether it was given up, so that nobody writes where it was.
+/// State that a waiting label shares with its thread: whether it was cancelled, so that the thread does not write to its place.
 type Given = Arc<Mutex<bool>>;
 
 /// A label that waits.
@@ -151,13 +151,13 @@ impl Awaiting {
         self.0.is_empty()
     }
 
-    /// Whether a label has to wait for one that waits for a file.
+    /// Whether a label has to wait for a label that waits for a file.
     pub(crate) fn hold_up(&self, record: &Record) -> bool {
         let after = |one: &Awaited| one.record.as_after() == record.after;
         self.0.iter().any(after) || record.is_await() && self.0.len() >= AWAITED_MAX
     }
 
-    /// Forgets those that have ended, and ends those that were taken back; all if the application has ended.
+    /// Drops labels that have ended, and ends cancelled labels; all labels if the application has ended.
     pub(crate) fn look(&mut self, log: &Log, all: bool) {
         let mut told = false;
         self.0.retain(|one| {
@@ -174,7 +174,7 @@ impl Awaiting {
         }
     }
 
-    /// Has somebody wait for a file.
+    /// Starts a thread that waits for a file.
     pub(crate) fn start(&mut self, log: &Arc<Log>, root: &Arc<Root>, record: &Record, tell: Tell) {
         let (log, root, record) = (log.clone(), root.clone(), *record);
         let up = Given::default();
@@ -186,7 +186,7 @@ impl Awaiting {
     }
 }
 
-/// Waits until something has come, somebody has given the label up, or it can't be waited for.
+/// Waits until a file has arrived, the label is cancelled, or the wait fails.
 fn wait(log: &Log, root: &Root, record: &Record, (up, tell): (&Given, Tell)) {
     let texts = String::from_utf8_lossy(log.paths(record)).into_owned();
     let (pattern, since) = texts.split_once('\0').unwrap_or((&texts, ""));
@@ -219,7 +219,7 @@ fn wait(log: &Log, root: &Root, record: &Record, (up, tell): (&Given, Tell)) {
     }
 }
 
-/// Why a question was refused, in the array's words if it has said any.
+/// Returns the reason of a refusal, in the array's words if there are any.
 fn why(root: &Root, pattern: &str, error: &std::io::Error) -> String {
     let said = || {
         let mut said = String::new();
@@ -232,7 +232,7 @@ fn why(root: &Root, pattern: &str, error: &std::io::Error) -> String {
     said.unwrap_or_else(|| format!("{pattern}: {error}"))
 }
 
-/// What a label gives.
+/// Returns the result of a label.
 fn told(record: &Record, answer: Answer, bytes: Vec<u8>) -> Result<Vec<u8>, (Errno, String)> {
     if record.offset == MANY {
         return Ok(bytes);
@@ -278,16 +278,16 @@ fn settle(
     }
     drop(up);
     log.told();
-    // Labels may wait for it.
+    // Other labels may wait for it.
     log.wake();
 }
 
 impl App {
-    /// All files whose path matches, as they come: versions that are closed, and what gets such a name. From now on, or from a cursor
-    /// that an [`Arrival`] or [`Subscription::cursor`] gave: then nothing is missed that came meanwhile.
+    /// Returns all matching files as they arrive: versions that are closed, and files that are renamed to a matching path. Begins now, or
+    /// at a cursor from an [`Arrival`] or [`Subscription::cursor`]: then no later arrival is missed.
     ///
     /// # Errors
-    /// If the pattern is wrong, or the array can't be asked.
+    /// The pattern is invalid, or the array cannot be asked.
     pub fn subscribe(&self, pattern: &str, since: Option<&str>) -> Result<Subscription, Error> {
         let settings = Settings {
             capacity: CAPACITY,
@@ -309,11 +309,11 @@ impl App {
 }
 
 impl Subscription {
-    /// The next that has come; waits for it, for as long as that if a limit is given.
+    /// Returns the next arrival. Waits for it, for up to `limit` if given.
     ///
     /// # Errors
-    /// With [`Error::Timeout`], then it can be asked again; with [`Error::Missed`] once, if what came first is not known any more:
-    /// then it goes on with what is.
+    /// With [`Error::Timeout`], after which the call can be repeated. With [`Error::Missed`] once, if the array has dropped the oldest
+    /// arrivals: the stream then continues with the known ones.
     pub fn next(&mut self, limit: Option<Duration>) -> Result<Arrival, Error> {
         loop {
             if let Some(arrival) = self.ready.pop_front() {
@@ -346,7 +346,7 @@ impl Subscription {
         }
     }
 
-    /// What comes after the last that was given.
+    /// Returns the cursor after the last returned arrival.
     #[must_use]
     pub fn cursor(&self) -> &str {
         &self.cursor

@@ -1,9 +1,10 @@
-//! What a user's applications on this host have put and is not in files yet, for all of them to see at once.
+//! Files that a user's applications on this host have put and that are not stored yet, visible to all of these applications at once. The
+//! board is a file that they map.
 //!
-//! A table in memory that they share: for each path the log and the record that has its bytes. Nothing is copied to it. An
-//! entry says so from the moment in which its record is published until the file is closed; whoever finds none looks at the
-//! file. Entries are changed by one process at a time each, which a `turn` says, odd meanwhile; somebody who is killed just
-//! then leaves one that is as good as none, which the agent makes free.
+//! It is a table in shared memory: for each path the log and the record that has its bytes. No bytes are copied to it. An entry exists from
+//! the moment in which its record is published until the file is closed; a reader without an entry reads the file. One process at a time
+//! changes an entry, and marks that by a `turn`, which is odd during the change. A process that is killed during a change leaves an
+//! unusable entry, which the agent frees.
 
 use crate::app::PUT;
 use crate::error::Error;
@@ -21,22 +22,22 @@ use std::time::Duration;
 const NAME: &str = "board";
 const PAGE: usize = 4096;
 const HEAD: usize = 2 * PAGE;
-/// Entries, and those among which one of a path is.
+/// Number of entries, and number of entries that a path can use.
 const ENTRIES: usize = 4096;
 const WAYS: usize = 8;
 const BUCKETS: usize = ENTRIES / WAYS;
 const NAME_WORDS: usize = 13;
-/// Logs of others that are kept mapped.
+/// Maximum number of logs of others that stay mapped.
 const LOGS_MAX: usize = 8;
 
 #[repr(C)]
 struct Head {
-    /// Changes with each put; how many wait for one.
+    /// Changes with each put; and the number of waiters for a put.
     puts: AtomicU32,
     waiters: AtomicU32,
 }
 
-/// Puts that found no place among the entries of a bucket: how many were begun to be stored, and have been.
+/// Puts that found no free entry in a bucket: number of those whose storing began, and that ended.
 #[repr(C)]
 struct Unseen {
     begun: AtomicU32,
@@ -45,19 +46,19 @@ struct Unseen {
 
 #[repr(C)]
 struct Entry {
-    /// Odd while somebody changes it.
+    /// Odd during a change.
     turn: AtomicU64,
-    /// Of the path; 0: it is free.
+    /// Hash of the path; 0: the entry is free.
     hash: AtomicU64,
-    /// Where the record is in its log.
+    /// Position of the record in its log.
     at: AtomicU64,
-    /// The name of the log's file, filled with zeros.
+    /// Name of the log's file, padded with zeros.
     name: [AtomicU64; NAME_WORDS],
 }
 
 const _: () = assert!(size_of::<Entry>() == 128 && size_of::<Unseen>() * BUCKETS <= PAGE);
 
-/// What an entry says.
+/// Content of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Told {
     turn: u64,
@@ -78,13 +79,13 @@ impl std::fmt::Debug for Board {
     }
 }
 
-/// What stands for a path below a root: the same in all builds.
+/// Returns the hash of a path below a root: the same in all builds.
 pub(crate) fn hash(root: &Path, path: &[u8]) -> u64 {
     let bytes = root.as_os_str().as_bytes().iter().chain(&[0]).chain(path);
     let mixed = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
     });
-    // Its low bits alone choose the place.
+    // Its low bits alone choose the bucket.
     (mixed ^ mixed >> 32) | 1
 }
 
@@ -109,13 +110,13 @@ fn name(words: &[u64; NAME_WORDS]) -> Option<String> {
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
     let text = bytes.split(|&byte| byte == 0).next()?;
     let name = String::from_utf8(text.to_vec()).ok()?;
-    // Anything may stand there: it is no way out of the folder.
+    // The memory may contain any bytes: the name must not lead out of the folder.
     let is_log = Path::new(&name).extension().is_some_and(|end| end == LOG);
     (is_log && !name.contains('/')).then_some(name)
 }
 
 impl Board {
-    /// That of a folder of logs. What is in its file is believed of nobody: each entry is looked after.
+    /// Opens the board of a folder of logs. The content of its file is not trusted: each entry is checked.
     pub(crate) fn open(folder: &Path) -> Result<Self, Error> {
         let path = folder.join(NAME);
         let at = |source: std::io::Error| Error::Log {
@@ -141,7 +142,7 @@ impl Board {
     }
 
     fn entries(&self) -> &[Entry] {
-        // SAFETY: as above, behind the head.
+        // SAFETY: as above, after the head.
         unsafe { std::slice::from_raw_parts(self.map.base().add(HEAD).cast::<Entry>(), ENTRIES) }
     }
 
@@ -155,8 +156,8 @@ impl Board {
         unsafe { &*self.map.base().add(PAGE).cast::<Unseen>().add(bucket(hash)) }
     }
 
-    /// Changes whenever something is put or stored that may be at that path; `None`: something is in this moment, of which nothing
-    /// is seen here.
+    /// Returns a number that changes whenever a put that may have this path begins or is stored; `None`: such a put is being stored at this
+    /// moment without an entry.
     pub(crate) fn mark(&self, hash: u64) -> Option<u64> {
         let unseen = self.unseen(hash);
         let begun = unseen.begun.load(Ordering::SeqCst);
@@ -168,7 +169,7 @@ impl Board {
         (unseen.ended.load(Ordering::SeqCst) == begun).then_some(sum)
     }
 
-    /// Says that something is put which is not seen here, until [`Self::ends_unseen`].
+    /// Notes that a put without an entry begins, until [`Self::ends_unseen`].
     pub(crate) fn begins_unseen(&self, hash: u64) {
         self.unseen(hash).begun.fetch_add(1, Ordering::SeqCst);
     }
@@ -177,7 +178,7 @@ impl Board {
         self.unseen(hash).ended.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Nothing of that kind is on its way: for an agent that begins.
+    /// Notes that no put without an entry is under way: for an agent that starts.
     pub(crate) fn forget_unseen(&self) {
         for bucket in 0..BUCKETS {
             let unseen = self.unseen((bucket as u64) << 1);
@@ -186,7 +187,7 @@ impl Board {
         }
     }
 
-    /// The log of an entry, if it is there.
+    /// Returns the log of an entry, if it exists.
     fn log(&self, words: &[u64; NAME_WORDS]) -> Option<Arc<Log>> {
         let mut logs = self.logs.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(log) = logs.get(words) {
@@ -201,7 +202,8 @@ impl Board {
         Some(log)
     }
 
-    /// Has all see what a record puts, if they do not yet. Not where there is no place, or another application has put the same file in this moment.
+    /// Makes a record's put visible, if it is not yet. Returns false if no entry is free, or another application has just put the same
+    /// file.
     pub(crate) fn put(&self, log: &Log, hash: u64, at: u64) -> bool {
         let Some(own) = file_of(log) else {
             return false;
@@ -240,7 +242,7 @@ impl Board {
         }
     }
 
-    /// Whether another application has put the same file and it is not stored yet, which is then to be soon.
+    /// Whether another application has put the same file and it is not stored yet. Its storing is then hurried.
     pub(crate) fn is_others(&self, log: &Log, hash: u64) -> bool {
         let own = file_of(log);
         let told = self.ways(hash).iter().filter_map(Entry::told);
@@ -256,13 +258,13 @@ impl Board {
         true
     }
 
-    /// One of them that says nothing any more, though nobody has made it free.
+    /// Returns an outdated entry that no process has freed.
     fn stale(&self, told: &[Option<Told>]) -> Option<usize> {
         let stale = |it: &Option<Told>| it.is_some_and(|it| !self.is_live(&it));
         told.iter().position(stale)
     }
 
-    /// Whether somebody may still find something by it.
+    /// Whether a reader may still find a put by the entry.
     fn is_live(&self, told: &Told) -> bool {
         let log = self.log(&told.name);
         log.is_some_and(|log| {
@@ -270,7 +272,7 @@ impl Board {
         })
     }
 
-    /// What was put is in a file, or will never be: that is what counts from now on.
+    /// Removes the entry of a put that is stored, or never will be: from now on the file counts.
     pub(crate) fn remove(&self, log: &Log, hash: u64, at: u64) {
         let own = file_of(log);
         let same = |it: &Told| it.hash == hash && it.at == at && Some(it.name) == own;
@@ -281,7 +283,7 @@ impl Board {
         }
     }
 
-    /// Gives what was put and is in no file yet to `take`; `None`: there is nothing, or it went meanwhile.
+    /// Passes the bytes of a put that is not stored to `take`; `None`: there is no such put, or it ended during the call.
     pub(crate) fn get<T>(
         &self,
         (root, path): (&Path, &[u8]),
@@ -302,7 +304,7 @@ impl Board {
                 continue;
             }
             let taken = take(log.data(&record));
-            // A place is given free, and so written again, only when its entry is gone.
+            // A place is freed, and so written again, only after its entry is removed.
             std::sync::atomic::fence(Ordering::Acquire);
             if way.told() == Some(told) && log.freed() <= told.at {
                 return Some(taken);
@@ -311,12 +313,12 @@ impl Board {
         None
     }
 
-    /// How often something was put.
+    /// Returns the number of puts.
     pub(crate) fn puts(&self) -> u32 {
         self.head().puts.load(Ordering::SeqCst)
     }
 
-    /// Waits until something was put since `puts` was looked at, or somebody rings.
+    /// Waits until a put happens after `puts` was read, or a process rings.
     pub(crate) fn wait(&self, puts: u32, limit: Duration) {
         let head = self.head();
         head.waiters.fetch_add(1, Ordering::SeqCst);
@@ -324,7 +326,7 @@ impl Board {
         head.waiters.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Entries that somebody is changing, with their turns.
+    /// Returns the entries that are being changed, with their turns.
     pub(crate) fn changing(&self) -> Vec<(usize, u64)> {
         let turns = self
             .entries()
@@ -336,7 +338,7 @@ impl Board {
             .collect()
     }
 
-    /// Makes those free of which that is so for long.
+    /// Frees entries whose change has taken too long.
     pub(crate) fn mend<'a>(&self, stuck: impl IntoIterator<Item = &'a (usize, u64)>) {
         for &(at, turn) in stuck {
             let entry = &self.entries()[at];
@@ -351,12 +353,12 @@ impl Board {
     }
 }
 
-/// The name of a log's file.
+/// Returns the name of a log's file.
 fn file_of(log: &Log) -> Option<[u64; NAME_WORDS]> {
     words(log.path().file_name()?.as_bytes())
 }
 
-/// The record that puts something there, if it still counts.
+/// Returns the record of a put at a position, if it still counts.
 fn put_at(log: &Log, at: u64) -> Option<Record> {
     let record = log.record(at).ok()?;
     let counts = record.kind == Kind::Write && record.flags & PUT != 0;
@@ -365,7 +367,7 @@ fn put_at(log: &Log, at: u64) -> Option<Record> {
 }
 
 impl Entry {
-    /// What it says; `None`: somebody changes it.
+    /// Returns the content; `None`: the entry is being changed.
     fn told(&self) -> Option<Told> {
         let turn = self.turn.load(Ordering::Acquire);
         let mut name = [0; NAME_WORDS];
@@ -386,7 +388,7 @@ impl Entry {
         })
     }
 
-    /// Says something else, unless somebody else has since that turn.
+    /// Changes the entry, unless it was changed since that turn.
     fn change(&self, turn: u64, (hash, at, name): (u64, u64, &[u64; NAME_WORDS])) -> bool {
         let mine = turn.wrapping_add(1);
         let has = self

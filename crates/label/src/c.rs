@@ -1,6 +1,6 @@
-//! The C face: `include/tidemill_label.h`.
+//! The C interface: `include/tidemill_label.h` (next: `label/src/app.rs`).
 //!
-//! Handles are boxes that C owns: what makes one gives it, what ends one takes it. Errors are `errno` and a text of the thread.
+//! Handles are boxes that C owns: a constructor returns a box, a destructor takes it. Errors are `errno` and a text of the thread.
 
 use crate::analysis::Analysis;
 use crate::app::{App, Label, Settings, Ticket};
@@ -18,7 +18,7 @@ const TRUNCATE: c_uint = 2;
 const NOWAIT: c_uint = 4;
 const IF_DONE: c_uint = 8;
 const IF_FAILED: c_uint = 16;
-/// Bytes of the longest address, with its zero: `TIDEMILL_ADDRESS_BYTES`.
+/// Size of the longest address with its zero: `TIDEMILL_ADDRESS_BYTES`.
 const ADDRESS_BYTES: usize = 4160;
 
 thread_local! {
@@ -46,10 +46,10 @@ fn handle<T>(made: Result<T, Error>) -> *mut T {
     }
 }
 
-/// A text of C.
+/// Returns a text of C.
 ///
 /// # Safety
-/// `text` is null or ends with a zero, and is there for as long as what this gives.
+/// `text` is null or ends with a zero, and is valid for as long as the result.
 unsafe fn text<'a>(text: *const c_char, what: &str) -> Result<&'a str, Error> {
     if text.is_null() {
         return Err(Error::Invalid(format!("{what} is NULL")));
@@ -60,7 +60,7 @@ unsafe fn text<'a>(text: *const c_char, what: &str) -> Result<&'a str, Error> {
         .map_err(|_| Error::Invalid(format!("{what} is no UTF-8")))
 }
 
-/// Text of the last error of this thread; good until the next.
+/// Returns the text of the last error of this thread; valid until the next error.
 #[unsafe(no_mangle)]
 pub extern "C" fn tidemill_label_error() -> *const c_char {
     SAID.with_borrow(|said| said.as_ptr())
@@ -80,7 +80,7 @@ pub unsafe extern "C" fn tidemill_app_register(
     unsafe { tidemill_app_register_for(name, mount, capacity, Intent::None as c_uint) }
 }
 
-/// As [`tidemill_app_register`], with what the application wants most.
+/// As [`tidemill_app_register`], with the application's intent.
 ///
 /// # Safety
 /// Texts are null or end with a zero.
@@ -110,7 +110,7 @@ pub unsafe extern "C" fn tidemill_app_register_for(
     })())
 }
 
-/// Ends the application; what it published is done all the same.
+/// Ends the application; its published labels are carried out all the same.
 ///
 /// # Safety
 /// `app` is null or of [`tidemill_app_register`], and not used afterwards.
@@ -122,7 +122,7 @@ pub unsafe extern "C" fn tidemill_app_close(app: *mut App) {
     }
 }
 
-/// What all that publish have in common.
+/// Common part of all functions that publish.
 ///
 /// # Safety
 /// `app` is null or lives; `after` is null or a label that was not ended; texts end with a zero.
@@ -164,10 +164,10 @@ unsafe fn publish(
     })())
 }
 
-/// Bytes of C.
+/// Returns bytes of C.
 ///
 /// # Safety
-/// There are so many bytes, for as long as what this gives.
+/// The pointer has `size` bytes, for as long as the result.
 unsafe fn bytes<'a>(bytes: *const c_void, size: usize) -> Result<&'a [u8], Error> {
     if size == 0 {
         return Ok(&[]);
@@ -344,7 +344,7 @@ pub unsafe extern "C" fn tidemill_label_copy(
     }
 }
 
-/// What `tidemill_analysis` is in C: texts, and lists of texts that end with a null.
+/// `tidemill_analysis` of C: texts, and lists of texts that end with a null.
 #[derive(Debug)]
 #[repr(C)]
 pub struct CAnalysis {
@@ -357,10 +357,10 @@ pub struct CAnalysis {
     policy: *const c_char,
 }
 
-/// A list of texts.
+/// Returns a list of texts.
 ///
 /// # Safety
-/// `all` is null, or texts and then a null, there for as long as what this gives.
+/// `all` is null, or texts and then a null, valid for as long as the result.
 unsafe fn texts<'a>(all: *const *const c_char) -> Result<Vec<&'a str>, Error> {
     let mut texts = Vec::new();
     let mut at = all;
@@ -378,7 +378,7 @@ unsafe fn texts<'a>(all: *const *const c_char) -> Result<Vec<&'a str>, Error> {
 /// [`Label::analyse`], and [`Label::result`] of its first output.
 ///
 /// # Safety
-/// As for [`tidemill_label_write`]; `analysis` is null, or what the header says.
+/// As for [`tidemill_label_write`]; `analysis` is null, or as the header describes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tidemill_label_analyse(
     app: *const App,
@@ -444,7 +444,7 @@ pub unsafe extern "C" fn tidemill_label_job(
     }
 }
 
-/// [`Label::arrival`], or with what came after the cursor `since` if that is not null.
+/// [`Label::arrival`], or for arrivals after the cursor `since` if that is not null.
 ///
 /// # Safety
 /// As for [`tidemill_label_write`].
@@ -517,7 +517,7 @@ fn number(given: Result<i64, Error>) -> i64 {
     })
 }
 
-/// [`Subscription::next`]: the address, with a zero at its end, and its length without that; or -1. `limit_ms` below 0: no limit.
+/// [`Subscription::next`]: writes the address and a zero. Returns the length without the zero, or -1. `limit_ms` below 0: no limit.
 ///
 /// # Safety
 /// `subscription` is of [`tidemill_subscribe`] and used by one thread at a time; `path` has `size` bytes.
@@ -544,7 +544,7 @@ pub unsafe extern "C" fn tidemill_subscription_next(
     })())
 }
 
-/// [`Subscription::cursor`], with a zero at its end, and its length without that; or -1.
+/// [`Subscription::cursor`]: writes the cursor and a zero. Returns the length without the zero, or -1.
 ///
 /// # Safety
 /// As for [`tidemill_subscription_next`].
@@ -605,7 +605,7 @@ pub unsafe extern "C" fn tidemill_label_cancel(label: *const Ticket) -> c_int {
     c_int::from(unsafe { label.as_ref() }.is_some_and(Ticket::cancel))
 }
 
-/// [`Ticket::wait`], which ends the label: gives the bytes that were read, of which up to `size` are copied, or -1.
+/// [`Ticket::wait`], which ends the label. Copies up to `size` of the bytes that were read, and returns their number, or -1.
 ///
 /// # Safety
 /// `label` was not ended; `buffer` has `size` bytes.
@@ -639,13 +639,13 @@ pub unsafe extern "C" fn tidemill_label_wait(
     }
 }
 
-/// What [`tidemill_label_on_done`] calls: with `arg`, the bytes that were read and how many, or -1 and the errno.
+/// Callback of [`tidemill_label_on_done`]: called with `arg`, the bytes that were read and their number, or -1 and the errno.
 type CCallback = unsafe extern "C" fn(*mut c_void, *const c_void, i64, c_int);
 
-/// What a callback of C is called with; whoever gave it answers for its use in another thread.
+/// Argument of a callback of C; the caller is responsible for its use in another thread.
 struct Arg(*mut c_void);
 
-// SAFETY: it is handed on and not looked at.
+// SAFETY: it is passed on and never dereferenced.
 unsafe impl Send for Arg {}
 
 /// [`Ticket::on_done`], which ends the label.
@@ -678,13 +678,13 @@ pub unsafe extern "C" fn tidemill_label_on_done(
                 (ptr::null(), -1, error.errno())
             }
         };
-        // SAFETY: as the caller promises; the bytes are there until it returns.
+        // SAFETY: as the caller promises; the bytes are valid until it returns.
         unsafe { done(arg, bytes.cast(), size, errno) };
     });
     0
 }
 
-/// Ends a label without waiting for it; it is done all the same.
+/// Ends a label without waiting for it; the label is carried out all the same.
 ///
 /// # Safety
 /// `label` is null or was not ended.
@@ -696,7 +696,7 @@ pub unsafe extern "C" fn tidemill_label_forget(label: *mut Ticket) {
     }
 }
 
-/// Waits until all that was published is stored: 0, or -1.
+/// Waits until all published labels are stored: 0, or -1.
 ///
 /// # Safety
 /// `app` lives.

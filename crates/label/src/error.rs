@@ -1,48 +1,48 @@
-//! What can go wrong with labels.
+//! Errors of labels.
 
 use std::path::{Path, PathBuf};
 
-/// Why a label, or its application, failed.
+/// Error of a label, or of its application.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The label was carried out and failed as the system call would have.
     #[error("{what} {path}: {source}")]
     Failed {
-        /// What was asked.
+        /// The operation.
         what: &'static str,
-        /// Of which file.
+        /// The file.
         path: String,
-        /// Why not.
+        /// Error of the system.
         source: std::io::Error,
     },
     /// The job of the label was refused, or failed.
     #[error("the analysis failed: {why}")]
     Analysis {
-        /// What a system call would say: `EINVAL` if the array refused it, `EIO` if it failed.
+        /// Errno: `EINVAL` if the array refused the job, `EIO` if it failed.
         errno: i32,
-        /// What the array said.
+        /// Answer of the array.
         why: String,
     },
-    /// The label waits for a file and can't.
+    /// The label cannot wait for files.
     #[error("can't wait for files: {why}")]
     Await {
-        /// What a system call would say.
+        /// Errno of the failure.
         errno: i32,
-        /// What is wrong.
+        /// Reason of the failure.
         why: String,
     },
-    /// Some of what a subscription asks for came so long ago that the array does not know it any more.
+    /// The oldest arrivals that a subscription asks for are so old that the array has dropped them.
     #[error(
         "some arrivals are not known any more: the array remembers a bounded number of arrivals; ask again to continue with the known arrivals"
     )]
     Missed,
-    /// It was cancelled before it was begun.
+    /// The label was cancelled before it began.
     #[error("the label was cancelled")]
     Cancelled,
-    /// What it says can't be meant.
+    /// The label or option is invalid.
     #[error("{0}")]
     Invalid(String),
-    /// All of the application's room for labels is taken by those that are not done.
+    /// Unfinished labels take all of the application's room.
     #[error(
         "{needed} bytes of labels don't fit: {capacity} bytes are the application's, and taken; wait for labels, or register \
          with more"
@@ -50,45 +50,45 @@ pub enum Error {
     Full {
         /// Bytes that the label takes.
         needed: u64,
-        /// Bytes that the application has.
+        /// Bytes that the application may use.
         capacity: u64,
     },
-    /// The host's administrator allows no more room for labels.
+    /// The limits of the host's administrator allow no more room for labels.
     #[error("{0}")]
     Quota(String),
-    /// The file of labels can't be made or opened.
+    /// The file of labels cannot be created or opened.
     #[error("can't use {path} for labels: {source}")]
     Log {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// Error of the system.
         source: std::io::Error,
     },
-    /// The file of labels is not one.
+    /// The file of labels is damaged.
     #[error("{path} is damaged: {why}")]
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Reason.
         why: &'static str,
     },
-    /// Nobody carries labels out.
+    /// No agent can be started.
     #[error(
         "can't start `{program} agent`, which carries labels out: {why}; put tidemill in PATH, or set TIDEMILL to it"
     )]
     Agent {
         /// The program.
         program: String,
-        /// What happened.
+        /// Reason of the failure.
         why: String,
     },
     /// No array is mounted here, or several are.
     #[error("{0}")]
     Mount(String),
-    /// The time that was given is over. The label is still there.
+    /// The time limit is over. The label still exists.
     #[error("the label is not done yet")]
     Timeout,
-    /// A child of the application that was registered.
+    /// The process is a forked child of the registered application.
     #[error("this process was forked from the application that registered: register again here")]
     Forked,
 }
@@ -101,7 +101,7 @@ impl Error {
         }
     }
 
-    /// The errno that says the same.
+    /// Returns the errno of the error.
     #[must_use]
     pub fn errno(&self) -> i32 {
         use rustix::io::Errno;

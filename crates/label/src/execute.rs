@@ -1,4 +1,4 @@
-//! What labels do, by system calls on files below the mount.
+//! Carries labels out, by system calls on files below the mount (next: `mount/src/fuse/mod.rs`).
 
 use crate::app::{CUT, DURABLE};
 use crate::log::{DIRECT_MIN, Kind, Log, PAGE, Record};
@@ -18,15 +18,15 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Most files that are kept open for an application between its labels.
+/// Maximum number of files that stay open for an application between its labels.
 const OPEN_MAX: usize = 256;
 unsafe extern "C" {
     fn close(fd: std::ffi::c_int) -> std::ffi::c_int;
 }
 
-/// How files are opened that are written without a copy in the memory of the kernel.
+/// Flags of files that are written without a copy in the page cache.
 const DIRECT: OFlags = OFlags::WRONLY.union(OFlags::DIRECT);
-/// Calls for new files that are under way at the same time.
+/// Number of calls for new files that are under way at the same time.
 const CALLS: usize = 2;
 
 /// The files of an application.
@@ -41,7 +41,7 @@ struct Open {
     file: File,
     readable: bool,
     appends: bool,
-    /// The same, for what goes to the device without being copied; `None` before it is needed, or where that can't be.
+    /// The same file for direct I/O; `None` before it is needed, or where direct I/O is impossible.
     direct: Option<File>,
     can_direct: bool,
 }
@@ -52,7 +52,7 @@ pub(crate) struct Work {
     path: PathBuf,
     open: Option<Open>,
     records: Vec<Record>,
-    /// Whether some of them read.
+    /// Whether some of the labels read.
     reads: bool,
 }
 
@@ -77,13 +77,13 @@ impl Files {
         self.open.clear();
     }
 
-    /// Whether so many files more are closed once they are written: they are too many to be kept open.
+    /// Whether `more` files are closed once they are written, because they are too many to stay open.
     pub(crate) fn are_many(&self, more: usize) -> bool {
         more > OPEN_MAX || self.open.len() + more > OPEN_MAX
     }
 
-    /// Makes those files of labels that are new and small, and says so of their labels; gives the labels of all others. It is
-    /// for files that nobody would keep open.
+    /// Creates the files of labels that are new and small, and settles their labels. Returns the labels of all other files. For files that
+    /// would not stay open.
     pub(crate) fn make_new(
         &self,
         log: &Log,
@@ -140,7 +140,7 @@ impl Files {
         not
     }
 
-    /// Labels of one file, with that file.
+    /// Returns labels of one file, with that file.
     pub(crate) fn take(&mut self, log: &Log, records: Vec<Record>) -> Work {
         let path = records.first().map_or(&[][..], |first| log.paths(first));
         let path = PathBuf::from(OsStr::from_bytes(path));
@@ -166,7 +166,7 @@ impl Files {
         }
     }
 
-    /// Carries out a label that is about names.
+    /// Carries out a label that changes names.
     pub(crate) fn change_names(&mut self, log: &Log, record: &Record) -> Result<u64> {
         let mut paths = log.paths(record).split(|byte| *byte == 0);
         let mut path = || Path::new(OsStr::from_bytes(paths.next().unwrap_or_default()));
@@ -174,7 +174,7 @@ impl Files {
         if record.kind == Kind::Fence {
             return Ok(0);
         }
-        // What was written belongs to the name that it was written to.
+        // Written bytes belong to the name that they were written to.
         self.open.remove(from);
         self.open.remove(to);
         let root = self.root.clone();
@@ -188,7 +188,7 @@ impl Files {
                 _ => unlinkat(&root, from, AtFlags::empty()),
             };
             match changed {
-                // The agent before had done it.
+                // The agent before has done it.
                 Err(Errno::NOENT) if record.again => Ok(0),
                 changed => Ok(changed.map(|()| 0)?),
             }
@@ -196,14 +196,14 @@ impl Files {
     }
 }
 
-/// Copies a file, from its begin: who has begun that and was killed has left a part of it.
+/// Copies a file, from its beginning: an agent that was killed during the copy has left a part.
 fn copy(root: &Root, from: &Path, to: &Path, durable: bool) -> Result<u64> {
     let mut from = root.open_file(from, OFlags::RDONLY)?;
     let is = from.metadata()?;
     if !is.is_file() {
         return Err(Errno::INVAL.into());
     }
-    // By another name it may be the same.
+    // Another name may belong to the same file.
     let there = statat(root.open()?, to, AtFlags::empty());
     if there.is_ok_and(|there| (there.st_dev, there.st_ino) == (is.dev(), is.ino())) {
         return Err(Errno::INVAL.into());
@@ -217,7 +217,7 @@ fn copy(root: &Root, from: &Path, to: &Path, durable: bool) -> Result<u64> {
     Ok(copied)
 }
 
-/// What the shuffler is told of a label that reads or writes.
+/// Returns the description of a label that reads or writes, for the shuffler.
 fn op(record: &Record) -> Op {
     let cuts = record.flags & CUT != 0;
     let deed = match record.kind {
@@ -235,12 +235,13 @@ fn op(record: &Record) -> Op {
 }
 
 impl Work {
-    /// Carries the labels out and says of each what became of it.
+    /// Carries the labels out and settles each with its outcome.
     pub(crate) fn run(mut self, log: &Log, settle: impl Fn(&Record, Result<u64>)) -> Self {
         let records = std::mem::take(&mut self.records);
         let ops: Vec<Op> = records.iter().map(op).collect();
         let tasks = supertasks(&ops, self.open.is_some());
-        // Written, and told of once they survive power loss: one sync for all, but what is about the same bytes has its own.
+        // Written labels that are reported once they survive power loss. One sync serves all of them, but a supertask of several steps has
+        // its own.
         let mut unsynced: Vec<Record> = Vec::new();
         for task in tasks {
             let alone = task.len() > 1;
@@ -261,7 +262,7 @@ impl Work {
         self
     }
 
-    /// Carries out labels that follow each other.
+    /// Carries out consecutive labels.
     fn step(
         &mut self,
         log: &Log,
@@ -290,7 +291,7 @@ impl Work {
         }
     }
 
-    /// Makes what was written survive power loss.
+    /// Makes written bytes survive power loss.
     fn sync(
         &mut self,
         log: &Log,
@@ -316,12 +317,12 @@ impl Work {
         Ok(())
     }
 
-    /// Writes labels that follow each other. If that fails, nothing is known of any of them: what a file on another host
-    /// has taken may be lost until it has been heard what its close would say, or it was synced.
+    /// Writes consecutive labels. If that fails, the outcome of all of them is unknown: bytes that a file on another host has accepted may
+    /// be lost until its close or a sync has returned.
     fn write(&mut self, log: &Log, run: &[Record]) -> Result<()> {
         let tried = self.try_to_write(log, run);
         if tried.is_err() {
-            // It may be that of a mount that is gone.
+            // The file may belong to a mount that has ended.
             self.open = None;
         }
         tried
@@ -362,12 +363,12 @@ impl Work {
         Ok(record.size)
     }
 
-    /// Writes labels that could not be written together each by itself, so that each is told of itself.
+    /// Writes labels one by one that could not be written together, so that each gets its own outcome.
     fn write_each(&mut self, log: &Log, run: &[Record], settle: &impl Fn(&Record, Result<u64>)) {
         let mut away: Option<Error> = None;
         for record in run {
             let outcome = match away.as_ref().and_then(Error::raw_os_error) {
-                // One has waited for all.
+                // One label has waited for all.
                 Some(errno) => Err(Error::from_raw_os_error(errno)),
                 None => patiently(|| self.write_one(log, record)),
             };
@@ -384,7 +385,7 @@ impl Work {
         }
     }
 
-    /// Ends what another agent had begun to append, if it had come so far that bytes may be there.
+    /// Completes an append that another agent began, if bytes of it may exist in the file.
     fn append_again(&mut self, log: &Log, record: &Record) -> Result<Option<u64>> {
         let Some(place) = log.noted(record.at) else {
             return Ok(None);
@@ -436,7 +437,7 @@ impl Work {
                 };
                 let none = if *cut { OFlags::TRUNC } else { OFlags::empty() };
                 let flags = OFlags::CREATE | end | none;
-                // A mount hears of each close of what is open for both.
+                // A mount takes note of each close of a file that is open for both.
                 let both = self
                     .reads
                     .then(|| self.root.open_file(&self.path, OFlags::RDWR | flags));
@@ -467,7 +468,7 @@ impl Work {
         Ok(open)
     }
 
-    /// Reads into the label's place; gives how many bytes there were.
+    /// Reads into the label's place. Returns the number of bytes.
     fn read(&self, log: &Log, record: &Record) -> Result<u64> {
         let into = log.answer(record);
         patiently(|| {
@@ -485,8 +486,8 @@ impl Work {
 }
 
 impl Open {
-    /// Writes the first of labels that follow each other as they lie in the log, without a copy in the memory of the kernel, which is slower
-    /// than a device where it was never used before; gives how many bytes. Those behind are written as all others.
+    /// Writes the first of consecutive labels from their place in the log, without a copy in the page cache: memory of the cache that was
+    /// never used before is slower than a device. Returns the number of bytes. The remaining labels are written as usual.
     fn write_direct(
         &mut self,
         log: &Log,
@@ -510,7 +511,7 @@ impl Open {
         while let Some(file) = self.direct.as_ref().filter(|_| done < total) {
             match write_some(file, log, &run[..many], done) {
                 Ok(more) if whole(more) => done += more,
-                // It may be a file system that can't.
+                // The file system may not support it.
                 _ => self.direct = None,
             }
         }
@@ -527,12 +528,12 @@ fn durable(run: &[Record]) -> bool {
     run.iter().any(|record| record.flags & DURABLE != 0)
 }
 
-/// What a close would say: of a file on another host errors come with that, and a label that was told to be done can't
-/// fail any more.
+/// Returns the error that a close would return: errors of a file on another host are reported by its close, and a label that was reported
+/// as done cannot fail any more.
 fn hear(file: &File) -> Result<()> {
     loop {
         let twin = file.try_clone()?.into_raw_fd();
-        // SAFETY: it is this function's, and nobody has it afterwards.
+        // SAFETY: the descriptor belongs to this function, and no other code has it afterwards.
         let closed = unsafe { close(twin) };
         let error = Error::last_os_error();
         if closed == 0 {
@@ -558,7 +559,7 @@ pub(crate) fn read_at(file: &File, into: &mut [u8], offset: u64) -> Result<usize
     Ok(read)
 }
 
-/// Notes where labels will be appended.
+/// Notes the offsets at which labels will be appended.
 fn note_ends(file: &File, log: &Log, run: &[Record]) -> Result<()> {
     let mut end = file.metadata()?.len();
     for record in run {
@@ -568,7 +569,7 @@ fn note_ends(file: &File, log: &Log, run: &[Record]) -> Result<()> {
     Ok(())
 }
 
-/// Writes labels that follow each other, but for their first bytes, as far as one call does.
+/// Writes consecutive labels without their first `skip` bytes, as far as one call does.
 fn write_some(file: &File, log: &Log, run: &[Record], skip: u64) -> Result<u64> {
     let mut before = skip;
     let mut pieces = Vec::with_capacity(run.len());
@@ -580,7 +581,7 @@ fn write_some(file: &File, log: &Log, run: &[Record], skip: u64) -> Result<u64> 
             pieces.push(IoSlice::new(&log.data(record)[skipped..]));
         }
     }
-    // Where the file is open to append to, that is where it goes.
+    // If the file is open for appending, the offset is ignored.
     match rustix::io::pwritev(file, &pieces, run[0].offset + skip) {
         Ok(0) => Err(Errno::IO.into()),
         Ok(written) => Ok(written as u64),

@@ -1,4 +1,4 @@
-//! Where the logs of a user's applications are, and whether an agent looks after them.
+//! The folder of the logs of a user's applications, and the lock of its agent. It creates the folder and starts the agent.
 
 use crate::error::Error;
 use crate::log::Bell;
@@ -9,25 +9,25 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long an agent may take to start.
+/// Time that an agent may take to start.
 const START: Duration = Duration::from_secs(10);
 const LOCK: &str = "agent.lock";
 const BELL: &str = "bell";
-/// The end of the names of logs.
+/// Suffix of the names of logs.
 pub(crate) const LOG: &str = "labels";
 
-/// A user's folder of logs: of this host, so that it outlives every process, and nobody else's.
+/// A user's folder of logs: on this host, so that it outlives every process, and private to the user.
 #[derive(Clone, Debug)]
 pub(crate) struct Folder(PathBuf);
 
 impl Folder {
-    /// That folder, or the user's own: `TIDEMILL_LABELS`, or `/dev/shm/tidemill-labels-UID`.
+    /// Opens that folder, or the user's own: `TIDEMILL_LABELS`, or `/dev/shm/tidemill-labels-UID`.
     pub(crate) fn open(named: Option<&Path>) -> Result<Self, Error> {
         let user = rustix::process::geteuid().as_raw();
         let path = match (named, std::env::var_os("TIDEMILL_LABELS")) {
             (Some(named), _) => named.to_owned(),
             (None, Some(named)) => named.into(),
-            // Memory that no process owns: nothing is written to a disk twice.
+            // Memory that no process owns: no byte is written to a disk twice.
             (None, None) => PathBuf::from(format!("/dev/shm/tidemill-labels-{user}")),
         };
         let at = |source| Error::Log {
@@ -51,11 +51,11 @@ impl Folder {
         &self.0
     }
 
-    /// The logs that are there.
+    /// Returns the existing logs.
     pub(crate) fn logs(&self) -> std::io::Result<Vec<PathBuf>> {
         let mut logs = Vec::new();
         let entries = match std::fs::read_dir(&self.0) {
-            // It was removed.
+            // The folder was removed.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(logs),
             entries => entries?,
         };
@@ -73,7 +73,7 @@ impl Folder {
         Bell::open(&self.0.join(BELL))
     }
 
-    /// Says that this process is the agent, for as long as it has the file open; `None`: another is.
+    /// Makes this process the agent, for as long as it has the file open; `None`: another process is the agent.
     pub(crate) fn lock(&self) -> Result<Option<File>, Error> {
         let path = self.0.join(LOCK);
         let at = |source| Error::Log {
@@ -83,11 +83,11 @@ impl Folder {
         let mut how = File::options();
         let how = how.write(true).create(true).truncate(false);
         let file = how.open(&path).map_err(at)?;
-        // Who looks whether there is one holds it for a moment.
+        // A process that checks for an agent holds the lock for a moment.
         for _ in 0..20 {
             if flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
                 if !self.is_locked_by(&file) {
-                    // Another one lies there by now.
+                    // Another file has the path by now.
                     return self.lock();
                 }
                 file.set_len(0).map_err(at)?;
@@ -100,8 +100,8 @@ impl Folder {
         Ok(None)
     }
 
-    /// Whether this is the lock that other agents see. It is not if the folder was removed, and perhaps made again, as is done
-    /// with a user's memory when they log out: then another agent may run.
+    /// Whether this is the lock that other agents see. It is not if the folder was removed, and perhaps created again, as happens with a
+    /// user's memory at logout: then another agent may run.
     pub(crate) fn is_locked_by(&self, lock: &File) -> bool {
         lies_at(lock, &self.0.join(LOCK))
     }
@@ -112,7 +112,7 @@ impl Folder {
         file.is_ok_and(|file| flock(&file, FlockOperation::NonBlockingLockShared).is_err())
     }
 
-    /// The process that is the agent, if one is.
+    /// Returns the process of the agent, if one runs.
     pub(crate) fn agent(&self) -> Option<u32> {
         let pid = std::fs::read_to_string(self.0.join(LOCK)).ok()?;
         pid.parse().ok().filter(|_| self.has_agent())
@@ -150,14 +150,14 @@ impl Folder {
     }
 }
 
-/// Whether an open file is the one that lies at a path.
+/// Whether an open file is the one that a path names.
 pub(crate) fn lies_at(file: &File, path: &Path) -> bool {
     let id = |is: std::fs::Metadata| (is.dev(), is.ino());
     let named = path.symlink_metadata().map(id);
     named.is_ok_and(|named| file.metadata().map(id).is_ok_and(|own| own == named))
 }
 
-/// Why a folder can't be the one of a user's logs.
+/// Returns the reason why a folder cannot be the folder of a user's logs.
 fn why_not(is: &std::fs::Metadata, user: u32) -> Option<String> {
     let instead =
         "or set TIDEMILL_LABELS to a folder of yours that nobody else may look into (chmod 700)";
@@ -174,7 +174,7 @@ fn why_not(is: &std::fs::Metadata, user: u32) -> Option<String> {
         .then(|| "it must be a folder of yours that nobody else may look into (chmod 700)".into())
 }
 
-/// The array that is mounted here: the one below which `TIDEMILL_MOUNT` says, or the only one.
+/// Returns the mountpoint of the array: `TIDEMILL_MOUNT`, or the only mount of this host.
 pub(crate) fn mounted() -> Result<PathBuf, Error> {
     if let Some(named) = std::env::var_os("TIDEMILL_MOUNT") {
         return Ok(named.into());
@@ -191,14 +191,14 @@ pub(crate) fn mounted() -> Result<PathBuf, Error> {
     }
 }
 
-/// Where arrays are mounted on this host.
+/// Returns the mountpoints of arrays on this host.
 #[must_use]
 pub fn mounts() -> Vec<PathBuf> {
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let found = mounts.lines().filter_map(|line| {
         let (before, after) = line.split_once(" - ")?;
         let mut words = after.split(' ');
-        // Who mounts as root names no kind but FUSE.
+        // A mount by root has no type except FUSE.
         let is_fuse = words.next()?.starts_with("fuse");
         let is_array = is_fuse && words.next() == Some("tidemill");
         is_array.then(|| before.split(' ').nth(4))?
@@ -216,10 +216,10 @@ pub fn mounts() -> Vec<PathBuf> {
     found.map(name).collect()
 }
 
-/// The kind of file system that a folder is in.
+/// Returns the type of the file system that contains a folder.
 pub(crate) fn system(folder: &Path) -> std::io::Result<u64> {
     let system = rustix::fs::statfs(folder)?.f_type;
-    // A number of 32 bits, whatever type the system gives it.
+    // A number of 32 bits, whatever type the system uses for it.
     Ok(system as u64 & 0xffff_ffff)
 }
 

@@ -1,28 +1,28 @@
-//! What an application wants most: how long its labels are gathered, and when its files are closed.
+//! Goals of an application: how long its labels are gathered, and when its files are closed.
 
 use std::time::Duration;
 
-/// What an application wants most.
+/// Goal of an application.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Intent {
-    /// Nothing in particular.
+    /// No particular goal.
     #[default]
     None,
-    /// That others see soon what was written: files are closed as soon as they are written.
+    /// Others see written bytes soon: files are closed as soon as they are written.
     LowLatency,
-    /// That much is written: labels are gathered, and files stay open longer.
+    /// High throughput: labels are gathered, and files stay open longer.
     Bandwidth,
-    /// That little is woken: as for bandwidth, and the agent looks seldom.
+    /// Few wake-ups: as for bandwidth, and the agent checks seldom.
     Energy,
 }
 
-/// What an intent means for the agent.
+/// Settings of the agent for an intent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Manner {
-    /// A file that was not written for that long is closed, so that all see it.
+    /// Idle time after which a file is closed, so that all clients see it.
     pub(crate) rest: Duration,
-    /// How long labels that nobody waits for are gathered before they are carried out, unless they take so many bytes.
+    /// Time for which labels are gathered before they are carried out, unless a call waits for them or they reach `gather_bytes`.
     pub(crate) gather: Duration,
     pub(crate) gather_bytes: u64,
 }
@@ -45,7 +45,7 @@ impl Manner {
 }
 
 impl Intent {
-    /// By the number that stands for it.
+    /// Returns the intent with a number.
     #[must_use]
     pub fn of(number: u32) -> Option<Self> {
         let all = MANNERS.iter().map(|(intent, _)| *intent);
@@ -57,7 +57,7 @@ impl Intent {
         found.map_or(MANNERS[0].1, |(_, manner)| *manner)
     }
 
-    /// How the elements of its analyses are chosen, if they do not say.
+    /// Returns the default placement policy of its analyses.
     pub(crate) fn policy(self) -> Option<&'static str> {
         match self {
             Self::None => None,
@@ -67,7 +67,7 @@ impl Intent {
         }
     }
 
-    /// Its name, as it is shown.
+    /// Returns its name for users.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

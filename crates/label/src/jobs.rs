@@ -1,4 +1,5 @@
-//! Labels that are jobs of the array: submitted, looked at and cancelled by the mount's control folder, as anybody does.
+//! Labels that are jobs of the array: submitted, watched and cancelled through the mount's control folder, as by any user (next:
+//! `mount/src/fs/control/submit.rs`).
 
 use crate::agent::Tell;
 use crate::analysis::{Paths, TEXT_MAX, quoted};
@@ -16,12 +17,12 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Most jobs of an application that are waited for at the same time.
+/// Maximum number of jobs of an application that are under way at the same time.
 const JOBS_MAX: usize = 64;
-/// Pause before a job is looked at again, half as long again each time, up to the longest.
+/// Pause before a job is examined again; it grows by half each time, up to the longest.
 const PAUSE_MIN: Duration = Duration::from_millis(2);
 const PAUSE_MAX: Duration = Duration::from_millis(200);
-/// How long a mount may take to hear of a result.
+/// Time that a mount may take to see a result.
 const HEARD_AFTER: Duration = Duration::from_secs(5);
 /// Largest file of the control folder that is read, in bytes.
 const CONTROL_MAX: u64 = 64 << 20;
@@ -29,10 +30,10 @@ const CONTROL_MAX: u64 = 64 << 20;
 /// The control folder, below the mount.
 pub(crate) const CONTROL: &str = ".tidemill";
 
-/// Why a job is none that ended well: an errno, and a text.
+/// Failure of a job: an errno, and a text.
 type Failure = (i32, String);
 
-/// What became of a job.
+/// Outcome of a job.
 enum End {
     Done(u64),
     Cancelled,
@@ -55,13 +56,13 @@ impl Jobs {
         self.0.is_empty()
     }
 
-    /// Forgets those that have ended.
+    /// Drops jobs that have ended.
     pub(crate) fn look(&mut self) {
         self.0.retain(|job| !job.thread.is_finished());
     }
 
-    /// Whether a label has to wait for a job that is under way: it says so, it is about a file that the job makes, or it
-    /// is one before and after which all keep their order.
+    /// Whether a label has to wait for a job that is under way: because it requires that, because it uses a file that the job creates, or
+    /// because it keeps its order with all labels.
     pub(crate) fn hold_up(&self, log: &Log, record: &Record) -> bool {
         let jobs = &self.0;
         if jobs.is_empty() {
@@ -81,7 +82,7 @@ impl Jobs {
             }
     }
 
-    /// Submits a job, and has somebody wait for it. What it reads is in closed files.
+    /// Submits a job, and starts a thread that waits for it. The inputs are in closed files.
     pub(crate) fn start(&mut self, log: &Arc<Log>, root: &Arc<Root>, record: &Record, tell: Tell) {
         let control = Control::new(root.clone());
         let (log, record) = (log.clone(), *record);
@@ -96,7 +97,7 @@ impl Jobs {
             let end = control.wait(&log, &record, (job, result.as_deref()));
             settle(&log, &record, end, tell);
             log.told();
-            // Labels may wait for it.
+            // Other labels may wait for it.
             log.wake();
         });
         self.0.push(Job {
@@ -118,7 +119,7 @@ fn settle(log: &Log, record: &Record, end: End, tell: Tell) {
                 record.id
             ));
             let answer = log.answer(record);
-            // The zero behind it is there already: a record is longer than what it says.
+            // The zero after it exists already: a record is longer than its content.
             let length = why
                 .len()
                 .min(answer.len())
@@ -169,7 +170,7 @@ impl Control {
         })
     }
 
-    /// Submits the job of a label, or finds it submitted: by its word it is one job, however often it is.
+    /// Submits the job of a label, or finds it submitted: by its key it is one job, however often it is submitted.
     fn submit(&self, log: &Log, record: &Record) -> std::result::Result<u64, Failure> {
         let path = log.path().with_extension(format!("{}.job", record.id));
         let shown = path.display().to_string();
@@ -181,7 +182,7 @@ impl Control {
             Ok(()) => {}
             Err(error) if error.kind() == ErrorKind::InvalidInput => {
                 let why = self.read("last-error").unwrap_or_default();
-                // Another of the user's submissions may have been refused meanwhile.
+                // Another submission of the user may have been refused in the meantime.
                 let why = match why.contains(&shown) {
                     true => why
                         .replace(&format!("{shown}:"), "script:")
@@ -203,7 +204,7 @@ impl Control {
         })
     }
 
-    /// Waits until a job has ended, and tells it to when the label is taken back.
+    /// Waits until a job has ended, and cancels it when the label is cancelled.
     fn wait(&self, log: &Log, record: &Record, (job, result): (u64, Option<&[u8]>)) -> End {
         let (mut pause, mut told) = (PAUSE_MIN, false);
         loop {
@@ -228,7 +229,7 @@ impl Control {
                 _ => {}
             }
             if !told && log.status(record.at).0 == Status::Stopping {
-                // It may have ended this moment.
+                // The job may have ended at this moment.
                 let _ = self.say("cancel", &job.to_string());
                 told = true;
             }
@@ -249,7 +250,7 @@ impl Control {
                 crate::execute::read_at(&file, into, 0)
             })
         };
-        // The mount may hear that there is a new name a moment after the job's own file says that it is done.
+        // The mount may see a new name a moment after the job's own file reports its end.
         let (begun, mut pause) = (Instant::now(), PAUSE_MIN);
         let read = loop {
             match read() {
@@ -272,7 +273,7 @@ fn is_not_heard_of(error: &Error, begun: Instant) -> bool {
     error.kind() == ErrorKind::NotFound && begun.elapsed() < HEARD_AFTER
 }
 
-/// Writes the script of a label where the mount can read it.
+/// Writes the script of a label to a path that the mount can read.
 fn keep(path: &Path, log: &Log, record: &Record) -> Result<File> {
     let mut how = OpenOptions::new();
     let how = how.write(true).create(true).truncate(true).mode(0o600);
@@ -284,13 +285,13 @@ fn keep(path: &Path, log: &Log, record: &Record) -> Result<File> {
     Ok(file)
 }
 
-/// The state that a job's file says.
+/// Returns the state in a job's file.
 fn state(text: &str) -> &str {
     let line = text.lines().find_map(|line| line.strip_prefix("state "));
     line.unwrap_or_default().trim()
 }
 
-/// What its runs drew, which stands in a line of its own once one has run.
+/// Returns the energy of its runs, which has a line of its own after the first run.
 fn drew(text: &str) -> Drew {
     let line = text.lines().find_map(|line| line.strip_prefix("energy "));
     let mut numbers = line.into_iter().flat_map(str::split_whitespace);
@@ -302,7 +303,7 @@ fn drew(text: &str) -> Drew {
     }
 }
 
-/// The error of the first task that has one: what stands below the word in the head of the table.
+/// Returns the error of the first task that has one: the text below that word in the head of the table.
 fn error(text: &str) -> String {
     let mut lines = text.lines().skip_while(|line| !line.starts_with("task "));
     let column = lines.next().and_then(|head| {

@@ -1,9 +1,9 @@
-//! Labels of applications: requests that are given away.
+//! Labels of applications: asynchronous requests (next: `label/src/agent.rs`).
 //!
-//! An application registers and publishes labels: write these bytes there, read those, remove, rename. Publishing is a copy
-//! into memory that a file of this host backs, so it takes as long as a copy does, and what was published is kept whatever
-//! process is killed. The user's **agent** carries it out through the mount, gathers what belongs together, and goes on
-//! when the application has ended. [docs/labels.md](../../../docs/labels.md) says what holds when.
+//! An application registers and publishes labels: write these bytes, read those, delete, rename. Publishing is a copy into memory that a
+//! file of this host backs. So it takes as long as a copy, and a published label is kept whatever process is killed. The user's **agent**
+//! carries it out through the mount, merges related labels, and continues after the application has ended.
+//! [docs/labels.md](../../../docs/labels.md) describes the guarantees.
 //!
 //! ```no_run
 //! use tidemill_label::{App, Label, Settings};

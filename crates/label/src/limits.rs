@@ -1,5 +1,5 @@
-//! What the host's administrator allows the logs of each user. The library keeps to it; a log is the user's own file, so a program that does
-//! not use the library is bound only by what the system bounds.
+//! Limits that the host's administrator sets for the logs of each user. The library enforces them. A log is the user's own file, so only
+//! the system limits a program that does not use the library.
 
 use crate::error::Error;
 use crate::folder::Folder;
@@ -8,23 +8,23 @@ use rustix::fs::{FlockOperation, flock};
 use std::fs::File;
 use std::path::Path;
 
-/// Lines of `room-max = SIZE` and `sum-max = SIZE`.
+/// File with lines `room-max = SIZE` and `sum-max = SIZE`.
 pub(crate) const FILE: &str = "/etc/tidemill/labels.conf";
-/// Held while a log is made, so that two of them don't both take the rest.
+/// Locked while a log is created, so that two logs cannot both take the remaining space.
 const LOCK: &str = "register.lock";
 const UNITS: [(&str, u64); 3] = [("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30)];
 
-/// See the module. In bytes.
+/// Limits in bytes; see the module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Limits {
-    /// Of one application.
+    /// Limit of one application.
     room: u64,
-    /// Of all of a user together.
+    /// Limit of all applications of a user together.
     sum: u64,
 }
 
 impl Limits {
-    /// Those that a file says; none if it is not there.
+    /// Reads the limits of a file; there are none if the file does not exist.
     pub(crate) fn read(path: &Path) -> Result<Self, Error> {
         let mut limits = Self {
             room: u64::MAX,
@@ -55,7 +55,8 @@ impl Limits {
         Ok(limits)
     }
 
-    /// Room for labels of an application that asks for so much, 0 for `default`. What this gives is to be held until its log is there.
+    /// Returns the room for labels of an application that asks for `asked` bytes, 0 for `default`. The returned lock has to be held until
+    /// its log exists.
     pub(crate) fn allow(
         &self,
         folder: &Folder,
@@ -88,7 +89,7 @@ impl Limits {
         flock(&lock, FlockOperation::LockExclusive).map_err(|errno| at(errno.into()))?;
         let mut used = room;
         for log in folder.logs().map_err(at)? {
-            // It may have gone meanwhile.
+            // The log may have been removed in the meantime.
             let length = log.metadata().map_or(0, |is| is.len());
             used = used.saturating_add(length.saturating_sub(HEADER));
         }
@@ -102,7 +103,7 @@ impl Limits {
     }
 }
 
-/// A size: a number, perhaps with a unit.
+/// Returns a size: a number, perhaps with a unit.
 fn bytes(text: &str) -> Option<u64> {
     let unit = UNITS
         .into_iter()

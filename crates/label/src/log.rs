@@ -1,9 +1,9 @@
-//! The log of an application: a file that application and agent map, so that publishing is a copy in memory and what was
-//! published outlives both.
+//! The log of an application: a file that application and agent map. So publishing is a copy in memory, and published labels outlive both
+//! processes (next: `label/src/agent.rs`).
 //!
-//! A header page, then a ring of records. The application appends records and moves `head`, which is all that makes them
-//! published; the agent settles them by their status; the application moves `tail` over what is settled and not asked for
-//! any more. No record goes over the end of the ring: what is left there is a record that says nothing.
+//! A header page, then a ring of records. The application appends records and moves `head`, which alone publishes them; the agent settles
+//! them by their status; the application moves `tail` over settled records whose outcome is not needed any more. No record crosses the end
+//! of the ring: a filler record takes the remaining space.
 
 use crate::app::{DURABLE, IF_DONE, IF_FAILED, PART};
 use crate::error::Error;
@@ -24,24 +24,24 @@ const MAGIC: u64 = u64::from_le_bytes(*b"tidelbl3");
 const RECORD: u32 = u32::from_le_bytes(*b"labl");
 /// Bytes before the ring.
 pub(crate) const HEADER: u64 = 4096;
-/// Records begin at multiples of this, which is also the size of their heads.
+/// Alignment of records, which is also the size of their heads.
 pub(crate) const ALIGN: u64 = 64;
-/// Longest name of an application, in bytes.
+/// Maximum length of an application's name, in bytes.
 pub(crate) const NAME_MAX: usize = 128;
-/// Labels that are to survive power loss and have so many bytes are written as they lie here, whole pages of them.
+/// Size from which durable labels are written directly from the log, in whole pages.
 pub(crate) const DIRECT_MIN: u64 = 256 << 10;
 pub(crate) const PAGE: u64 = 4096;
 /// Smallest and largest ring, in bytes.
 pub(crate) const CAPACITY_MIN: u64 = 1 << 16;
 pub(crate) const CAPACITY_MAX: u64 = 1 << 36;
-/// Longest paths of a label together, in bytes.
+/// Maximum length of the paths of a label together, in bytes.
 pub(crate) const PATHS_MAX: usize = 8 << 10;
 
-/// How the agent sleeps: until something is published, or while it gathers.
+/// How the agent sleeps: until a label is published, or while it gathers.
 const ASLEEP: u32 = 1;
 const GATHERING: u32 = 2;
 
-/// What a record says has become of it.
+/// Outcome that a record states.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum Status {
@@ -50,7 +50,7 @@ pub(crate) enum Status {
     Done,
     Failed,
     Cancelled,
-    /// As running, but somebody has taken it back: what can be stopped is.
+    /// As running, but the application has cancelled it: the agent stops it if possible.
     Stopping,
 }
 
@@ -71,24 +71,23 @@ impl Status {
     }
 }
 
-/// What is done to which bytes.
+/// Kind of request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 pub(crate) enum Kind {
-    /// Nothing: it fills the end of the ring.
+    /// No request: it fills the end of the ring.
     Filler,
     Write,
     Append,
     Read,
     Delete,
     Move,
-    /// Nothing but its place in the order.
+    /// No request except its place in the order.
     Fence,
-    /// A job of the array: `offset` bytes of its script, then room for what is told of it. Its paths are those of
-    /// [`Paths`].
+    /// A job of the array: `offset` bytes of its script, then room for its result. Its paths are those of [`Paths`].
     Analyse,
     Copy,
-    /// Waits for files of others: at most `offset` of them, 0 for as many as fit. Its paths are a pattern and a cursor.
+    /// Waits for arriving files: at most `offset` of them, 0 for as many as fit. Its paths are a pattern and a cursor.
     Await,
 }
 
@@ -110,7 +109,7 @@ impl Kind {
         .find(|kind| *kind as u16 == number)
     }
 
-    /// Whether the bytes behind the paths are given to the agent with the record.
+    /// Whether the record has bytes for the agent after its paths.
     pub(crate) fn carries(self) -> bool {
         matches!(self, Self::Write | Self::Append | Self::Analyse)
     }
@@ -120,17 +119,17 @@ impl Kind {
 struct Head {
     magic: AtomicU64,
     capacity: AtomicU64,
-    /// Bytes published, and bytes given free, since the log was made.
+    /// Bytes published, and bytes freed, since the log was created.
     head: AtomicU64,
     tail: AtomicU64,
-    /// All labels up to this id are in files that are closed, or have failed.
+    /// All labels up to this id are in closed files, or have failed.
     stored: AtomicU64,
-    /// Somebody waits for labels up to this id to be stored.
+    /// A call waits until labels up to this id are stored.
     wanted: AtomicU64,
-    /// Changes whenever something is settled; how many wait for that.
+    /// Changes whenever a label is settled; and the number of waiters for that.
     settled: AtomicU32,
     waiters: AtomicU32,
-    /// Changes whenever something is published or wanted; whether the agent sleeps.
+    /// Changes whenever a label is published or wanted; and whether the agent sleeps.
     bell: AtomicU32,
     asleep: AtomicU32,
     pid: AtomicU32,
@@ -138,34 +137,34 @@ struct Head {
     failed: AtomicU64,
     bytes: AtomicU64,
     labels: AtomicU64,
-    /// The boot in which it was made: memory that was not on its device is lost with it.
+    /// The boot in which it was created: memory that was not on its device is lost with the boot.
     boot: [AtomicU64; 2],
-    /// The kind of file system that paths are in, as `statfs` has it.
+    /// The type of the file system that contains the paths, as in `statfs`.
     system: AtomicU64,
     name_length: AtomicU64,
     root_length: AtomicU64,
-    /// What the application wants most.
+    /// Goal of the application.
     intent: AtomicU32,
-    /// Somebody waits for labels up to this id to be done.
+    /// A call waits until labels up to this id are done.
     hurried: AtomicU64,
-    /// Where the agent that gathers is to be woken.
+    /// Position at which the gathering agent is woken.
     enough: AtomicU64,
-    /// Not 0: whoever knows its name may take it up again, so it stays for a while when it is left.
+    /// Not 0: a process that knows its name may resume it, so it is kept for a while after its application ended.
     keyed: AtomicU32,
-    /// What the runs of its jobs' kernels drew, as [`Drew`] has it.
+    /// Energy of the runs of its jobs' kernels, as in [`Drew`].
     microjoules: AtomicU64,
     runs: AtomicU64,
     unknown: AtomicU64,
 }
 
-/// What runs of kernels drew above what their elements draw with nothing to do, as the array reckons it.
+/// Energy that runs of kernels used above the idle power of their elements, as the array estimates it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Drew {
-    /// Millionths of a joule, of the runs of which that is known.
+    /// Energy of the runs with a known value, in millionths of a joule.
     pub microjoules: u64,
-    /// Those.
+    /// Number of these runs.
     pub runs: u64,
-    /// Runs of which it is not known.
+    /// Number of runs without a known value.
     pub unknown: u64,
 }
 
@@ -187,22 +186,22 @@ struct RecordHead {
 const _: () = assert!(size_of::<RecordHead>() == 64 && size_of::<Head>() <= NAME_AT);
 const NAME_AT: usize = 512;
 const ROOT_AT: usize = 1024;
-/// Longest path of the folder that all others are below, in bytes.
+/// Maximum length of the path of the folder that all others are below, in bytes.
 pub(crate) const ROOT_MAX: usize = 3072;
 
-/// Memory of a file that several processes have.
+/// Memory of a file that several processes map.
 pub(crate) struct Map {
     base: *mut u8,
     length: usize,
 }
 
-// SAFETY: what is shared in it is atomic, or is handed over by something atomic.
+// SAFETY: all shared data in it is atomic, or is handed over by an atomic.
 unsafe impl Send for Map {}
 // SAFETY: as above.
 unsafe impl Sync for Map {}
 
 impl Map {
-    /// The first bytes of a file, which must have as many; with all their pages now, or each when it is touched.
+    /// Maps the first bytes of a file, which must have as many; with all their pages now, or each at its first access.
     pub(crate) fn of(file: &File, length: usize, now: bool) -> std::io::Result<Self> {
         let pages = if now {
             MapFlags::POPULATE
@@ -211,13 +210,13 @@ impl Map {
         };
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let how = MapFlags::SHARED | pages;
-        // SAFETY: a new mapping, of a file as long as it is.
+        // SAFETY: a new mapping, of a file that has this length.
         let base = unsafe { mmap(std::ptr::null_mut(), length, protection, how, file, 0) };
         let base = base?.cast();
         Ok(Self { base, length })
     }
 
-    /// Where it begins.
+    /// Returns its first byte.
     pub(crate) fn base(&self) -> *mut u8 {
         self.base
     }
@@ -225,19 +224,19 @@ impl Map {
 
 impl Drop for Map {
     fn drop(&mut self) {
-        // SAFETY: this is what `mmap` gave, and nobody has a reference into it any more.
+        // SAFETY: this is the mapping that `mmap` returned, and no reference into it exists any more.
         let _ = unsafe { munmap(self.base.cast(), self.length) };
     }
 }
 
-/// What a record asks for. Offsets are in bytes.
+/// Request of a record. Offsets are in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asked<'a> {
     pub(crate) kind: Kind,
     pub(crate) flags: u16,
     pub(crate) status: Status,
     pub(crate) id: u64,
-    /// Not before the label is settled that ends with the record at this place but one; 0: none.
+    /// Position plus one of the last record of the label that has to be settled first; 0: none.
     pub(crate) after: u64,
     pub(crate) offset: u64,
     /// Bytes to write, or to read.
@@ -246,20 +245,20 @@ pub(crate) struct Asked<'a> {
     pub(crate) paths: &'a [u8],
 }
 
-/// On what terms a log is made.
+/// Options of a new log.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Terms {
     pub(crate) capacity: u64,
     pub(crate) intent: Intent,
-    /// The process's own if it is not said.
+    /// By default that of the process.
     pub(crate) umask: Option<u32>,
     pub(crate) keyed: bool,
 }
 
-/// A record as it is in the ring.
+/// A record in the ring.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Record {
-    /// Where it begins, since the log was made.
+    /// Its position since the log was created.
     pub(crate) at: u64,
     pub(crate) length: u64,
     pub(crate) kind: Kind,
@@ -268,7 +267,7 @@ pub(crate) struct Record {
     pub(crate) after: u64,
     pub(crate) offset: u64,
     pub(crate) size: u64,
-    /// It was begun before by an agent that did not end it.
+    /// Whether an earlier agent began it and did not end it.
     pub(crate) again: bool,
     paths: u32,
 }
@@ -278,7 +277,7 @@ impl Record {
         Self { again, ..self }
     }
 
-    /// Whether all before it is done before it, and all behind it after it.
+    /// Whether all labels before it are done before it, and all labels after it begin after it.
     pub(crate) fn is_alone(&self) -> bool {
         matches!(
             self.kind,
@@ -286,27 +285,27 @@ impl Record {
         )
     }
 
-    /// Whether the array does it, and not the agent.
+    /// Whether the array carries it out, and not the agent.
     pub(crate) fn is_job(&self) -> bool {
         self.kind == Kind::Analyse
     }
 
-    /// Whether others do something, and the agent only waits for it.
+    /// Whether others act, and the agent only waits.
     pub(crate) fn is_await(&self) -> bool {
         self.kind == Kind::Await
     }
 
-    /// Whether it may be done at the same time as others from this place on.
+    /// Whether it may run at the same time as others from this position on.
     pub(crate) fn is_free_from(&self, at: u64) -> bool {
         self.flags & PART != 0 || self.after <= at
     }
 
-    /// What others say who are to be done after it.
+    /// Returns the value of `after` for records that follow it.
     pub(crate) fn as_after(&self) -> u64 {
         self.at + 1
     }
 
-    /// How many bytes came with it.
+    /// Returns the number of bytes that the application added to it.
     fn given(&self) -> usize {
         let given = match self.kind {
             Kind::Analyse => self.offset,
@@ -330,7 +329,7 @@ impl std::fmt::Debug for Log {
     }
 }
 
-/// The number of this boot.
+/// Returns the id of this boot.
 fn boot() -> [u64; 2] {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
@@ -341,18 +340,18 @@ fn boot() -> [u64; 2] {
     [half(0..16), half(16..32)]
 }
 
-/// The bytes of a record before those that it gives or is to get.
+/// Returns the size of a record before its bytes or its answer.
 fn lead_of(paths: usize) -> u64 {
     ALIGN + (paths as u64).next_multiple_of(ALIGN)
 }
 
-/// The bytes that a record takes.
+/// Returns the size of a record.
 pub(crate) fn length_of(paths: usize, size: u64) -> u64 {
     lead_of(paths) + size.next_multiple_of(ALIGN)
 }
 
 impl Log {
-    /// Makes the log of an application and locks it for as long as that has it open. `path` must not exist.
+    /// Creates the log of an application and locks it for as long as the application has it open. `path` must not exist.
     pub(crate) fn make(
         path: &Path,
         name: &str,
@@ -370,7 +369,7 @@ impl Log {
         };
         let capacity = capacity.clamp(CAPACITY_MIN, CAPACITY_MAX);
         let capacity = capacity.next_multiple_of(HEADER);
-        // Under another name first: the agent sees no half of a log.
+        // Under another name first: the agent never sees half a log.
         let begun = path.with_extension("new");
         let file = File::options()
             .read(true)
@@ -378,7 +377,7 @@ impl Log {
             .create_new(true)
             .open(&begun)
             .map_err(at)?;
-        // All of it now: memory of a file whose device is full ends the program that writes it.
+        // All of it now: a write to memory of a file whose device is full ends the program.
         let made = rustix::fs::fallocate(
             &file,
             rustix::fs::FallocateFlags::empty(),
@@ -420,7 +419,7 @@ impl Log {
         for (text, length, at, max) in texts {
             let text = &text[..text.len().min(max)];
             length.store(text.len() as u64, Ordering::Relaxed);
-            // SAFETY: within the header page, which nobody else has yet.
+            // SAFETY: within the header page, which no other process has yet.
             unsafe {
                 let place = self.map.base.add(at);
                 std::ptr::copy_nonoverlapping(text.as_ptr(), place, text.len());
@@ -429,13 +428,13 @@ impl Log {
         head.magic.store(MAGIC, Ordering::Release);
     }
 
-    /// Takes up a log that was left, as its application; `None`: somebody has it, or it is going.
+    /// Resumes a log that was left, as its application; `None`: another process has it, or it is being removed.
     pub(crate) fn take_up(path: &Path) -> Result<Option<Self>, Error> {
         let log = Self::open(path)?;
         if !log.is_keyed() || !log.is_of_this_boot() || !log.lock() {
             return Ok(None);
         }
-        // Its name goes with the lock held.
+        // Its name is removed with the lock held.
         if !log.lies_there() {
             return Ok(None);
         }
@@ -443,12 +442,12 @@ impl Log {
         Ok(Some(log))
     }
 
-    /// Whether it is what lies at its path. Its folder may have been removed, and made again.
+    /// Whether it is the file at its path. Its folder may have been removed, and created again.
     pub(crate) fn lies_there(&self) -> bool {
         lies_at(&self.file, self.path())
     }
 
-    /// Has it as its own, if nobody else has.
+    /// Locks it, unless another process has it.
     pub(crate) fn lock(&self) -> bool {
         flock(&self.file, FlockOperation::NonBlockingLockExclusive).is_ok()
     }
@@ -457,12 +456,12 @@ impl Log {
         self.head().keyed.load(Ordering::Relaxed) != 0
     }
 
-    /// Opens the log of somebody else, to carry it out.
+    /// Opens the log of another process, to carry it out.
     pub(crate) fn open(path: &Path) -> Result<Self, Error> {
         Self::of_other(path, true)
     }
 
-    /// Opens the log of somebody else, to look at some of it.
+    /// Opens the log of another process, to read parts of it.
     pub(crate) fn look(path: &Path) -> Result<Self, Error> {
         Self::of_other(path, false)
     }
@@ -491,7 +490,7 @@ impl Log {
         Ok(log)
     }
 
-    /// With all pages now: publishing is not to wait for them one by one.
+    /// Maps all pages now: publishing should not wait for each of them.
     fn map(file: File, path: &Path, length: u64, now: bool) -> Result<Self, Error> {
         let at = |source: std::io::Error| Error::Log {
             path: path.to_owned(),
@@ -529,7 +528,7 @@ impl Log {
 
     fn text(&self, length: &AtomicU64, at: usize, max: usize) -> &[u8] {
         let length = usize::try_from(length.load(Ordering::Relaxed)).unwrap_or(0);
-        // SAFETY: within the header page; written before the log had its name, and never again.
+        // SAFETY: within the header page; written before the log got its name, and never again.
         unsafe { std::slice::from_raw_parts(self.map.base.add(at), length.min(max)) }
     }
 
@@ -538,7 +537,7 @@ impl Log {
         String::from_utf8_lossy(name).into_owned()
     }
 
-    /// The folder that paths are relative to, and the kind of its file system.
+    /// Returns the folder that paths are relative to, and the type of its file system.
     pub(crate) fn root(&self) -> (&Path, u64) {
         let head = self.head();
         let root = self.text(&head.root_length, ROOT_AT, ROOT_MAX);
@@ -550,14 +549,14 @@ impl Log {
         Intent::of(self.head().intent.load(Ordering::Relaxed)).unwrap_or_default()
     }
 
-    /// Whether it was made since the machine was started.
+    /// Whether it was created since the last start of the host.
     pub(crate) fn is_of_this_boot(&self) -> bool {
         let made = &self.head().boot;
         let made = [&made[0], &made[1]].map(|half| half.load(Ordering::Relaxed));
         made == boot()
     }
 
-    /// Whether its file has gone.
+    /// Whether its file is deleted.
     pub(crate) fn is_removed(&self) -> bool {
         self.file.metadata().map_or(true, |file| file.nlink() == 0)
     }
@@ -595,17 +594,17 @@ impl Log {
         self.head().tail.load(Ordering::Acquire)
     }
 
-    /// Gives what lies before `to` free. By the application alone, or after it.
+    /// Frees the space before `to`. Only the application calls it, or the agent after the application.
     pub(crate) fn free(&self, to: u64) {
         self.head().tail.store(to, Ordering::Release);
     }
 
-    /// Bytes behind the last record that are to be left out for one more, if there is room for both.
+    /// Returns the bytes to skip after the last record for one more, if there is room for both.
     pub(crate) fn room(&self, asked: &Asked<'_>) -> Option<u64> {
         let (head, tail) = (self.published(), self.freed());
         let (lead, length) = (lead_of(asked.paths.len()), asked.length());
         let begin = |at: u64| match asked.is_direct() {
-            // What goes to a device without being copied lies in whole pages.
+            // The bytes of direct I/O fill whole pages.
             true => (at + lead).next_multiple_of(PAGE) - lead,
             false => at,
         };
@@ -617,8 +616,8 @@ impl Log {
         (at + length - tail <= self.capacity).then_some(at - head)
     }
 
-    /// Writes a record behind the last and publishes it, with what is to be left out before it: there must be [`Self::room`]. Gives where
-    /// it is.
+    /// Writes a record after the last and publishes it, with the bytes to skip before it: there must be [`Self::room`]. Returns its
+    /// position.
     pub(crate) fn append(&self, asked: &Asked<'_>, bytes: &[u8], left_out: u64) -> u64 {
         let head = self.published();
         let (at, length) = (head + left_out, asked.length());
@@ -630,7 +629,7 @@ impl Log {
         }
         self.write_head(at, length, asked);
         let paths = asked.paths;
-        // SAFETY: the caller has seen that there is room for the record, so nobody reads there.
+        // SAFETY: the caller has checked that there is room for the record, so no process reads there.
         unsafe {
             let place = self.place(at, ALIGN);
             std::ptr::copy_nonoverlapping(paths.as_ptr(), place, paths.len());
@@ -665,7 +664,7 @@ impl Log {
         unsafe { self.record_head(at).write(head) };
     }
 
-    /// The record at a place that is published, if it is one.
+    /// Returns the published record at a position, or an error if there is none.
     pub(crate) fn record(&self, at: u64) -> Result<Record, Error> {
         let (to_end, to_head) = (
             self.capacity - at % self.capacity,
@@ -708,15 +707,14 @@ impl Log {
         })
     }
 
-    /// Whether a record is to be carried out, by what has become of the one that it is after; `None`: that is not known
-    /// yet.
+    /// Whether a record is to be carried out, from the outcome of the label that it follows; `None`: the outcome is not known yet.
     pub(crate) fn is_due(&self, record: &Record) -> Result<Option<bool>, Error> {
         let wanted = record.flags & (IF_DONE | IF_FAILED);
         if wanted == 0 {
             return Ok(Some(true));
         }
         let (mut part, mut done) = (*record, true);
-        // Parts that have no place any more were done: else the application had known.
+        // Parts that have no place any more were done: otherwise the application would have known.
         while let Some(at) = part.after.checked_sub(1).filter(|&at| at >= self.freed()) {
             part = self.record(at)?;
             let status = self.status(at).0;
@@ -732,11 +730,11 @@ impl Log {
     }
 
     pub(crate) fn paths(&self, record: &Record) -> &[u8] {
-        // SAFETY: within the record, which was checked; it does not change while it is not free.
+        // SAFETY: within the record, which was checked; the record does not change while it is not free.
         unsafe { std::slice::from_raw_parts(self.place(record.at, ALIGN), record.paths as usize) }
     }
 
-    /// The bytes that came with a record.
+    /// Returns the bytes that the application added to a record.
     pub(crate) fn data(&self, record: &Record) -> &[u8] {
         let before = lead_of(record.paths as usize);
         let size = usize::try_from(record.size).unwrap_or(0);
@@ -745,12 +743,12 @@ impl Log {
         &bytes[..size.min(record.given())]
     }
 
-    /// What was answered to a record that is settled.
+    /// Returns the answer to a settled record.
     pub(crate) fn answered(&self, record: &Record) -> &[u8] {
         self.answer(record)
     }
 
-    /// Where the answer to a record goes. One thread of the agent has it while the record is running.
+    /// Returns the place of the answer to a record. One thread of the agent has it while the record is running.
     #[expect(
         clippy::mut_from_ref,
         reason = "the memory is shared; who may write it is said by the status"
@@ -762,7 +760,7 @@ impl Log {
             _ => 0,
         };
         let size = usize::try_from(record.size - given).unwrap_or(0);
-        // SAFETY: within the record; the application reads it only when it is settled.
+        // SAFETY: within the record; the application reads it only when the record is settled.
         unsafe { std::slice::from_raw_parts_mut(self.place(record.at, before + given), size) }
     }
 
@@ -775,25 +773,25 @@ impl Log {
     }
 
     pub(crate) fn status(&self, at: u64) -> (Status, u64) {
-        // SAFETY: a record that the caller has not given free.
+        // SAFETY: a record that the caller has not freed.
         let head = unsafe { &*self.record_head(at) };
         let status = Status::of(head.status.load(Ordering::Acquire));
         (status, head.value.load(Ordering::Relaxed))
     }
 
-    /// Notes where a record that is running is about to put its bytes, so that it is not done twice.
+    /// Notes the offset at which a running record is about to put its bytes, so that it is not carried out twice.
     pub(crate) fn note(&self, at: u64, place: u64) {
         // SAFETY: as above.
         let head = unsafe { &*self.record_head(at) };
         head.value.store(place + 1, Ordering::Release);
     }
 
-    /// What was noted, if anything was.
+    /// Returns the noted offset, if any.
     pub(crate) fn noted(&self, at: u64) -> Option<u64> {
         self.status(at).1.checked_sub(1)
     }
 
-    /// Changes the status if it is the one expected.
+    /// Changes the status if it is the expected one.
     pub(crate) fn turn(&self, at: u64, from: Status, to: Status) -> bool {
         // SAFETY: as above.
         let status = unsafe { &(*self.record_head(at)).status };
@@ -802,7 +800,7 @@ impl Log {
         turned.is_ok()
     }
 
-    /// Says what has become of a record. To be followed by [`Self::told`].
+    /// Sets the outcome of a record. To be followed by [`Self::told`].
     pub(crate) fn settle(&self, at: u64, outcome: Result<u64, i32>) {
         let (status, value) = match outcome {
             Ok(value) => (Status::Done, value),
@@ -811,7 +809,7 @@ impl Log {
         self.settle_as(at, status, value);
     }
 
-    /// As [`Self::settle`], also for what was stopped.
+    /// As [`Self::settle`], also for a stopped record.
     pub(crate) fn settle_as(&self, at: u64, status: Status, value: u64) {
         // SAFETY: as above.
         let head = unsafe { &*self.record_head(at) };
@@ -834,35 +832,35 @@ impl Log {
         self.head().wanted.load(Ordering::Acquire)
     }
 
-    /// Somebody waits until that label is stored.
+    /// Notes that a call waits until a label is stored.
     pub(crate) fn want(&self, id: u64) {
         if self.head().wanted.fetch_max(id, Ordering::SeqCst) < id {
             self.wake();
         }
     }
 
-    /// Somebody waits until that label is done.
+    /// Notes that a call waits until a label is done.
     pub(crate) fn hurry(&self, id: u64) {
         if self.head().hurried.fetch_max(id, Ordering::SeqCst) < id {
             self.wake();
         }
     }
 
-    /// The last label that somebody waits for, in whichever way.
+    /// Returns the last label that a call waits for, in either way.
     pub(crate) fn awaited(&self) -> u64 {
         let head = self.head();
         let hurried = head.hurried.load(Ordering::Acquire);
         hurried.max(head.wanted.load(Ordering::Acquire))
     }
 
-    /// Labels, their bytes, and how many failed, since the log was made.
+    /// Returns the numbers of labels, of their bytes, and of failed labels, since the log was created.
     pub(crate) fn counts(&self) -> (u64, u64, u64) {
         let head = self.head();
         let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
         (of(&head.labels), of(&head.bytes), of(&head.failed))
     }
 
-    /// What the jobs of its labels that have ended drew.
+    /// Returns the energy of the ended jobs of its labels.
     pub(crate) fn drawn(&self) -> Drew {
         let head = self.head();
         let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
@@ -873,8 +871,8 @@ impl Log {
         }
     }
 
-    /// Counts what the job of a record drew. Once, whoever finds it ended: if an agent is killed between the two steps it is left
-    /// out.
+    /// Adds the energy of a record's job, once, whichever agent finds the job ended. If an agent is killed between the two steps, the
+    /// energy is not counted.
     pub(crate) fn drew(&self, at: u64, drew: Drew) {
         if self.noted(at).is_some() {
             return;
@@ -883,7 +881,7 @@ impl Log {
         let head = self.head();
         let add = |count: &AtomicU64, more| {
             let sum = |count: u64| Some(count.saturating_add(more));
-            // It always gives a sum.
+            // The closure always returns a sum.
             let _ = count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, sum);
         };
         add(&head.microjoules, drew.microjoules);
@@ -891,7 +889,7 @@ impl Log {
         add(&head.unknown, drew.unknown);
     }
 
-    /// Something was published: wakes the agent if it sleeps, unless it gathers.
+    /// Wakes the sleeping agent because a label is published, unless the agent gathers.
     pub(crate) fn ring(&self) {
         let head = self.head();
         head.bell.fetch_add(1, Ordering::SeqCst);
@@ -902,7 +900,7 @@ impl Log {
         }
     }
 
-    /// Wakes the agent, whatever it does.
+    /// Wakes the agent in any case.
     pub(crate) fn wake(&self) {
         let head = self.head();
         head.bell.fetch_add(1, Ordering::SeqCst);
@@ -915,12 +913,12 @@ impl Log {
         self.head().bell.load(Ordering::SeqCst)
     }
 
-    /// The agent sleeps until somebody rings, if nobody has since `bell` was looked at.
+    /// Makes the agent sleep until a process rings, unless one has since `bell` was read.
     pub(crate) fn sleep(&self, bell: u32, limit: Duration) {
         self.sleep_as(ASLEEP, bell, limit);
     }
 
-    /// The agent sleeps, though labels are published, until somebody waits or they have come to `enough`.
+    /// Makes the agent sleep although labels are published, until a call waits or the labels reach `enough`.
     pub(crate) fn gather(&self, bell: u32, enough: u64, limit: Duration) {
         self.head().enough.store(enough, Ordering::Relaxed);
         self.sleep_as(GATHERING, bell, limit);
@@ -933,7 +931,7 @@ impl Log {
         head.asleep.store(0, Ordering::SeqCst);
     }
 
-    /// Wakes all who wait for what was settled.
+    /// Wakes all calls that wait for settled labels.
     pub(crate) fn told(&self) {
         let head = self.head();
         head.settled.fetch_add(1, Ordering::SeqCst);
@@ -946,7 +944,7 @@ impl Log {
         self.head().settled.load(Ordering::SeqCst)
     }
 
-    /// Waits until something was settled since `settled` was looked at.
+    /// Waits until a label is settled after `settled` was read.
     pub(crate) fn wait_settled(&self, settled: u32, limit: Duration) {
         let head = self.head();
         head.waiters.fetch_add(1, Ordering::SeqCst);
@@ -963,7 +961,7 @@ pub(crate) fn wait(word: &AtomicU32, value: u32, limit: Duration) {
     let _ = futex::wait(word, futex::Flags::empty(), value, Some(&limit));
 }
 
-/// The umask of this process, which there is no other way to read without changing it.
+/// Returns the umask of this process, which cannot be read in another way without changing it.
 fn umask() -> u32 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("Umask:"));
@@ -972,12 +970,12 @@ fn umask() -> u32 {
 }
 
 impl Asked<'_> {
-    /// The bytes that its record takes.
+    /// Returns the size of its record.
     pub(crate) fn length(&self) -> u64 {
         length_of(self.paths.len(), self.size)
     }
 
-    /// Whether it is written to the device without being copied to memory of the kernel.
+    /// Whether it is written by direct I/O, without a copy in the page cache.
     fn is_direct(&self) -> bool {
         self.kind == Kind::Write && self.flags & DURABLE != 0 && self.size >= DIRECT_MIN
     }
@@ -996,7 +994,7 @@ impl Asked<'_> {
     }
 }
 
-/// What wakes the agent of a folder when an application has registered there.
+/// Wakes the agent of a folder when an application has registered there.
 pub(crate) struct Bell(Map);
 
 impl Bell {

@@ -1,8 +1,8 @@
-//! Small files that are new, made many at once by one call of the mount.
+//! Many new small files, created by one call of the mount (next: `mount/src/fs/control/new_files.rs`).
 //!
-//! What can't be made so, because a name is there already, a folder may not be written, an element is full or the mount is
-//! away, is left to the way of single files, which says why it fails. So nothing has to be known here of a call that was not
-//! answered: a label that is done again writes the same bytes to the same place.
+//! If a file cannot be created in this way, because its name exists, its folder is not writable, an element is full or the mount is
+//! unreachable, it is written as a single file, which reports the reason. So the outcome of an unanswered call need not be known: a label
+//! that is carried out again writes the same bytes to the same place.
 
 use crate::app::{CUT, DURABLE};
 use crate::log::{Kind, Log, Record};
@@ -19,32 +19,32 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-/// What a call begins with, and the version of its format.
+/// First bytes of a call, and the version of its format.
 const MAGIC: &[u8; 4] = b"TMNF";
 const VERSION: u32 = 1;
-/// Most files of one call: as many are sealed by one request.
+/// Maximum number of files of one call: one request seals as many.
 pub(crate) const FILES_MAX: usize = 256;
-/// Most bytes of a file that is made so: more are written faster by the kernel alone.
+/// Maximum size of such a file: larger files are written faster by the kernel alone.
 const DATA_BYTES_MAX: u64 = 64 << 10;
-/// No file is added to a call that has so many bytes; with the last one it stays below what the kernel hands over at once.
+/// Size of a call from which no file is added. With the last file it stays below the largest write of the kernel.
 const CALL_BYTES_FULL: usize = 512 << 10;
-/// Bytes of a call, and of a file in it, besides its name and its data.
+/// Bytes of a call, and of a file in it, in addition to its name and its data.
 const HEAD: usize = 12;
 const FILE_HEAD: usize = 20;
-/// The inode of a mount's root, and how deep below it a folder may be that an application knows.
+/// The inode of a mount's root, and the maximum depth of an application's folder below it.
 const ROOT: u64 = 1;
 const DEPTH_MAX: usize = 64;
-/// How folders are opened to look from.
+/// Flags of folders that look-ups start from.
 const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
-/// The mount's file that takes calls: one opening for each thread that makes some.
+/// The mount's file that takes calls: one open file for each calling thread.
 #[derive(Default)]
 pub(crate) struct Calls(Mutex<Vec<(File, u64)>>);
 
 /// A file of the mount, and the number of its device.
 type Opened = (File, u64);
 
-/// Whether labels of one file, in their order, say all that a new file is to have, and little of it.
+/// Whether labels of one file, in their order, contain a whole new file, and a small one.
 pub(crate) fn fits(log: &Log, records: &[Record]) -> bool {
     let mut end = 0;
     for record in records {
@@ -61,7 +61,7 @@ pub(crate) fn fits(log: &Log, records: &[Record]) -> bool {
     named && end <= DATA_BYTES_MAX
 }
 
-/// The folder of a path and the name in it, if it has one.
+/// Returns the folder of a path and the name in it, if it has one.
 fn split(path: &[u8]) -> Option<(&[u8], &[u8])> {
     let at = path.iter().rposition(|&byte| byte == b'/');
     let (folder, name) = match at {
@@ -73,8 +73,7 @@ fn split(path: &[u8]) -> Option<(&[u8], &[u8])> {
 }
 
 impl Calls {
-    /// Makes files of labels, from the first one on; gives of how many it was said what became of them, and which of those
-    /// are there.
+    /// Creates the files of labels, from the first one on. Returns the number of files with a known outcome, and which of them exist.
     pub(crate) fn make(&self, root: &Root, log: &Log, files: &[Vec<Record>]) -> (usize, Vec<bool>) {
         let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let opened = match kept {
@@ -90,7 +89,7 @@ impl Calls {
         for (at, errno) in held.iter().zip(told.iter().flatten()) {
             made[*at] = *errno == 0;
         }
-        // One that does not answer may be that of a mount that is gone.
+        // A call without an answer may belong to a mount that has ended.
         if told.is_some() {
             let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             kept.push(opened);
@@ -108,7 +107,8 @@ fn open(root: &Root) -> Result<Opened> {
     Ok((file, device))
 }
 
-/// The root of the mount: applications may know a folder in it, and there anybody can have a folder like the control folder.
+/// Returns the root of the mount: the application's folder may be inside the mount, where any user can create a folder like the control
+/// folder.
 fn top(root: &Root) -> Result<OwnedFd> {
     let mut folder = root.open()?;
     let (mount, mut inode) = device(&folder)?;
@@ -126,14 +126,14 @@ fn top(root: &Root) -> Result<OwnedFd> {
     Err(Errno::NOENT.into())
 }
 
-/// The numbers of a file's device and of its inode, as the kernel has them.
+/// Returns the numbers of a file's device and inode, as the kernel has them.
 fn device(file: impl AsFd) -> Result<(u64, u64)> {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let is = statx(file, c"", flags, StatxFlags::INO)?;
     Ok((makedev(is.stx_dev_major, is.stx_dev_minor), is.stx_ino))
 }
 
-/// The inode of a folder, if it is on that device and may be reached.
+/// Returns the inode of a folder, if it is on that device and may be reached.
 fn folder(root: &Root, path: &[u8], wanted: u64) -> Option<u64> {
     let root = root.open().ok()?;
     let folder = if path.is_empty() {
@@ -146,8 +146,8 @@ fn folder(root: &Root, path: &[u8], wanted: u64) -> Option<u64> {
     (device == wanted).then_some(inode)
 }
 
-/// A call for files, from the first one on as many as one may have: its bytes, of how many files it is, and which of those
-/// are in it.
+/// Returns a call for as many files as one call may have: its bytes, the number of files that were considered, and the files that it
+/// contains.
 fn call(
     root: &Root,
     log: &Log,
@@ -190,14 +190,14 @@ fn call(
     (call, taken, held)
 }
 
-/// Makes a call for so many files; gives an errno of each, 0 if it is there. `None`: what became of them is not known.
+/// Makes a call for `count` files. Returns an errno for each, 0 if the file exists. `None`: the outcomes are unknown.
 fn tell(file: &File, call: &[u8], count: usize) -> Option<Vec<i32>> {
     if count == 0 {
         return Some(Vec::new());
     }
     match file.write_at(call, 0) {
         Ok(written) => return (written == call.len()).then(|| vec![0; count]),
-        // The mount may have been asked, or not.
+        // The mount may have received the call, or not.
         Err(error) if error.raw_os_error() == Some(Errno::INTR.raw_os_error()) => return None,
         Err(_) => {}
     }

@@ -1,16 +1,16 @@
-//! Who is to be called when labels have ended.
+//! Callbacks for ended labels.
 
 use crate::app::Ticket;
 use crate::error::Error;
 
-/// What is called, with what waiting would give.
+/// A callback, with the result of a wait.
 pub(crate) type Callback = Box<dyn FnOnce(Result<Vec<u8>, Error>) + Send>;
 
-/// Labels that somebody wants to hear of.
+/// Labels with callbacks.
 #[derive(Default)]
 pub(crate) struct Notices {
     waiting: Vec<(Ticket, Callback)>,
-    /// Whether a thread looks after them.
+    /// Whether a thread serves them.
     looked_after: bool,
 }
 
@@ -24,13 +24,13 @@ impl std::fmt::Debug for Notices {
 }
 
 impl Notices {
-    /// Takes note of one; says whether a thread is to be started.
+    /// Adds a label. Returns whether a thread has to be started.
     pub(crate) fn add(&mut self, ticket: Ticket, callback: Callback) -> bool {
         self.waiting.push((ticket, callback));
         !std::mem::replace(&mut self.looked_after, true)
     }
 
-    /// Those that have ended; `None` if there are no others either, and the thread has nothing to do any more.
+    /// Returns the labels that have ended; `None` if no label is left, and the thread ends.
     pub(crate) fn ended(&mut self) -> Option<Vec<(Ticket, Callback)>> {
         if self.waiting.is_empty() {
             self.looked_after = false;

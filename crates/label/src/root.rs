@@ -1,4 +1,5 @@
-//! The folder that an array is mounted on: paths are below it, and what is away there is waited for.
+//! The folder that an array is mounted on: paths are below it, and operations wait for an unreachable array (next:
+//! `mount/src/fuse/mod.rs`).
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, makedev, openat, statx};
 use rustix::io::Errno;
@@ -9,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-/// How long a label is tried while server, element or mount are away.
+/// Time for which a label is tried while the server, an element or the mount is unreachable.
 const PATIENCE: Duration = Duration::from_secs(600);
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(2);
@@ -20,11 +21,11 @@ pub(crate) struct Root {
     path: PathBuf,
     system: u64,
     umask: u32,
-    /// The device of the mount that was last seen to be of `system`: asked once for each mount.
+    /// The device of the mount that was last found to be of type `system`: checked once for each mount.
     known: AtomicU64,
 }
 
-/// Tries again what may only be away: what was given away has nobody else who could.
+/// Repeats an operation while the array is unreachable: for an asynchronous request no other process could repeat it.
 pub(crate) fn patiently<T>(mut operation: impl FnMut() -> Result<T>) -> Result<T> {
     let (begun, mut pause) = (Instant::now(), PAUSE_MIN);
     loop {
@@ -38,7 +39,7 @@ pub(crate) fn patiently<T>(mut operation: impl FnMut() -> Result<T>) -> Result<T
     }
 }
 
-/// Whether an error says that a server, an element or the mount is not there now.
+/// Whether an error means that a server, an element or the mount is unreachable.
 pub(crate) fn is_away(error: &Error) -> bool {
     let away = [
         Errno::COMM,
@@ -63,11 +64,11 @@ impl Root {
         }
     }
 
-    /// The folder itself: never the one below a mount that is gone.
+    /// Opens the folder itself: never the folder below a mount that has ended.
     pub(crate) fn open(&self) -> Result<OwnedFd> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = openat(CWD, &self.path, flags, Mode::empty())?;
-        // As the kernel has it: the mount would be asked for attributes that nobody looks at.
+        // From the kernel's cache: otherwise the mount would be asked for attributes that are not used.
         let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
         let known = statx(&root, c"", flags, StatxFlags::TYPE)?;
         let device = makedev(known.stx_dev_major, known.stx_dev_minor);
@@ -81,7 +82,7 @@ impl Root {
         Ok(root)
     }
 
-    /// The mode of files that are made.
+    /// Returns the mode of new files.
     pub(crate) fn new_mode(&self) -> u64 {
         u64::from(0o666 & !self.umask)
     }
@@ -90,7 +91,7 @@ impl Root {
         self.open_file_as(path, flags, 0o666)
     }
 
-    /// As [`Self::open_file`]; what is made has that mode, less the umask.
+    /// As [`Self::open_file`]; a new file gets that mode, less the umask.
     pub(crate) fn open_file_as(&self, path: &Path, flags: OFlags, mode: u32) -> Result<File> {
         let root = self.open()?;
         let mode = Mode::from_raw_mode(mode & !self.umask);

@@ -1,4 +1,4 @@
-//! Files that programs of one user hand each other on a host: seen when they are put, before they are stored.
+//! Files that programs of one user pass to each other on a host: visible after a put, before they are stored (next: `label/src/board.rs`).
 
 use crate::app::App;
 use crate::board;
@@ -13,18 +13,18 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// How often who waits looks for what has come otherwise than by a put on this host.
+/// Interval at which a waiting get checks for files that appeared without a put on this host.
 const LOOK_MIN: Duration = Duration::from_millis(5);
 const LOOK_MAX: Duration = Duration::from_millis(100);
-/// How long who does not wait waits while something is stored there of which nothing is seen.
+/// Time that a get without a limit waits while a put without an entry is being stored.
 const UNSEEN: Duration = Duration::from_secs(5);
 
 impl App {
-    /// A file as a whole: what some application of this user has put on this host, stored or not, else what is in the file.
-    /// Waits until somebody has put it, or it comes in whatever way, for at most so long.
+    /// Returns a whole file: the put of an application of this user on this host, stored or not, else the content of the file. Waits for a
+    /// put, or for the file to appear in any other way, for up to `wait`.
     ///
     /// # Errors
-    /// [`Error::Failed`] with `ENOENT` if it is not there by then; as reading a file fails.
+    /// [`Error::Failed`] with `ENOENT` if the file does not exist by then; otherwise the error of reading a file.
     pub fn get(&self, address: &str, wait: Duration) -> Result<Vec<u8>, Error> {
         let whole = |file: &File, size: u64| {
             let mut bytes = vec![0; usize::try_from(size).unwrap_or(usize::MAX)];
@@ -35,7 +35,7 @@ impl App {
         self.find(address, wait, <[u8]>::to_vec, whole)
     }
 
-    /// As [`Self::get`], of which as much as fits is put into `buffer`; gives how many bytes it has.
+    /// As [`Self::get`], into `buffer` as far as it fits. Returns the size of the file.
     ///
     /// # Errors
     /// As for [`Self::get`].
@@ -81,7 +81,7 @@ impl App {
                 None => Err(Errno::BUSY.into()),
             };
             let read = read.and_then(|file| stored(&file, file.metadata()?.len()));
-            // What somebody puts meanwhile may be there in part.
+            // A concurrent put may be in the file in part.
             if mark.is_some() && board.mark(hash) != mark {
                 continue;
             }

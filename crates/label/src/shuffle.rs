@@ -1,32 +1,31 @@
-//! The shuffler: in which order the labels of one file are done (LABIOS §3.3.2, "label shuffling"). It does nothing itself
-//! and knows no file, so its promise is tested against doing one label after the other.
+//! The shuffler: decides the order in which the labels of one file are carried out (LABIOS §3.3.2, "label shuffling"). It has no effects
+//! and uses no file, so its guarantee is tested against the sequential execution of labels.
 //!
-//! Labels that have to do with each other are a **supertask** and keep the order in which they were published: a read
-//! behind a write of its bytes, a write behind a write, a write behind a read. Supertasks may be done in any order and mixed
-//! with each other: whoever reads, reads the same, and the file is the same in the end. So writes that follow each other in
-//! the file are one, whatever was published between them.
+//! Labels that depend on each other are a **supertask** and keep the order in which they were published: a read after a write of its bytes,
+//! a write after a write, a write after a read. Supertasks may run in any order and interleaved: all reads return the same bytes, and the
+//! file is the same in the end. So consecutive writes of a file are merged, whatever was published between them.
 //!
-//! What a label has to do with:
+//! Dependencies of a label:
 //!
-//! - a write with its bytes; one that cuts the file, or has no bytes and only makes it, with the whole file;
-//! - an append with the whole file: where it goes depends on all others;
-//! - a read with all from its first byte on: how much of it there is depends on what was written behind. If the file may
-//!   not be there, with the whole file: the first write makes it.
+//! - a write depends on its bytes; a write that truncates the file, or has no bytes and only creates it, on the whole file;
+//! - an append depends on the whole file: its offset depends on all other labels;
+//! - a read depends on all bytes from its first byte on: its length depends on writes after its end. If the file may not exist, it depends
+//!   on the whole file: the first write creates it.
 //!
-//! Labels that remove and rename come between batches, not into them: other names of the same file, by links, only the file
-//! system knows.
+//! Labels that delete and rename separate batches and are not part of them: only the file system knows other names of the same file, by
+//! links.
 
-/// Most pieces of one write.
+/// Maximum number of pieces of one write.
 const PIECES_MAX: usize = 1024;
-/// Most bytes of one write, but for its last piece.
+/// Maximum number of bytes of one write, without its last piece.
 const BYTES_MAX: u64 = 16 << 20;
 
-/// What a label does with its file.
+/// Operation of a label on its file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Deed {
     /// Writes at its offset.
     Write,
-    /// The same, after the file was cut to nothing.
+    /// The same, after the file was truncated to no bytes.
     Cut,
     /// Writes at the end.
     Append,
@@ -37,24 +36,24 @@ pub enum Deed {
 /// A label.
 #[derive(Clone, Copy, Debug)]
 pub struct Op {
-    /// What it does.
+    /// Operation.
     pub deed: Deed,
-    /// Where, in bytes.
+    /// Offset in bytes.
     pub offset: u64,
-    /// How many bytes.
+    /// Number of bytes.
     pub size: u64,
-    /// Nothing is done at once with it, as with what was begun before and may have been done.
+    /// Whether it is never merged with others, as a label that was begun before and may have been done.
     pub alone: bool,
 }
 
-/// Labels that are done at once, by their places: one, or writes or appends in the order in which their bytes lie.
+/// Labels that are done in one call, by their indices: one label, or writes or appends in the order of their bytes.
 pub type Step = Vec<usize>;
 
-/// Steps that are done in this order.
+/// Steps that run in this order.
 pub type Supertask = Vec<Step>;
 
 impl Op {
-    /// The bytes that it has to do with: from, and to.
+    /// Returns the range of bytes that the label depends on.
     fn span(&self, is_there: bool) -> (u64, u64) {
         let end = self.offset.saturating_add(self.size);
         match self.deed {
@@ -64,7 +63,7 @@ impl Op {
         }
     }
 
-    /// Whether it can be done at once with what ends at `end`.
+    /// Whether it can be merged with the label `before`.
     fn joins(&self, before: &Self) -> bool {
         let follows = match (before.deed, self.deed) {
             (Deed::Write | Deed::Cut, Deed::Write) => {
@@ -77,7 +76,7 @@ impl Op {
     }
 }
 
-/// The supertasks of a batch, those first whose first label was published first. `is_there`: the file is known to be.
+/// Returns the supertasks of a batch, in the order of their first labels. `is_there`: the file is known to exist.
 #[must_use]
 pub fn supertasks(ops: &[Op], is_there: bool) -> Vec<Supertask> {
     let mut spans: Vec<(u64, u64, usize)> = Vec::with_capacity(ops.len());
@@ -96,7 +95,7 @@ pub fn supertasks(ops: &[Op], is_there: bool) -> Vec<Supertask> {
         }
         members.sort_unstable();
         let steps = steps(ops, &members);
-        // One write may go on where the one before it ends.
+        // A write may continue at the end of the one before.
         match (found.last_mut().map(Vec::as_mut_slice), steps.as_slice()) {
             (Some([before]), [next]) if together(ops, before, next) => before.extend(next),
             _ => found.push(steps),
@@ -106,7 +105,7 @@ pub fn supertasks(ops: &[Op], is_there: bool) -> Vec<Supertask> {
     found
 }
 
-/// Labels in their order, those that follow each other at once.
+/// Returns labels in their order, with consecutive ones merged.
 fn steps(ops: &[Op], members: &[usize]) -> Supertask {
     let mut steps: Supertask = Vec::new();
     for &at in members {
@@ -118,7 +117,7 @@ fn steps(ops: &[Op], members: &[usize]) -> Supertask {
     steps
 }
 
-/// Whether one step goes on where another ends, and both are not too much for one.
+/// Whether one step continues at the end of another, and both together are within the limits.
 fn together(ops: &[Op], before: &[usize], next: &[usize]) -> bool {
     let (Some(&last), Some(&first)) = (before.last(), next.first()) else {
         return false;
@@ -153,11 +152,11 @@ mod tests {
         }
     }
 
-    /// A file, as a file system has it.
+    /// A file, as a file system stores it.
     #[derive(Clone, Debug, Default, PartialEq)]
     struct Model {
         bytes: Option<Vec<u8>>,
-        /// What each read gave; nothing if there was no file.
+        /// Result of each read; `None` if there was no file.
         read: Vec<Option<Vec<u8>>>,
     }
 
@@ -169,7 +168,7 @@ mod tests {
             }
         }
 
-        /// Does labels at once: one call, whose bytes are those of all one after the other.
+        /// Carries out labels in one call, whose bytes are those of all labels in sequence.
         fn act(&mut self, ops: &[Op], step: &[usize]) {
             let first = &ops[step[0]];
             let place = usize::try_from(first.offset).unwrap();

@@ -1,4 +1,4 @@
-//! Labels in a folder of this host: the agent needs no array for what it does.
+//! Labels in a folder of this host: the agent needs no array for them.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -157,7 +157,7 @@ fn impatient_label_is_refused_if_log_is_full() {
     );
     assert!(tickets[1].cancel() && !tickets[1].cancel());
     place.start_agent();
-    // All tickets are held, and yet there is room.
+    // All tickets are held, and the labels fit all the same.
     for _ in 0..1000 {
         tickets.push(
             app.publish(&Label::write("tidemill:/f", 0, &bytes))
@@ -305,7 +305,7 @@ fn label_conditions_follow_outcome_of_earlier_labels() {
     ];
     let of_chain = publish(&Label::write("tidemill:/d", 0, b"d").if_failed(&chain[1]));
     place.start_agent();
-    // Long enough that the room of the first is needed, and given away.
+    // Long enough that the room of the first label is needed, and reused.
     let bytes = vec![7; 150_000];
     let long = publish(&Label::write("tidemill:/long", 0, &bytes));
     let (then, not) = (
@@ -329,7 +329,7 @@ fn label_conditions_follow_outcome_of_earlier_labels() {
     assert_eq!(ended(late.into()), [true, false]);
     assert_eq!(place.read("b"), b"a1456");
     assert_eq!(place.read("long").len(), 150_001);
-    // Of another application, and so of no order.
+    // A label of another application has no order.
     let other = place.app(1 << 16);
     let error = other.publish(&Label::fence().if_done(&fine)).unwrap_err();
     assert!(matches!(error, Error::Invalid(_)), "{error}");
@@ -351,7 +351,7 @@ fn callbacks_receive_outcome_of_every_label() {
         };
         app.publish(&label).unwrap().on_done(callback);
         if number == 50 {
-            // All were told, and the thread is gone.
+            // All callbacks ran, and the thread has ended.
             app.flush().unwrap();
         }
     }
@@ -383,7 +383,7 @@ fn threads_publish_long_labels_concurrently() {
     assert_eq!(place.read("3").len(), 900_000);
 }
 
-/// What a label does to one of a few small files.
+/// A label on one of a few small files.
 #[derive(Clone, Debug)]
 enum Step {
     Write(u8, u16, Vec<u8>),
@@ -409,7 +409,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The same, one after the other.
+/// The same, in sequence.
 fn reference(files: &mut [Option<Vec<u8>>; 3], step: &Step) -> Option<Vec<u8>> {
     let put = |file: &mut Option<Vec<u8>>, at: usize, bytes: &[u8]| {
         let content = file.get_or_insert_default();
@@ -544,7 +544,7 @@ fn application_resumes_by_its_key() {
             & 0o777,
         0o600
     );
-    // Nobody asks for these: they fill the room, and nothing of them is lost.
+    // The outcomes are not requested: they fill the room, and none is lost.
     let mut tickets = Vec::new();
     while let Ok(ticket) = app.publish(&Label::write("tidemill:/b", 0, &[7; 4000]).impatient()) {
         tickets.push(ticket);

@@ -1,4 +1,4 @@
-//! What is put is seen before it is stored: by whom, and by whom not any more.
+//! A put is visible before it is stored: to which applications, and until when.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -30,7 +30,7 @@ fn put_is_visible_at_once_and_after_it_is_stored() {
     let (writer, reader) = (place.app(1 << 20), place.app(1 << 16));
     let error = reader.get("tidemill:/a", NOW).unwrap_err();
     assert_eq!(errno(&error), Some(2), "{error}");
-    // Nobody is there who could store it.
+    // No agent runs that could store it.
     put(&writer, "tidemill:/a", b"one");
     assert_eq!(reader.get("tidemill:/a", NOW).unwrap(), b"one");
     put(&writer, "tidemill:/a", b"other");
@@ -40,7 +40,7 @@ fn put_is_visible_at_once_and_after_it_is_stored() {
     assert!(!place.files().join("a").exists());
     put(&writer, "tidemill:/none", b"");
     assert_eq!(reader.get("tidemill:/none", NOW).unwrap(), b"");
-    // Its application has ended, and it is there.
+    // Its application has ended, and the put is visible.
     drop(writer);
     assert_eq!(reader.get("tidemill:/a", NOW).unwrap(), b"other");
     place.start_agent();
@@ -141,7 +141,7 @@ fn failed_or_cancelled_put_is_not_visible() {
 fn get_never_mixes_bytes_of_reused_space() {
     let place = Place::new();
     place.start_agent();
-    // Little room: places are used again all the time.
+    // Little room: places are reused all the time.
     let writer = place.app(1 << 16);
     let readers: Vec<_> = (0..2)
         .map(|_| {

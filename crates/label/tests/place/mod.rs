@@ -5,7 +5,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
 use tidemill_label::{App, Intent, Settings, agent};
 
-/// A folder for files, one for logs, and whether there is an agent.
+/// A folder that contains a folder for files and one for logs.
 pub(crate) struct Place {
     pub(crate) folder: tempfile::TempDir,
 }

@@ -654,7 +654,7 @@ impl Given {
         self.away.wait(ino, |number, what| self.store(number, what))
     }
 
-    /// As [`Self::settle_stored`], on behalf of other clients.
+    /// As `settle_stored`, on behalf of other clients.
     pub(super) fn settle_for_others(&self, ino: u64) {
         let stored = patience::at_most(OTHERS_PATIENCE, || self.settle_stored(ino));
         if let Err(error) = stored {

@@ -1,5 +1,5 @@
-//! Blocks of files of stores outside of the array, kept in memory as long as there is room: whoever wants one that is on its way
-//! waits for that.
+//! Cache of blocks of files in stores outside of the array. A caller that wants a block on its way waits for it. It only holds memory; its
+//! callers ask the stores.
 
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -7,33 +7,33 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use tokio::sync::OnceCell;
 
-/// Bytes of a block; the last one of a file may be shorter.
+/// Size of a block in bytes; the last block of a file may be shorter.
 pub const BLOCK_BYTES: u64 = 4 << 20;
-/// Blocks that are kept.
+/// Maximum number of cached blocks.
 const KEPT_MAX: usize = 32;
 
-/// A block of a version of a file.
+/// Key of a block of a version of a file.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct BlockKey {
-    /// Of which store.
+    /// Id of the store.
     pub store: u64,
-    /// Of which file.
+    /// Path of the file.
     pub path: Arc<str>,
-    /// Of which version.
+    /// Tag of the version.
     pub tag: Arc<str>,
-    /// Which one.
+    /// Index of the block in the file.
     pub index: u64,
 }
 
 type Cell<E> = Arc<OnceCell<Result<Bytes, E>>>;
 
-/// The blocks that are here or on their way; `E` is why one can't be had.
+/// The cached blocks and those on their way; `E` is the error of a request.
 #[derive(Debug)]
 pub struct Blocks<E>(Mutex<Kept<E>>);
 
 #[derive(Debug)]
 struct Kept<E> {
-    /// With the time of their last use.
+    /// Blocks with the time of their last use.
     all: HashMap<BlockKey, (Cell<E>, u64)>,
     uses: u64,
 }
@@ -57,7 +57,7 @@ impl<E> Kept<E> {
         cell
     }
 
-    /// Drops what was used longest ago of what is whole. What is on its way is bounded by its store.
+    /// Drops the least recently used complete blocks. The store limits the number of blocks on their way.
     fn make_room(&mut self) {
         let whole = |(cell, _): &(Cell<E>, u64)| cell.initialized();
         while self.all.values().filter(|kept| whole(kept)).count() > KEPT_MAX {
@@ -72,7 +72,7 @@ impl<E> Kept<E> {
 }
 
 impl<E: Clone> Blocks<E> {
-    /// A block that is here.
+    /// Returns a cached block.
     #[must_use]
     pub fn now(&self, key: &BlockKey) -> Option<Bytes> {
         let mut kept = self.0.lock();
@@ -83,10 +83,10 @@ impl<E: Clone> Blocks<E> {
         cell.get()?.as_ref().ok().cloned()
     }
 
-    /// A block, which is asked for if nobody has. A failure is told to all who wait and is not kept.
+    /// Returns a block, which is requested if no other call has done so. All waiting calls get a failure, which is not cached.
     ///
     /// # Errors
-    /// What `ask` says.
+    /// The error of `ask`.
     pub async fn get(
         &self,
         key: &BlockKey,

@@ -1,7 +1,7 @@
-//! Channels of rooms: messages that programs send each other, in one order, by way of the element that keeps them.
+//! Channels of rooms: ordered messages between programs, which an element stores (next: `element/src`).
 //!
-//! The server says where that is and gives the right; after that it is not asked. What was sent has its numbers when [`Channel::send`]
-//! returns, and survives the kill of every process; a request whose answer was lost is repeated, and is there once.
+//! The server returns the element and the right; after that it is not asked. Sent messages have their numbers when [`Channel::send`]
+//! returns, and survive the kill of every process. A request whose answer was lost is repeated, and has its effect once.
 
 use crate::error::Error;
 use crate::objects::{Objects, Remote, address, lost};
@@ -15,19 +15,19 @@ use tidemill_core::id::{ElementId, ObjectId};
 use tidemill_wire::route::{CAPABILITY_HEADER, ChannelReading, ChannelState, Sent, hex};
 use tidemill_wire::v1;
 
-/// Pause before whoever is away is asked again.
+/// Pause before an unreachable peer is asked again.
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
-/// How long one request waits.
+/// Maximum time that one request waits.
 const WAIT_MAX: Duration = Duration::from_secs(60);
-/// How long an answer may be late.
+/// Time by which an answer may be late.
 const ANSWER_MAX: Duration = Duration::from_secs(20);
 
-/// A message that was received.
+/// A received message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// Its number: those of a channel begin with 0 and leave none out.
+    /// Number of the message: numbers of a channel begin with 0 and have no gaps.
     pub number: u64,
-    /// What was sent.
+    /// Content of the message.
     pub bytes: Bytes,
 }
 
@@ -40,11 +40,11 @@ pub struct Channel {
     remote: Option<Remote>,
     producer: u64,
     sequence: u64,
-    /// It is not known what became of the last request to send.
+    /// Whether the outcome of the last send is unknown.
     unsure: bool,
 }
 
-/// Bytes that messages take in a request: each has its length before it.
+/// Returns messages in the form of a request: each has its length before it.
 #[must_use]
 pub fn framed(messages: &[Bytes]) -> Bytes {
     let all: usize = messages.iter().map(|message| 4 + message.len()).sum();
@@ -57,7 +57,7 @@ pub fn framed(messages: &[Bytes]) -> Bytes {
     frames.freeze()
 }
 
-/// The messages of an answer.
+/// Returns the messages of an answer.
 fn messages(mut body: Bytes) -> Option<Vec<Message>> {
     if body.is_empty() {
         return Some(Vec::new());
@@ -80,7 +80,7 @@ fn messages(mut body: Bytes) -> Option<Vec<Message>> {
 }
 
 impl Channel {
-    /// A channel that is there. Nothing is asked before it is used.
+    /// Returns an existing channel. No request is made before its first use.
     #[must_use]
     pub fn new(server: &Server, credentials: v1::Credentials, room: &str, channel: &str) -> Self {
         Self {
@@ -98,10 +98,11 @@ impl Channel {
         }
     }
 
-    /// Makes a channel that holds so many bytes (0: 16 MiB), in memory if its room's folder asks for that and there is some.
+    /// Creates a channel with a capacity in bytes (0: 16 MiB), in memory if its room's folder asks for that and memory is available.
     ///
     /// # Errors
-    /// If there is one of that name or too many, the room has not so much left, or no element has. Nothing of it stays then.
+    /// A channel of that name exists, there are too many, or the room or every element has too little space. No part of the channel remains
+    /// then.
     pub async fn create(
         server: &Server,
         credentials: v1::Credentials,
@@ -158,7 +159,7 @@ impl Channel {
         answer.map_err(late)?
     }
 
-    /// Asks the element, also after it or the server was away, until a time.
+    /// Sends a request to the element until a time, also across restarts of the element or the server.
     async fn asked(
         &mut self,
         until: Instant,
@@ -172,14 +173,14 @@ impl Channel {
                 Err(error) => Err(error),
             };
             match asked {
-                // The right has expired, or was taken back.
+                // The right has expired, or was revoked.
                 Err(Error::ElementRefused { status: 403, .. }) if !renewed => {
                     renewed = true;
                     self.remote = None;
                 }
                 Err(error) if error.is_lost() && Instant::now() < until => {
                     tokio::time::sleep(RETRY_PAUSE).await;
-                    // An element that was started anew may be elsewhere. Without a server the right is good as long as it is.
+                    // A restarted element may have another address. Without a server the right remains in use as it is.
                     if matches!(error, Error::Element { .. })
                         && let Ok(remote) = self.open().await
                     {
@@ -206,14 +207,14 @@ impl Channel {
         Ok(remote)
     }
 
-    /// Sends messages, all or none, waiting for room; gives the number of the first, which the others follow.
+    /// Sends messages, all or none, and waits for room. Returns the number of the first message; the others follow it.
     ///
     /// # Errors
-    /// [`Error::ChannelFull`] if there is no room in time. If neither the element nor the server can be reached in time it is not
-    /// known whether they were kept.
+    /// [`Error::ChannelFull`] if there is no room in time. If neither the element nor the server can be reached in time, it is unknown
+    /// whether the messages were stored.
     pub async fn send(&mut self, messages: &[Bytes], wait: Duration) -> Result<u64, Error> {
         if std::mem::replace(&mut self.unsure, true) {
-            // What became of the request before must not be taken for what becomes of this one.
+            // The outcome of the earlier request must not be taken for the outcome of this request.
             self.producer = RandomState::new().hash_one((std::process::id(), Instant::now()));
             self.sequence = 0;
         }
@@ -243,10 +244,10 @@ impl Channel {
         }
     }
 
-    /// Receives messages in their order, waiting for what is still to come; none if there were none in time.
+    /// Receives messages in their order, and waits for the next ones; none if none arrived in time.
     ///
     /// # Errors
-    /// If neither the element nor the server can be reached in time, or the channel is no more.
+    /// Neither the element nor the server can be reached in time, or the channel was deleted.
     pub async fn receive(
         &mut self,
         reading: &ChannelReading,
@@ -279,10 +280,10 @@ impl Channel {
         }
     }
 
-    /// A reader has read what is before a message, which it reads next. What all readers have read is let go.
+    /// Confirms that a reader has read all messages before `next`. Messages that all readers have read are dropped.
     ///
     /// # Errors
-    /// If there is no such reader, or nothing can be reached in time.
+    /// There is no such reader, or no peer can be reached in time.
     pub async fn acknowledge(
         &mut self,
         reader: &str,
@@ -296,10 +297,10 @@ impl Channel {
             .map(drop)
     }
 
-    /// A reader reads no more, and holds up nobody.
+    /// Removes a reader, so that messages are no longer kept for it.
     ///
     /// # Errors
-    /// If there is no such reader, or nothing can be reached.
+    /// There is no such reader, or no peer can be reached.
     pub async fn forget(&mut self, reader: &str) -> Result<(), Error> {
         let path = format!("/readers/{reader}");
         self.asked(Instant::now(), (Method::DELETE, &path), &Bytes::new())
@@ -307,10 +308,10 @@ impl Channel {
             .map(drop)
     }
 
-    /// How it stands.
+    /// Returns the state of the channel.
     ///
     /// # Errors
-    /// If it can't be reached, or is no more.
+    /// The channel cannot be reached, or was deleted.
     pub async fn state(&mut self) -> Result<ChannelState, Error> {
         let body = self
             .asked(Instant::now(), (Method::GET, ""), &Bytes::new())

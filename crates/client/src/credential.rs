@@ -1,6 +1,6 @@
-//! The file `token` in the server's folder: all that an element or a mount on another host has to be given. It holds the
-//! array's token, which shows the server that they may, and the certificate of the array's authority, by which they know
-//! the server and its elements. What `tidemill token create` makes for a user has the same form.
+//! The file `token` in the server's folder: all that an element or a mount on another host needs. It contains the array's token, which
+//! proves their permission to the server, and the certificate of the array's authority, by which they verify the server and its elements.
+//! `tidemill token create` makes files of the same form for users. This module only reads files.
 //!
 //! ```text
 //! tidemill credential 1
@@ -10,7 +10,7 @@
 //! -----END CERTIFICATE-----
 //! ```
 //!
-//! The certificate is PEM in its usual form, so that the file does as the CA file of `curl` and `openssl`, too.
+//! The certificate is PEM in its usual form, so that the file can also serve as the CA file of `curl` and `openssl`.
 
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
@@ -23,12 +23,12 @@ pub const CREDENTIAL_VERSION: u32 = 1;
 const TITLE: &str = "tidemill credential";
 const TOKEN: &str = "token:";
 
-/// Content of such a file. Whoever has that of the array may act for any of its users.
+/// Content of a credential file. The bearer of the array's token may act for any of its users.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Credential {
-    /// What the server wants to see.
+    /// Token for the server.
     pub token: String,
-    /// The certificate of the array's authority in DER; `None` in files made before there was one.
+    /// Certificate of the array's authority in DER; `None` in files made before there was one.
     pub authority: Option<Vec<u8>>,
 }
 
@@ -42,10 +42,10 @@ impl fmt::Debug for Credential {
     }
 }
 
-/// The file can't be used.
+/// Error of a credential file.
 #[derive(Debug, thiserror::Error)]
 pub enum CredentialError {
-    /// It can't be read or, by the server, be written.
+    /// The file cannot be read or, by the server, be written.
     #[error(
         "can't use the token: {path}: {reason}; ask the array's administrator for one of your own (`tidemill token create`), \
          or, for a mount or an element, copy `token` from the server's folder; name it with --token-file"
@@ -53,10 +53,10 @@ pub enum CredentialError {
     Read {
         /// The file.
         path: String,
-        /// What the system said.
+        /// Error of the system.
         reason: std::io::Error,
     },
-    /// Others could have read it.
+    /// Other users could have read it.
     #[error(
         "{path}: others may read this token, and act as you with it: `chmod 600` it, and better have it revoked"
     )]
@@ -64,18 +64,18 @@ pub enum CredentialError {
         /// The file.
         path: String,
     },
-    /// It is not what it should be.
+    /// The content is not a credential.
     #[error("bad token file: {path}: {what}; copy `token` from the server's folder again")]
     Parse {
         /// The file.
         path: String,
-        /// What is wrong.
+        /// Flaw of the content.
         what: Flaw,
     },
 }
 
 impl CredentialError {
-    /// Whether there is no such file for this user.
+    /// Whether no such file exists for this user.
     #[must_use]
     pub fn is_absent_or_private(&self) -> bool {
         use std::io::ErrorKind::{NotFound, PermissionDenied};
@@ -83,7 +83,7 @@ impl CredentialError {
     }
 }
 
-/// What is wrong with the text of a credential.
+/// Flaw of the text of a credential.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Flaw {
     /// Made by another release.
@@ -101,7 +101,7 @@ impl Credential {
     /// Reads a credential file.
     ///
     /// # Errors
-    /// If it can't be read or is none.
+    /// The file cannot be read or is not a credential.
     pub fn read(path: &Path) -> Result<Self, CredentialError> {
         let shown = || path.display().to_string();
         let text = std::fs::read_to_string(path).map_err(|reason| CredentialError::Read {
@@ -114,10 +114,10 @@ impl Credential {
         })
     }
 
-    /// Makes sure that nobody else may read a user's own credential file.
+    /// Checks that no other user may read a user's own credential file.
     ///
     /// # Errors
-    /// [`CredentialError::Public`], or if it can't be looked at.
+    /// [`CredentialError::Public`], or the file cannot be examined.
     pub fn check_private(path: &Path) -> Result<(), CredentialError> {
         use std::os::unix::fs::PermissionsExt;
         let shown = || path.display().to_string();
@@ -132,7 +132,7 @@ impl Credential {
         }
     }
 
-    /// Reads the text of a credential. One line that is no title is a bare token, as earlier releases wrote it.
+    /// Parses the text of a credential. One line without a title is a bare token, as earlier releases wrote it.
     ///
     /// # Errors
     /// See [`Flaw`].
@@ -158,7 +158,7 @@ impl Credential {
         Ok(Self { token, authority })
     }
 
-    /// The text of a credential, given the authority's certificate as PEM.
+    /// Returns the text of a credential, from a token and the authority's certificate as PEM.
     #[must_use]
     pub fn text(token: &str, authority_pem: &str) -> String {
         format!(

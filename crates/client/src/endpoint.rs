@@ -1,17 +1,17 @@
-//! Where a server is.
+//! Addresses of servers.
 
 use crate::Error;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// Where a server is reached.
+/// Address of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Endpoint {
-    /// A Unix socket on this host; the server knows the caller by its socket credentials.
+    /// A Unix socket on this host; the server identifies the caller by its socket credentials.
     Unix(PathBuf),
-    /// `https://host:port`; the caller knows the server by its certificate and shows the array's token.
+    /// `https://host:port`; the caller verifies the server by its certificate and sends the array's token.
     Https(String),
-    /// `http://host:port`: the same without TLS. All of it can be read on the way, the token, too.
+    /// `http://host:port`: the same without TLS. All bytes can be read on the way, including the token.
     Http(String),
 }
 

@@ -1,30 +1,30 @@
-//! What can go wrong when talking to an array.
+//! Errors of requests to an array.
 
-/// An error of a request.
+/// Error of a request.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The server can't be reached.
+    /// The server cannot be reached.
     #[error(
         "can't reach the server at {endpoint}: {reason}; start it there, or give the address of another one with `--server`"
     )]
     Unreachable {
-        /// Where it was looked for.
+        /// Address of the server.
         endpoint: String,
-        /// What the connection said.
+        /// Error of the connection.
         reason: String,
     },
     /// An endpoint is neither `unix:PATH` nor `https://HOST:PORT` nor `http://HOST:PORT`.
     #[error("`{0}` is not an endpoint: give unix:PATH or https://HOST:PORT")]
     BadEndpoint(String),
-    /// The peer that answers is not the server, or can't be shown to be.
+    /// The answering peer is not the server, or cannot be verified.
     #[error("can't trust the server at {endpoint}: {problem}")]
     Untrusted {
-        /// Where it is.
+        /// Address of the server.
         endpoint: String,
-        /// What is wrong, and what to do.
+        /// Problem and its remedy.
         problem: crate::tls::Problem,
     },
-    /// There is nothing to know the server by.
+    /// There is no certificate to verify the server by.
     #[error(
         "can't trust the server at {0}: no certificate of the array's authority to know it by; give --token-file a copy of `token` in the server's folder, made by this release"
     )]
@@ -34,9 +34,9 @@ pub enum Error {
         "the server speaks protocol version {theirs}, this program {ours}: use the same release"
     )]
     Version {
-        /// Its version.
+        /// Version of the server.
         theirs: u32,
-        /// Our version.
+        /// Version of this program.
         ours: u32,
     },
     /// The server refused a call.
@@ -47,10 +47,10 @@ pub enum Error {
     Name {
         /// A Linux errno.
         errno: i32,
-        /// What was wrong, where, what to do.
+        /// Problem, place, and remedy.
         message: String,
     },
-    /// An element that a namespace operation needs sleeps, and is being woken: ask again in a moment.
+    /// An element that a namespace operation needs is suspended, and is being resumed: repeat the request in a moment.
     #[error("{0}")]
     Waking(String),
     /// An answer that does not fit the question.
@@ -58,27 +58,27 @@ pub enum Error {
         "the server's answer to {0} does not fit: the peer speaks another version or is broken"
     )]
     Answer(&'static str),
-    /// A version that was read while it was written did not become the file's.
+    /// A version that was read during its write was abandoned or replaced.
     #[error(
         "{path}: the version that was read while it was written has been aborted or replaced, after {bytes} read bytes; read the file again"
     )]
     GivenUp {
         /// The file.
         path: String,
-        /// Bytes that had been read.
+        /// Number of bytes that were read.
         bytes: u64,
     },
-    /// Bytes of a version were changed after they had been read.
+    /// Bytes of a version were changed after they were read.
     #[error(
         "{0}: the writer went back and changed bytes after they were read; read the file again, now that it is closed"
     )]
     WrittenOver(String),
-    /// An element can't be reached.
+    /// An element cannot be reached.
     #[error("can't reach element at {url}: {reason}")]
     Element {
         /// Its URL.
         url: String,
-        /// What the connection said.
+        /// Error of the connection.
         reason: String,
     },
     /// An element refused a request.
@@ -88,29 +88,29 @@ pub enum Error {
         url: String,
         /// The HTTP status.
         status: u16,
-        /// What it said.
+        /// Message of the element.
         message: String,
     },
-    /// The element a file is on is not part of the array or is down.
+    /// The file's element is not part of the array or is down.
     #[error("element {0} is down: its files are unavailable until it is up (`tidemill status`)")]
     ElementDown(tidemill_core::id::ElementId),
-    /// A channel holds as much as it may.
+    /// A channel is full.
     #[error(
         "channel {0} is full: wait until its readers have received more messages, or forget a reader (`tidemill channel list ROOM`)"
     )]
     ChannelFull(String),
-    /// A local file.
+    /// Error of a local file.
     #[error("{path}: {source}")]
     Local {
-        /// Which one.
+        /// Path of the file.
         path: String,
-        /// What the system said.
+        /// Error of the system.
         source: std::io::Error,
     },
 }
 
 impl Error {
-    /// The errno that a system call should give for this.
+    /// Returns the errno that a system call should return for this.
     #[must_use]
     pub fn errno(&self) -> i32 {
         use rustix::io::Errno;
@@ -134,7 +134,7 @@ impl Error {
         }
     }
 
-    /// Whether the peer could not be reached, so that asking again later may help.
+    /// Whether the peer could not be reached, so that a later retry may help.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         match self {
@@ -144,7 +144,7 @@ impl Error {
         }
     }
 
-    /// Whether the element that was asked has not, or no longer, what another one may have.
+    /// Whether the asked element does not have the object, or not any more, while another element may.
     #[must_use]
     pub fn is_elsewhere(&self) -> bool {
         matches!(
@@ -167,13 +167,13 @@ impl Error {
     }
 }
 
-/// The innermost cause of an error, which says most.
+/// Returns the innermost cause of an error, which has the most information.
 pub(crate) fn deepest(error: &(dyn std::error::Error + 'static)) -> String {
     let mut last = error;
     while let Some(source) = last.source() {
         last = source;
     }
-    // The text of a status is its name and all that came with it.
+    // The text of a status is its name and all its details.
     match last.downcast_ref::<tonic::Status>() {
         Some(status) => status.message().to_owned(),
         None => last.to_string(),

@@ -1,12 +1,13 @@
-//! Reading a file while it is written: what has come is handed on at once, until the writer has closed it.
+//! Reads a file while it is written: bytes are passed on as soon as they exist, until the writer has closed the file. Requests are sent to
+//! elements and to the server (next: `element/src`, `server/src`).
 //!
-//! What a program writes in place passes nobody, so the object is looked at again and again, and the server is asked what became of it
-//! when nothing has come. Of what several mounts write, these are asked to make visible what they have written. What was handed on is
-//! compared with what was sealed in the end.
+//! No process sees the writes of a program in place, so the object is polled, and the server is asked for its state when no bytes have been
+//! added. If several mounts write the file, they are asked to publish their writes. The bytes that were passed on are compared with the
+//! sealed version in the end.
 //!
-//! The object of a file that one mount writes is the file only as long as no other mount has joined: from then on its bytes may lie
-//! anywhere in it. The server knows that before the first of these is written, so it is asked after such a read whether what was read
-//! is what it seemed to be.
+//! The object of a file that one mount writes is the file only as long as no other mount has joined: from then on its bytes may be anywhere
+//! in the object. The server knows that before the first of these bytes is written. So after such a read the server is asked whether the
+//! object still was the file.
 
 mod growing;
 
@@ -23,22 +24,22 @@ use tidemill_core::layout::Layout;
 use tidemill_core::shown::escaped;
 use tidemill_wire::v1;
 
-/// Pause after nothing has come; doubled up to [`PAUSE_MAX`].
+/// Pause after a poll without new bytes; doubled up to [`PAUSE_MAX`].
 const PAUSE_MIN: Duration = Duration::from_millis(10);
 const PAUSE_MAX: Duration = Duration::from_millis(500);
-/// Bytes asked for at once of what is written.
+/// Number of bytes requested at once of a version being written.
 const GROWN_BYTES: u64 = 1 << 20;
 
-/// A file that was read to its end.
+/// Result of a file that was read to its end.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Followed {
-    /// How long it is.
+    /// Length of the file in bytes.
     pub bytes: u64,
-    /// What none of its writers has written: it reads as zeros. Known of files that several mounts wrote.
+    /// Ranges that none of its writers has written: they read as zeros. Known for files that several mounts wrote.
     pub unwritten: Vec<Range<u64>>,
 }
 
-/// Bytes that were handed on, and where they were.
+/// Bytes that were passed on, and their place.
 #[derive(Clone, Copy, Debug)]
 struct Piece {
     offset: u64,
@@ -47,7 +48,7 @@ struct Piece {
     at: u64,
 }
 
-/// How far a version has been read.
+/// Progress of the reading of a version.
 #[derive(Debug, Default)]
 struct Read {
     bytes: u64,
@@ -56,7 +57,7 @@ struct Read {
 }
 
 impl Read {
-    /// Hands on what comes next, and lies there.
+    /// Passes on the next bytes, which are at this place of an object.
     fn hand_on(
         &mut self,
         (object, at): (u64, u64),
@@ -80,7 +81,7 @@ impl Read {
         piece(bytes)
     }
 
-    /// Whether what was handed on is where it was. Bytes that others have heard of are never written again.
+    /// Whether all bytes that were passed on are still at their places. Published bytes are never written again.
     fn lies_as_before(&self, layout: &Layout) -> bool {
         self.pieces.iter().all(|piece| {
             let range = piece.offset..piece.offset + piece.length;
@@ -94,7 +95,7 @@ impl Read {
     }
 }
 
-/// What of a sealed version nobody wrote.
+/// Returns the ranges of a sealed version that were never written.
 fn unwritten(layout: &Layout, size: u64) -> Vec<Range<u64>> {
     let holes = layout.pieces(0..size).filter(|piece| piece.at.is_none());
     holes
@@ -103,12 +104,12 @@ fn unwritten(layout: &Layout, size: u64) -> Vec<Range<u64>> {
 }
 
 impl Transfer {
-    /// Reads a file from its beginning to its end, piece by piece. If it is being written, by one mount or by several, its bytes
-    /// are handed on as they come, in order, until it is sealed; else those of the version that is, once nobody writes it.
+    /// Reads a file from its beginning to its end, piece by piece. If one or several mounts write it, its bytes are passed on in order as
+    /// they are added, until it is sealed. Otherwise the bytes of the present version are passed on.
     ///
     /// # Errors
-    /// If the file may not be read; if the version that was read was given up ([`Error::GivenUp`]), or bytes of it were changed after
-    /// they had been handed on ([`Error::WrittenOver`]); if the server does not answer for a minute; or what `piece` gives.
+    /// The file may not be read; the version was abandoned ([`Error::GivenUp`]), or some of its bytes were changed after they were passed
+    /// on ([`Error::WrittenOver`]); the server does not answer for a minute; or the error of `piece`.
     pub async fn follow(
         &self,
         path: impl AsRef<[u8]>,
@@ -145,7 +146,7 @@ impl Transfer {
         }
     }
 
-    /// The version of a file that is being written; `None`: nobody writes it.
+    /// Returns the version of a file that is being written; `None`: no client writes it.
     async fn begun(&self, ino: u64) -> Result<Option<Growing>, Error> {
         let mut pause = PAUSE_MIN;
         loop {
@@ -157,13 +158,13 @@ impl Transfer {
             if !attr.writing {
                 return Ok(None);
             }
-            // It is striped: it is read when it is sealed.
+            // The version is striped: it is read when it is sealed.
             tokio::time::sleep(pause).await;
             pause = PAUSE_MAX.min(pause * 2);
         }
     }
 
-    /// What became of a version of which so many bytes were read.
+    /// Returns the state of a version of which `bytes` bytes were read.
     async fn news(&self, version: &Growing, path: &str, bytes: u64) -> Result<News, Error> {
         let news = self.look(&version.known()).await?;
         news.ok_or_else(|| Error::GivenUp {
@@ -172,7 +173,7 @@ impl Transfer {
         })
     }
 
-    /// Hands on what has come of a version that is being written, until it is sealed. What its elements do not give comes later.
+    /// Passes on the bytes that are added to a version, until it is sealed. Bytes that its elements cannot return are read later.
     async fn read_on(
         &self,
         path: &str,
@@ -203,7 +204,7 @@ impl Transfer {
         Ok(())
     }
 
-    /// Hands on the rest of a version that was sealed as one object.
+    /// Passes on the rest of a version that was sealed as one object.
     async fn rest(
         &self,
         path: &str,
@@ -233,7 +234,7 @@ impl Transfer {
         }
     }
 
-    /// Hands on the rest of a version that several mounts have written.
+    /// Passes on the rest of a version that several mounts have written.
     async fn rest_of_parts(
         &self,
         path: &str,
@@ -249,7 +250,7 @@ impl Transfer {
             return Err(Error::WrittenOver(path.to_owned()));
         }
         if !read.lies_as_before(parts.layout()) {
-            // The same may have been written once more.
+            // The same bytes may have been written once more.
             let (mut hasher, mut at) = (blake3::Hasher::new(), 0);
             while at < read.bytes {
                 let bytes = sealed.read(window(at, read.bytes)).await?;
@@ -272,7 +273,7 @@ impl Transfer {
     }
 }
 
-/// A version that is being written, for who reads it here and there and waits for what is still to come.
+/// A version that is being written, for random access by a reader that waits for later bytes.
 #[derive(Debug)]
 pub struct Following {
     transfer: Transfer,
@@ -280,20 +281,20 @@ pub struct Following {
 }
 
 impl Following {
-    /// Of what a file was opened as, which is being written.
+    /// Returns a reader of a file that was opened while it is being written.
     ///
     /// # Errors
-    /// If the answer is none that a server gives.
+    /// The server's answer is invalid.
     pub fn new(transfer: Transfer, ino: u64, opened: v1::Opened) -> Result<Self, Error> {
         let version = Mutex::new(Growing::new(ino, opened)?);
         Ok(Self { transfer, version })
     }
 
-    /// Reads up to `length` bytes: waits until there are some at `offset`, or it is sealed and there will be none. `None`: `go_on` said
-    /// that nobody waits any more.
+    /// Reads up to `length` bytes: waits until there are bytes at `offset`, or until the version is sealed without them. `None`: `go_on`
+    /// returned false.
     ///
     /// # Errors
-    /// If it was given up ([`Error::GivenUp`]), may not be read any more, or the server does not answer for a minute.
+    /// The version was abandoned ([`Error::GivenUp`]), may not be read any more, or the server does not answer for a minute.
     pub async fn read(
         &self,
         (offset, length): (u64, u64),
@@ -330,7 +331,7 @@ impl Following {
                 }
                 Ok(bytes) if sealed || !bytes.is_empty() => return Ok(Some(bytes)),
                 Ok(_) => {}
-                // Its element comes back, or another right is needed.
+                // The element may return, or another right is needed.
                 Err(error) => tracing::debug!("what is written can't be read yet: {error}"),
             }
             tokio::time::sleep(pause).await;
@@ -342,7 +343,7 @@ impl Following {
         }
     }
 
-    /// Learns what became of it, who has read it up to there.
+    /// Fetches the state of the version, for a reader that is at `offset`.
     async fn look(&self, offset: u64) -> Result<(), Error> {
         let known = self.version.lock().known();
         let Some(news) = self.transfer.look(&known).await? else {

@@ -1,8 +1,8 @@
-//! The connections of a listener, so that nobody's connections keep others out: strangers have to say soon who they
-//! are, there is a bound on strangers and one for each user, and beyond it the connection goes that has been silent
-//! for longest.
+//! The connections of a listener, limited so that no peer's connections keep others out. Strangers have to authenticate soon, and the
+//! number of strangers and the number of connections of each user are limited. Beyond the limit, the connection that has been silent for
+//! longest is closed.
 //!
-//! Parts of the array (whoever may act for any user) have no bound.
+//! Parts of the array, which may act for any user, have no limit.
 
 use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
@@ -16,19 +16,19 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tonic::transport::server::Connected;
 
-/// Connections at once of which nobody knows yet whose they are.
+/// Maximum number of unauthenticated connections.
 const STRANGERS_MAX: usize = 256;
 
-/// How long a stranger may take to show who they are, however busily they do it.
+/// Time in which a stranger has to authenticate, however many bytes it sends.
 const STRANGER_MAX: Duration = Duration::from_secs(15);
 
-/// How often it is looked for strangers who take longer.
+/// Interval of the search for slow strangers.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Whose a connection is.
+/// Identity of a connection's peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Who {
-    /// Nobody knows yet.
+    /// Not authenticated yet.
     Stranger,
     /// An ordinary user.
     User(u32),
@@ -57,7 +57,7 @@ struct All {
 #[derive(Debug)]
 struct Seat {
     who: Mutex<Who>,
-    /// In milliseconds from the start of the listener.
+    /// Time of the connection, in milliseconds from the start of the listener.
     came: u64,
     heard: AtomicU64,
     asked_to_go: AtomicBool,
@@ -71,7 +71,7 @@ impl Seat {
     }
 }
 
-/// One connection, as those who serve it know it. Cheap to clone.
+/// One connection, for the code that serves it. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Guest {
     seat: Arc<Seat>,
@@ -79,7 +79,7 @@ pub struct Guest {
 }
 
 impl Guests {
-    /// For a listener that has up to `each_max` connections of each ordinary user.
+    /// Returns the places of a listener with up to `each_max` connections of each ordinary user.
     #[must_use]
     pub fn new(each_max: usize) -> Self {
         Self(Arc::new(Open {
@@ -89,7 +89,7 @@ impl Guests {
         }))
     }
 
-    /// Sends strangers away who take too long, for as long as there is a listener. To be called on a runtime.
+    /// Closes the connections of slow strangers, for as long as the listener exists. Call it on a runtime.
     pub fn watch(&self) {
         let open = Arc::downgrade(&self.0);
         tokio::spawn(async move {
@@ -101,7 +101,7 @@ impl Guests {
         });
     }
 
-    /// Takes a connection in.
+    /// Gives a connection a place.
     #[must_use]
     pub fn seat<S>(&self, stream: S, who: Who) -> Seated<S> {
         let now = self.0.now();
@@ -132,7 +132,7 @@ impl Open {
         u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// Asks whoever has been silent for longest to go, if there are too many of a kind.
+    /// Asks the connection that has been silent for longest to close, if there are too many of a kind.
     fn make_room(&self, all: &All, who: Who) {
         let most = match who {
             Who::Trusted => return,
@@ -165,8 +165,8 @@ impl Open {
 }
 
 impl Guest {
-    /// Notes whose the connection is, once that has been shown. One that has shown more than once is whose it was last,
-    /// but what a part of the array has opened stays its own.
+    /// Notes the authenticated identity of the connection. After several authentications the last one counts, but a connection of a part of
+    /// the array keeps that identity.
     pub fn introduce(&self, who: Who) {
         {
             let mut known = self.seat.who.lock();
@@ -202,12 +202,12 @@ impl Drop for Place {
 }
 
 impl<S> Seated<S> {
-    /// What those who serve it know it by.
+    /// Returns the handle for the code that serves the connection.
     pub fn guest(&self) -> &Guest {
         &self.place.guest
     }
 
-    /// The same place for what has become of the connection.
+    /// Moves the place to the stream that the connection has become.
     pub fn with<T>(self, stream: T) -> Seated<T> {
         let place = self.place;
         Seated { stream, place }
@@ -222,7 +222,7 @@ impl<S> Seated<S> {
         .await;
     }
 
-    /// Whether it may go on. It is woken when it may not.
+    /// Returns an error if the connection has to close. The task is woken when that happens.
     fn check(&self, cx: &Context<'_>) -> io::Result<()> {
         let seat = &self.guest().seat;
         seat.waker.register(cx.waker());
@@ -295,12 +295,12 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Seated<S> {
     }
 }
 
-/// A connection as a service of tonic knows it: who is seated, and what the connection itself tells.
+/// A connection as a service of tonic sees it: its place, and information of the connection itself.
 #[derive(Clone, Debug)]
 pub struct Met<I> {
     /// Its place.
     pub guest: Guest,
-    /// What is known of the connection.
+    /// Information of the connection.
     pub info: I,
 }
 
@@ -340,7 +340,7 @@ mod tests {
             .collect();
         let (mut known_near, mut known) = seated(&guests, Who::User(7));
         let (mut part_near, mut part) = seated(&guests, Who::Trusted);
-        // All but one say something later than it.
+        // All except one send bytes after it.
         let before = guests.0.now();
         while guests.0.now() == before {
             tokio::task::yield_now().await;
@@ -387,7 +387,7 @@ mod tests {
         }
         guests.0.send_slow_away(Duration::ZERO);
         assert!(reading.await.unwrap().is_err());
-        // The other one is known, and both places are accounted for.
+        // The other one is authenticated, and both places are accounted for.
         assert!(!part.guest().seat.asked_to_go.load(Ordering::Acquire));
         assert_eq!(guests.0.all.lock().guests.len(), 1);
     }

@@ -1,10 +1,10 @@
-//! Ids reserved ahead from the server, so that making a file costs no extra round trip.
+//! Ids that are reserved ahead from the server, so that the creation of a file costs no extra round trip (next: `server/src`).
 
 use crate::{Error, Server};
 use tidemill_core::id::{Inode, ObjectId};
 use tokio::sync::Mutex;
 
-/// How many ids of each kind are reserved at once.
+/// Number of ids of each kind that are reserved at once.
 pub const BLOCK: u32 = 1024;
 
 /// A stock of inode and object ids.
@@ -21,7 +21,7 @@ struct Stock {
 }
 
 impl Ids {
-    /// An empty stock that is filled from `server` when needed.
+    /// Returns an empty stock that is filled from `server` when needed.
     #[must_use]
     pub fn new(server: Server) -> Self {
         Self {
@@ -30,10 +30,10 @@ impl Ids {
         }
     }
 
-    /// A new inode and a new object.
+    /// Returns a new inode and a new object id.
     ///
     /// # Errors
-    /// If the server can't be asked for more.
+    /// The server cannot be asked for more.
     pub async fn take(&self) -> Result<(Inode, ObjectId), Error> {
         let mut stock = self.stock.lock().await;
         if stock.inodes.is_empty() || stock.objects.is_empty() {

@@ -1,11 +1,12 @@
-//! Connections to the server and to elements, used by everything that talks: element, mount, command line.
+//! Connections to the server and to elements, used by all that talk to them: element, mount, command line. The crate decides nothing about
+//! placement or order.
 //!
-//! [`Server`] is the control connection (gRPC), [`Objects`] moves bytes between here and elements (HTTP),
-//! [`tls`] says who is at the other end of both,
-//! [`LocalNames`] is a short way to the namespace of a server on this host, [`users`] are those of this host. [`transfer`] puts the two together for whole files, [`channel`] for messages. [`blocks`] are what is kept of files of stores outside. It decides nothing about placement or order.
+//! [`Server`] is the control connection (gRPC), [`Objects`] moves bytes between this process and elements (HTTP), and [`tls`] verifies the
+//! peers of both. [`LocalNames`] is a direct connection to the namespace of a server on this host, and [`users`] looks up users of this
+//! host. [`transfer`] combines server and elements for whole files, [`channel`] for messages. [`blocks`] caches blocks of files in stores
+//! outside.
 //!
-//! What those who are connected to allow others has its bounds here, too: [`guests`] for connections, [`turns`] for
-//! requests, [`sparse`] for log lines.
+//! The limits for the peers of a listener are here, too: [`guests`] for connections, [`turns`] for requests, [`sparse`] for log lines.
 
 pub mod blocks;
 pub mod channel;

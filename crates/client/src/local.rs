@@ -1,4 +1,4 @@
-//! Namespace requests to a server on this host by threads that wait for the answer: no runtime, no HTTP.
+//! Namespace requests to a server on this host by threads that wait for the answer, without a runtime or HTTP (next: `server/src`).
 
 use crate::{Endpoint, Error};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
@@ -11,39 +11,38 @@ use std::time::{Duration, Instant};
 use tidemill_wire::v1::{self, name_result::Result as Answer};
 use tidemill_wire::{PROTOCOL_VERSION, local};
 
-/// How long a request may take before its connection counts as lost.
+/// Time after which the connection of a request counts as lost.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
-/// What is waited at least, so that a server that is there can answer.
+/// Minimum wait, so that a running server can answer.
 const WAIT_MIN: Duration = Duration::from_millis(10);
-/// Connections kept for later.
+/// Maximum number of idle connections.
 const KEPT_MAX: usize = 32;
 
-/// A stock of connections, each for one request at a time. Calls block; they may not be made from async code.
+/// A stock of connections, each for one request at a time. Calls block, so async code must not make them.
 #[derive(Debug)]
 pub struct LocalNames {
     path: PathBuf,
-    /// Where gRPC would go, for messages.
+    /// Address of the gRPC server, for messages.
     endpoint: Endpoint,
     idle: Mutex<Vec<BufReader<UnixStream>>>,
 }
 
-/// Why there is no answer.
+/// Reason for a missing answer.
 #[derive(Debug, thiserror::Error)]
 pub enum LocalError {
-    /// There is no connection to be had this way, and nothing was asked: ask by
-    /// [`Server::apply`](crate::Server::apply).
+    /// There is no connection of this kind, and no request was sent: use [`Server::apply`](crate::Server::apply).
     #[error("no connection to the namespace: {0}")]
     Absent(io::Error),
-    /// No answer came, because the connection broke or the time was over. The request may have been carried out.
+    /// No answer arrived, because the connection broke or the time was over. The request may have been carried out.
     #[error("no answer from the namespace: {0}")]
     Lost(io::Error),
-    /// The server does not do it, or speaks another version.
+    /// The server refuses the request, or speaks another version.
     #[error(transparent)]
     Refused(#[from] Error),
 }
 
 impl LocalNames {
-    /// For a server that is reached by a Unix socket; `None` for any other.
+    /// Returns the connections to a server with a Unix socket; `None` for any other.
     #[must_use]
     pub fn new(endpoint: &Endpoint) -> Option<Self> {
         match endpoint {
@@ -56,8 +55,8 @@ impl LocalNames {
         }
     }
 
-    /// Carries out namespace operations as [`Server::apply`](crate::Server::apply) does; waits for the answer
-    /// until then, and no longer than a server takes that is there.
+    /// Carries out namespace operations as [`Server::apply`](crate::Server::apply) does. Waits for the answer until `until`, and no longer
+    /// than a running server needs.
     ///
     /// # Errors
     /// See [`LocalError`].
@@ -82,7 +81,7 @@ impl LocalNames {
         Ok(answers.collect::<Result<_, _>>()?)
     }
 
-    /// A connection that was used before, if it is still good, or a new one.
+    /// Returns a used connection, if it is still valid, or a new one.
     fn connection(&self, patience: Duration) -> Result<BufReader<UnixStream>, LocalError> {
         let kept = self.idle().pop();
         match kept {
@@ -93,7 +92,7 @@ impl LocalNames {
                 }
                 return Ok(connection);
             }
-            // The server was started again: so were all others.
+            // The server was restarted, so all other connections are invalid, too.
             Some(_) => self.idle().clear(),
             None => {}
         }
@@ -116,7 +115,7 @@ impl LocalNames {
     }
 
     fn connect(&self, patience: Duration) -> io::Result<BufReader<UnixStream>> {
-        // A server that has stopped takes no connections: the wait for that has an end, too.
+        // A stopped server accepts no connections: that wait has a limit, too.
         let flags = SocketFlags::CLOEXEC;
         let socket =
             rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -156,7 +155,7 @@ fn cut() -> io::Error {
     io::ErrorKind::UnexpectedEof.into()
 }
 
-/// Whether the server has ended a connection while nobody used it: it never speaks first.
+/// Whether the server has closed an idle connection: a server never sends first.
 fn closed(connection: &BufReader<UnixStream>) -> bool {
     let flags = rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT;
     let mut byte = [0_u8; 1];

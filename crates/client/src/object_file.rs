@@ -1,12 +1,12 @@
-//! Object files in place: on the host where their element keeps them.
+//! Object files in place: on the host where their element stores them. The module opens, locks, copies and names them.
 //!
-//! A sealed one never changes, for whoever has it open. But a mount whose programs read a version may take that version's file for the one they write next, if nobody
-//! else has it open (`docs/decisions/0007-one-file-while-written.md`); the version itself then goes on in a copy.
-//! So whoever opens an object file directly holds a shared lock on it, and looks whether it still is the object's.
+//! A sealed file never changes for its openers. But a mount whose programs read a version may take that version's file for the version that
+//! they write next, if no other process has it open (`docs/decisions/0007-one-file-while-written.md`). The earlier version then continues
+//! in a copy. So each direct opener of an object file holds a shared lock on it, and checks whether the file still belongs to the object.
 //!
-//! Programs that were given a descriptor of a file can hold the other kind of lock on it for as long as they like. Readers
-//! that meet one put a mark on the file instead, a lock of a byte for which such a descriptor is not enough: who wants
-//! to take the file looks for marks as well.
+//! Programs with a descriptor of a file can hold the other kind of lock on it for as long as they like. Readers that find such a lock put a
+//! mark on the file instead, a lock of a byte for which such a descriptor is not enough. A mount that wants to take the file looks for
+//! marks as well.
 
 use nix::fcntl::{FcntlArg, fcntl};
 use rustix::fs::{
@@ -21,18 +21,18 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
-/// How often a file that is being taken is opened again, one pause apart.
+/// Number of attempts to open a file that is being taken, and the pause between them.
 const TRIES_MAX: u32 = 1000;
 const PAUSE: Duration = Duration::from_millis(1);
-/// Tries after which a lock that refuses a reader is not one of a mount that takes the file: those are short.
+/// Number of attempts after which a lock that refuses a reader is not that of a mount that takes the file: those locks are short.
 const TRIES_OF_LOCK_MAX: u32 = 100;
-/// The byte that is marked: the last one, behind those that say that open files are open (`HANDLES_AT`).
+/// The byte of the mark: the last byte, after those that mark open files as open (`HANDLES_AT`).
 const MARK_AT: i64 = i64::MAX - 1;
 
-/// Opens the file of a sealed object. Its bytes stay what they are for as long as it is open.
+/// Opens the file of a sealed object. Its bytes do not change for as long as it is open.
 ///
 /// # Errors
-/// What opening it gives; `ResourceBusy` if it is replaced again and again.
+/// The error of the open; `ResourceBusy` if the file is replaced again and again.
 pub fn open(path: &Path) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     for tried in 0..TRIES_MAX {
@@ -44,16 +44,16 @@ pub fn open(path: &Path) -> io::Result<File> {
             {
                 return Ok(file);
             }
-            // It became another object's file, or is about to.
+            // The file became another object's file, or is about to.
             Ok(()) | Err(Errno::WOULDBLOCK) => std::thread::sleep(PAUSE),
-            // Nobody takes files where there are no locks.
+            // Without locks no mount takes files.
             Err(_) => return Ok(file),
         }
     }
     Err(io::ErrorKind::ResourceBusy.into())
 }
 
-/// A lock of the byte that is marked.
+/// Returns the lock of the mark's byte.
 fn lock_of_mark(kind: i32) -> nix::libc::flock {
     nix::libc::flock {
         l_type: i16::try_from(kind).unwrap_or(0),
@@ -64,28 +64,28 @@ fn lock_of_mark(kind: i32) -> nix::libc::flock {
     }
 }
 
-/// Marks an open file, for as long as it is open; says whether it is. Only who may write to it could refuse that.
+/// Marks an open file, for as long as it is open. Returns whether it is marked. Only a process that may write the file could prevent that.
 fn mark(file: &File) -> bool {
     let lock = lock_of_mark(nix::libc::F_RDLCK);
     fcntl(file, FcntlArg::F_OFD_SETLK(&lock)).is_ok()
 }
 
-/// Whether somebody else has marked the file. Where there are no such locks nobody has.
+/// Whether another process has marked the file. Without such locks there are no marks.
 fn is_marked(file: &File) -> bool {
     let mut lock = lock_of_mark(nix::libc::F_WRLCK);
     let seen = fcntl(file, FcntlArg::F_OFD_GETLK(&mut lock));
     seen.is_ok() && i32::from(lock.l_type) != nix::libc::F_UNLCK
 }
 
-/// Says that the file is open here, for as long as it is.
+/// Marks the file as open here, for as long as it is.
 ///
 /// # Errors
-/// `EWOULDBLOCK` if somebody is about to take it, others if the file system has no locks.
+/// `EWOULDBLOCK` if a mount is about to take it, others if the file system has no locks.
 pub fn hold(file: &File) -> Result<(), Errno> {
     flock(file, FlockOperation::NonBlockingLockShared)
 }
 
-/// Whether nobody holds a file ([`hold`]) but by these openings of it, which hold it afterwards as well.
+/// Whether a file is held ([`hold`]) only by these openings of it, which hold it afterwards as well.
 #[must_use]
 pub fn alone(openings: &[&File]) -> bool {
     let Some((first, rest)) = openings.split_first() else {
@@ -96,14 +96,14 @@ pub fn alone(openings: &[&File]) -> bool {
         alone &= flock(other, FlockOperation::Unlock).is_ok();
     }
     alone &= flock(first, FlockOperation::NonBlockingLockExclusive).is_ok();
-    // Either way: an attempt that fails loses the shared lock. Nobody has the other kind for long.
+    // In either case: a failed attempt loses the shared lock. The exclusive lock is always short.
     for opening in openings {
         alone &= flock(opening, FlockOperation::LockShared).is_ok();
     }
     alone && !is_marked(first)
 }
 
-/// Whether the path still leads to the file, or to nothing: the object was removed.
+/// Whether the path still names the file, or no file because the object was removed.
 fn is_at(file: &File, path: &Path) -> io::Result<bool> {
     let open = file.metadata()?;
     match path.symlink_metadata() {
@@ -113,17 +113,16 @@ fn is_at(file: &File, path: &Path) -> io::Result<bool> {
     }
 }
 
-/// Copies the bytes `from..to` to the same place of another file, and nothing for holes. The other file is that long
-/// at least afterwards.
+/// Copies the bytes `from..to` to the same place of another file, and skips holes. The other file is at least `to` bytes long afterwards.
 ///
 /// # Errors
-/// What the system says; `EXDEV` if the device can't copy between the two.
+/// The error of the system; `EXDEV` if the device cannot copy between the two.
 pub fn copy_data(source: &File, target: &File, from: u64, to: u64) -> Result<(), Errno> {
     let mut at = from;
     while at < to {
         at = match seek(source, SeekFrom::Data(at)) {
             Ok(data) => data,
-            // Nothing but a hole up to the end.
+            // Only a hole up to the end.
             Err(Errno::NXIO) => break,
             Err(errno) => return Err(errno),
         };
@@ -146,7 +145,7 @@ pub fn copy_data(source: &File, target: &File, from: u64, to: u64) -> Result<(),
     Ok(())
 }
 
-/// Makes a file that has no name yet and is to be at `path`; `None` where the file system has no such files.
+/// Creates a file without a name that will be at `path`; `None` if the file system has no such files.
 #[must_use]
 pub fn nameless(path: &Path, mode: u32) -> Option<File> {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
@@ -157,7 +156,7 @@ pub fn nameless(path: &Path, mode: u32) -> Option<File> {
 /// Gives a [`nameless`] file its name.
 ///
 /// # Errors
-/// What the system says.
+/// The error of the system.
 pub fn name(file: &File, path: &Path) -> Result<(), Errno> {
     let nameless = format!("/proc/self/fd/{}", file.as_raw_fd());
     linkat(CWD, nameless, CWD, path, AtFlags::SYMLINK_FOLLOW)
@@ -174,11 +173,11 @@ mod tests {
         let (one, two) = (open(&path).unwrap(), open(&path).unwrap());
         assert!(!alone(&[&one]));
         assert!(alone(&[&one, &two]));
-        // The second still holds it.
+        // The second opening still holds it.
         assert!(!alone(&[&one]));
         drop(two);
         assert!(alone(&[&one]));
-        // A copy that takes its place is what is opened from then on.
+        // A copy that takes its place is opened from then on.
         let copy = path.with_extension("copy");
         std::fs::write(&copy, "copy").unwrap();
         std::fs::rename(&copy, &path).unwrap();
@@ -199,7 +198,7 @@ mod tests {
         let reader = open(&path).unwrap();
         let another = open(&path).unwrap();
         assert_eq!(std::io::read_to_string(&reader).unwrap(), "text");
-        // And when that lock is gone nobody takes the file from those who read it.
+        // After the end of that lock, no mount takes the file from its readers.
         drop(hostile);
         assert!(!alone(&[&own]));
         drop(reader);

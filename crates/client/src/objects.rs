@@ -1,4 +1,4 @@
-//! Bytes of objects, to and from elements over HTTP. Routes: see `tidemill_wire::route`.
+//! Bytes of objects, to and from elements over HTTP (next: `element/src`). Routes: see `tidemill_wire::route`.
 
 use crate::error::{Error, deepest};
 use crate::silence::{Broken, Listened, Silence};
@@ -18,10 +18,10 @@ use tidemill_wire::route::{
     self, CAPABILITY_HEADER, Listed, SOURCE_HEADER, SealBody, SealItem, SealReply, SealResult,
 };
 
-/// Bytes of one range of an object that is read on from the middle.
+/// Bytes of one range when an object is read from the middle on.
 const RANGE_BYTES: u64 = 4 << 20;
 
-/// Asks for an object that is damaged, as it is.
+/// Query for a damaged object.
 const DAMAGED: &str = "?damaged=true";
 
 /// Connections to elements. Cheap to clone; connections are kept and used again.
@@ -31,25 +31,24 @@ pub struct Objects {
     silence: Silence,
 }
 
-/// A connection that is one's own.
+/// A dedicated connection.
 pub type Connection = TokioIo<hyper::upgrade::Upgraded>;
 
-/// One object as its element is asked for it.
+/// An object and its address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Remote {
-    /// The element that has it.
+    /// The element that stores it.
     pub element: ElementId,
     /// The element's URL, `https://host:port` or `http://host:port`.
     pub url: Arc<str>,
     /// The object.
     pub object: ObjectId,
-    /// The server's word that we may.
+    /// Capability of the server.
     pub capability: Vec<u8>,
 }
 
 impl Objects {
-    /// No connection is opened before it is needed. Elements that speak TLS are known by `trust`; without it
-    /// there is no talking to them.
+    /// Opens no connection before it is needed. `trust` verifies elements that speak TLS; without it they cannot be used.
     #[must_use]
     pub fn new(trust: Option<&Trust>) -> Self {
         let connector = Connector::new(trust, Inside::Http1, "");
@@ -59,7 +58,7 @@ impl Objects {
         }
     }
 
-    /// With other limits of silence.
+    /// Sets other limits of silence.
     #[cfg(test)]
     pub(crate) fn with_silence(mut self, silence: Silence) -> Self {
         self.silence = silence;
@@ -69,12 +68,12 @@ impl Objects {
     /// Reads up to `length` bytes at `offset`; fewer only at the object's end.
     ///
     /// # Errors
-    /// If the element can't be reached or refuses.
+    /// The element cannot be reached or refuses.
     pub async fn read(&self, remote: &Remote, offset: u64, length: u64) -> Result<Bytes, Error> {
         self.read_range_as(remote, "", (offset, length)).await
     }
 
-    /// As [`Self::read`], of an object that is damaged.
+    /// As [`Self::read`], for a damaged object.
     ///
     /// # Errors
     /// As those of [`Self::read`].
@@ -87,11 +86,11 @@ impl Objects {
         self.read_range_as(remote, DAMAGED, (offset, length)).await
     }
 
-    /// Reads several ranges of a sealed object (at most [`route::RANGES_MAX`] and [`route::RANGES_BYTES_MAX`] bytes) in one
-    /// request; gives the bytes of each, in order.
+    /// Reads several ranges of a sealed object (at most [`route::RANGES_MAX`] and [`route::RANGES_BYTES_MAX`] bytes) in one request.
+    /// Returns the bytes of each, in order.
     ///
     /// # Errors
-    /// If the element can't be reached or refuses; if a range lies beyond the object's end.
+    /// The element cannot be reached or refuses; a range is beyond the object's end.
     pub async fn read_ranges(
         &self,
         remote: &Remote,
@@ -142,10 +141,10 @@ impl Objects {
         }
     }
 
-    /// Reads the whole object piece by piece, handing each to `piece`; gives the number of bytes.
+    /// Reads the whole object, and passes each piece to `piece`. Returns the number of bytes.
     ///
     /// # Errors
-    /// If the element can't be reached, refuses, or sends fewer bytes than it announced; or what `piece` gives.
+    /// The element cannot be reached, refuses, or sends fewer bytes than it announced; or the error of `piece`.
     pub async fn read_all(
         &self,
         remote: &Remote,
@@ -174,7 +173,7 @@ impl Objects {
         Ok(total)
     }
 
-    /// Reads an object from `offset` to its end piece by piece, as [`Self::read_all`].
+    /// Reads an object from `offset` to its end, as [`Self::read_all`].
     ///
     /// # Errors
     /// As those of [`Self::read_all`].
@@ -200,7 +199,7 @@ impl Objects {
     /// Writes at `offset` of an unsealed object.
     ///
     /// # Errors
-    /// If the element can't be reached or refuses.
+    /// The element cannot be reached or refuses.
     pub async fn write(&self, remote: &Remote, offset: u64, data: Bytes) -> Result<(), Error> {
         let request = base(remote, Method::PUT, &format!("?offset={offset}"));
         self.send(remote, request, data).await.map(drop)
@@ -209,16 +208,16 @@ impl Objects {
     /// Sets the length of an unsealed object.
     ///
     /// # Errors
-    /// If the element can't be reached or refuses.
+    /// The element cannot be reached or refuses.
     pub async fn truncate(&self, remote: &Remote, size: u64) -> Result<(), Error> {
         let request = base(remote, Method::POST, &format!("/truncate?size={size}"));
         self.send(remote, request, Bytes::new()).await.map(drop)
     }
 
-    /// Makes an unsealed object of the first `bytes` of a sealed one of the same element.
+    /// Creates an unsealed object from the first `bytes` of a sealed object of the same element.
     ///
     /// # Errors
-    /// If the element can't be reached or refuses.
+    /// The element cannot be reached or refuses.
     pub async fn copy(
         &self,
         remote: &Remote,
@@ -234,20 +233,20 @@ impl Objects {
             .map(drop)
     }
 
-    /// Makes a sealed object of a file of the store outside in which the element has what it keeps; gives its length in bytes.
+    /// Creates a sealed object from a file of the store outside in which the element stores its objects. Returns its length in bytes.
     ///
     /// # Errors
-    /// If the element can't be reached or refuses.
+    /// The element cannot be reached or refuses.
     pub async fn link(&self, remote: &Remote, path: &str) -> Result<u64, Error> {
         let request = base(remote, Method::POST, "/outside");
         let response = self.send_work(remote, request, Bytes::from(path.to_owned()));
         size_of(remote, response.await?, "link").await
     }
 
-    /// `fallocate(2)` on an unsealed object; gives its length in bytes.
+    /// Calls `fallocate(2)` on an unsealed object. Returns its length in bytes.
     ///
     /// # Errors
-    /// If the element can't be reached or refuses.
+    /// The element cannot be reached or refuses.
     pub async fn allocate(
         &self,
         remote: &Remote,
@@ -260,20 +259,20 @@ impl Objects {
         size_of(remote, response, "allocate").await
     }
 
-    /// Sets room aside for an unsealed object of that many bytes, on an element that counts room.
+    /// Reserves room for an unsealed object of `size` bytes, on an element that counts room.
     ///
     /// # Errors
-    /// If the element can't be reached or refuses: 507 if there is not so much.
+    /// The element cannot be reached or refuses: 507 if there is not enough room.
     pub async fn reserve(&self, remote: &Remote, size: u64) -> Result<(), Error> {
         let request = base(remote, Method::POST, &format!("/reserve?size={size}"));
         self.send(remote, request, Bytes::new()).await.map(drop)
     }
 
-    /// Has an array reduced for a user that is, in part, in an object; what is asked and what is answered is for the element and
-    /// whoever asks.
+    /// Makes an element reduce, for a user, an array that is partly in an object. The formats of the request and the answer are private to
+    /// the element and the caller.
     ///
     /// # Errors
-    /// If the element can't be reached or refuses.
+    /// The element cannot be reached or refuses.
     pub async fn reduce(
         &self,
         remote: &Remote,
@@ -284,10 +283,10 @@ impl Objects {
         self.work(remote, &path, order).await
     }
 
-    /// Has pieces of a variable folded for a user that are, in part, in an object, as [`Self::reduce`].
+    /// Makes an element fold, for a user, pieces of a variable that are partly in an object, as [`Self::reduce`].
     ///
     /// # Errors
-    /// If the element can't be reached or refuses.
+    /// The element cannot be reached or refuses.
     pub async fn fold(
         &self,
         remote: &Remote,
@@ -305,10 +304,10 @@ impl Objects {
         Ok(body.map_err(|error| lost(remote, &error))?.to_bytes())
     }
 
-    /// Asks the element of an object for a connection of its own, on which what follows is for the element and whoever asks.
+    /// Opens a dedicated connection to the element of an object. Its protocol is private to the element and the caller.
     ///
     /// # Errors
-    /// If the element can't be reached or refuses.
+    /// The element cannot be reached or refuses.
     pub async fn connection(&self, remote: &Remote, path: &str) -> Result<Connection, Error> {
         let request = base(remote, Method::POST, path)
             .header("connection", "upgrade")
@@ -323,7 +322,7 @@ impl Objects {
     /// Makes the bytes of an object, sealed or not, survive power loss.
     ///
     /// # Errors
-    /// If the element can't be reached or refuses.
+    /// The element cannot be reached or refuses.
     pub async fn sync(&self, remote: &Remote) -> Result<(), Error> {
         let request = base(remote, Method::POST, "/sync");
         self.send_work(remote, request, Bytes::new())
@@ -331,10 +330,10 @@ impl Objects {
             .map(drop)
     }
 
-    /// Seals an object; gives its final length.
+    /// Seals an object. Returns its final length.
     ///
     /// # Errors
-    /// If the element can't be reached or refuses.
+    /// The element cannot be reached or refuses.
     pub async fn seal(&self, remote: &Remote, body: &SealBody) -> Result<u64, Error> {
         let body = serde_json::to_vec(body).map_err(|_| Error::Answer("seal"))?;
         let request =
@@ -343,11 +342,10 @@ impl Objects {
         size_of(remote, response, "seal").await
     }
 
-    /// Seals many objects of one element in one request (at most `route::SEAL_ALL_MAX`); gives what became
-    /// of each, in order.
+    /// Seals many objects of one element in one request (at most `route::SEAL_ALL_MAX`). Returns the outcome of each, in order.
     ///
     /// # Errors
-    /// If the element can't be reached or refuses the whole request.
+    /// The element cannot be reached or refuses the whole request.
     pub async fn seal_all(
         &self,
         element: ElementId,
@@ -362,10 +360,10 @@ impl Objects {
         serde_json::from_slice(&bytes).map_err(|_| Error::Answer("seal"))
     }
 
-    /// Whether the element has an object with this hash (BLAKE3), as it was sealed. It may have to read it first.
+    /// Whether the element has an object with this hash (BLAKE3), as it was sealed. The element may have to read it first.
     ///
     /// # Errors
-    /// If the element can't be reached or refuses; its object may be damaged.
+    /// The element cannot be reached or refuses; its object may be damaged.
     pub async fn confirm(&self, remote: &Remote, hash: &[u8]) -> Result<bool, Error> {
         let request = base(
             remote,
@@ -379,11 +377,11 @@ impl Objects {
         }
     }
 
-    /// What is needed to copy many small objects of one element (at most `copies::OBJECTS_MAX`), as
-    /// `tidemill_wire::copies` says: their hashes and perhaps their bytes.
+    /// Fetches the data for copies of many small objects of one element (at most `copies::OBJECTS_MAX`), in the format of
+    /// `tidemill_wire::copies`: their hashes and perhaps their bytes.
     ///
     /// # Errors
-    /// If the element can't be reached or refuses the whole request.
+    /// The element cannot be reached or refuses the whole request.
     pub async fn copies(
         &self,
         element: ElementId,
@@ -397,7 +395,7 @@ impl Objects {
             .await
     }
 
-    /// Sends what is about many objects of one element; gives the answer.
+    /// Sends a request about many objects of one element. Returns the answer.
     async fn post_all(
         &self,
         (element, url): (ElementId, &Arc<str>),
@@ -415,7 +413,7 @@ impl Objects {
         let request = Request::builder()
             .method(Method::POST)
             .uri(format!("{}{path}", address(&remote)))
-            // Nobody gets in without one; those of the others are looked at when they are read.
+            // Each request needs a capability; those of the other objects are checked when the body is read.
             .header(CAPABILITY_HEADER, capability)
             .header("content-type", "application/json");
         let response = self.send_work(&remote, request, body.into()).await?;
@@ -423,7 +421,7 @@ impl Objects {
         Ok(body.map_err(|error| lost(&remote, &error))?.to_bytes())
     }
 
-    /// Reads an object that is damaged, as [`Self::read_all`].
+    /// Reads a damaged object, as [`Self::read_all`].
     ///
     /// # Errors
     /// As those of [`Self::read_all`].
@@ -435,11 +433,10 @@ impl Objects {
         self.read_as(remote, DAMAGED, piece).await
     }
 
-    /// The objects in one of an element's folders. `remote` is object 0 with the right to remove it, which only the
-    /// server has.
+    /// Returns the objects in one of an element's folders. `remote` is object 0 with the right to remove it, which only the server has.
     ///
     /// # Errors
-    /// If the element can't be reached or refuses.
+    /// The element cannot be reached or refuses.
     pub async fn list(&self, remote: &Remote, folder: u32) -> Result<Vec<Listed>, Error> {
         let request = Request::builder()
             .method(Method::GET)
@@ -451,7 +448,7 @@ impl Objects {
         serde_json::from_slice(&bytes).map_err(|_| Error::Answer("list"))
     }
 
-    /// Sends a request that an element answers at once. It fails where the element is silent for a minute.
+    /// Sends a request that an element answers at once. It fails if the element is silent for a minute.
     pub(crate) async fn send(
         &self,
         remote: &Remote,
@@ -462,7 +459,7 @@ impl Objects {
             .await
     }
 
-    /// As [`Self::send`], of a request for which an element works through whole objects before it answers.
+    /// As [`Self::send`], for a request for which an element processes whole objects before it answers.
     async fn send_work(
         &self,
         remote: &Remote,
@@ -473,7 +470,7 @@ impl Objects {
             .await
     }
 
-    /// All requests to elements go through here, so that no wait for an element is without an end.
+    /// Sends a request with a time limit. All requests to elements use it, so that each wait for an element has a limit.
     pub(crate) async fn send_within(
         &self,
         limit: Duration,
@@ -509,7 +506,7 @@ impl Objects {
     }
 }
 
-/// The length in an answer that is a [`SealReply`].
+/// Returns the length in an answer that is a [`SealReply`].
 async fn size_of(
     remote: &Remote,
     response: Response<Listened>,
@@ -536,7 +533,7 @@ fn base(remote: &Remote, method: Method, suffix: &str) -> hyper::http::request::
         .header(CAPABILITY_HEADER, route::hex(&remote.capability))
 }
 
-/// An element's URL with the name that its certificate must have; see [`Connector`].
+/// Returns an element's URL with the name that its certificate must have; see [`Connector`].
 pub(crate) fn address(remote: &Remote) -> String {
     match remote.url.strip_prefix("https://") {
         Some(rest) => format!("https://{}@{rest}", tls::element(remote.element)),

@@ -1,4 +1,4 @@
-//! Versions of files that are somewhere already, so that no bytes are written.
+//! Versions of files whose bytes are stored already, so that no bytes are written (next: `server/src`).
 
 use crate::Error;
 use crate::transfer::{Transfer, Wanted, seal_body};
@@ -7,27 +7,27 @@ use tidemill_core::copies;
 use tidemill_core::id::{ElementId, ObjectId};
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
-/// Where a version is to be.
+/// Place of a new version.
 #[derive(Clone, Copy, Debug)]
 pub struct Spot<'a> {
-    /// The element that has it.
+    /// The element that stores it.
     pub element: ElementId,
-    /// The folder, and the name there.
+    /// The folder, and the name in it.
     pub at: (u64, &'a str),
-    /// The full path, as it is noted.
+    /// The full path, for the element's notes.
     pub path: &'a str,
     /// Owner, group and mode of a new file.
     pub rights: (u32, u32, u32),
-    /// The file and its version, if it is to be the next one of that; else it is a new file.
+    /// The file and its version, if the new version follows it; `None` for a new file.
     pub over: Option<(u64, ObjectId)>,
 }
 
 impl Transfer {
-    /// Makes a version that `put` puts on the element, and gives it; nothing if something else has the name by now, or is being
-    /// written.
+    /// Creates a version whose object `put` puts on the element, and returns the object. `None`: another file has the name by now, or the
+    /// file is being written.
     ///
     /// # Errors
-    /// If it can't be made; then nothing has changed.
+    /// The version cannot be created; then nothing has changed.
     pub async fn place<F>(
         &self,
         spot: &Spot<'_>,

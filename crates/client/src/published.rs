@@ -1,26 +1,27 @@
-//! What a server tells of a version that several mounts write: which bytes of the file are where (`docs/decisions/0026-several-writers.md`).
+//! The server's description of a version that several mounts write: which bytes of the file are where
+//! (`docs/decisions/0026-several-writers.md`).
 
 use tidemill_core::id::{ElementId, ObjectId};
 use tidemill_core::layout::{Extents, Layout, LayoutError, Part, decode_pieces};
 use tidemill_wire::convert;
 use tidemill_wire::v1;
 
-/// What is visible to all.
+/// The published state of a version.
 #[derive(Debug, Default)]
 pub struct Visible {
     /// The version; 0: the server may not know yet that others may write, too.
     pub version: u64,
     /// Its bytes.
     pub extents: Extents,
-    /// The number of what was published last.
+    /// The number of the last publication.
     pub last: u64,
-    /// When it was changed last, in nanoseconds since the epoch.
+    /// Time of the last change, in nanoseconds since the epoch.
     pub mtime: i64,
-    /// Nothing more will be published.
+    /// Whether no more publications follow.
     pub sealed: bool,
 }
 
-/// An answer that no server gives.
+/// Error of an invalid answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("these bytes are not pieces of a file")]
 pub struct Wrong;
@@ -32,10 +33,10 @@ impl From<LayoutError> for Wrong {
 }
 
 impl Visible {
-    /// Takes over what the server says. Says whether there was more in it than is known.
+    /// Applies an answer of the server. Returns whether it had new information.
     ///
     /// # Errors
-    /// If no server says that.
+    /// The answer is invalid.
     pub fn adopt(&mut self, told: &v1::Together) -> Result<bool, Wrong> {
         if let Some(layout) = &told.sealed {
             let layout = convert::layout(layout, told.size).map_err(|_| Wrong)?;
@@ -54,7 +55,7 @@ impl Visible {
         if self.version == 0 {
             self.version = told.version;
         }
-        // Another answer may have come first, with more.
+        // An answer with more information may have arrived first.
         if self.sealed || told.last < self.last {
             return Ok(false);
         }

@@ -1,4 +1,4 @@
-//! A version of a file that is read here and there: its header, some of its pieces.
+//! Random access to a version of a file: its header, some of its pieces (next: `element/src`).
 
 use crate::striped::{Parts, unless_silent, whole};
 use crate::transfer::{Transfer, silent};
@@ -10,14 +10,14 @@ use tidemill_core::id::{ElementId, ObjectId};
 use tidemill_core::layout::{Layout, Part};
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
-/// How long an element may take to fold what it was asked to: its turn, and what one request may take there.
+/// Time that an element may take for a fold: its turn, and the time limit of one request there.
 const FOLDED_MAX: Duration = Duration::from_secs(75);
 
-/// How often one that is busy is asked again, and how much later.
+/// Number of requests to a busy element, and the pause between them.
 const BUSY_MAX: u32 = 60;
 const BUSY_WAIT: Duration = Duration::from_secs(1);
 
-/// One version of a file, whatever becomes of its name.
+/// One version of a file, whatever happens to its name.
 #[derive(Clone, Debug)]
 pub struct Ranged<'a> {
     transfer: &'a Transfer,
@@ -33,10 +33,10 @@ enum Source {
 }
 
 impl Transfer {
-    /// Opens a file to read bytes of it anywhere.
+    /// Opens a file for random access.
     ///
     /// # Errors
-    /// If it is not there, is no file, or may not be read.
+    /// It does not exist, is not a file, or may not be read.
     pub async fn ranged(&self, path: impl AsRef<[u8]>) -> Result<Ranged<'_>, Error> {
         let ino = self.settled(path).await?.ino;
         let mut open = v1::Open {
@@ -69,7 +69,7 @@ impl Transfer {
 }
 
 impl<'a> Ranged<'a> {
-    /// Of a version in parts that was opened.
+    /// Returns the reader of an opened version with parts.
     pub(crate) fn of_parts(transfer: &'a Transfer, opened: &v1::Opened, parts: Parts) -> Self {
         let attr = opened.attr.unwrap_or_default();
         let open = v1::Open {
@@ -86,19 +86,19 @@ impl<'a> Ranged<'a> {
         }
     }
 
-    /// Which bytes of it are where.
+    /// Returns the layout of the version.
     #[must_use]
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    /// Which version of the file it is, as its attributes number them.
+    /// Returns the number of the version, as in the file's attributes.
     #[must_use]
     pub fn version(&self) -> u64 {
         self.open.version
     }
 
-    /// The element that a part is read from.
+    /// Returns the element that a part is read from.
     #[must_use]
     pub fn element(&self, part: usize) -> Option<ElementId> {
         match &self.source {
@@ -107,10 +107,10 @@ impl<'a> Ranged<'a> {
         }
     }
 
-    /// Some of its bytes, all of which it must have; from another copy if the element that was asked can't give them.
+    /// Reads a range of bytes, which must all exist; from another copy if the first element cannot return them.
     ///
     /// # Errors
-    /// If no copy can be read.
+    /// No copy can be read.
     pub async fn read(&mut self, range: Range<u64>) -> Result<Bytes, Error> {
         loop {
             let (element, error) = match self.once(range.clone()).await {
@@ -127,11 +127,11 @@ impl<'a> Ranged<'a> {
         }
     }
 
-    /// Has an element that holds a part fold pieces that lie there, for a user; another one that has it, too, if that one can't. The
-    /// error comes with the element that was asked last.
+    /// Makes an element that stores a part fold the pieces in it, for a user; another element with a copy if the first one fails. The error
+    /// includes the last element.
     ///
     /// # Errors
-    /// If none can.
+    /// No element can do it.
     pub async fn fold(
         &mut self,
         part: usize,

@@ -1,5 +1,5 @@
-//! A file that is there, written anew over other elements. Who reads it does not notice: until the new version is sealed they read
-//! the one before, and the bytes are the same.
+//! Rewrites an existing file over other elements. Its readers do not notice: until the new version is sealed they read the version before,
+//! and the bytes are the same. Requests are sent to elements and the server (next: `element/src`, `server/src`).
 
 use crate::objects::Remote;
 use crate::transfer::{PIECE_BYTES, Transfer, is_no_right, is_refused, seal_body};
@@ -10,7 +10,7 @@ use tidemill_core::layout::Stripes;
 use tidemill_core::shown::escaped;
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
-/// Bytes that are read and written as one.
+/// Number of bytes that are read and written at once.
 const WINDOW_BYTES: u64 = 4 * PIECE_BYTES as u64;
 
 /// The version that is read.
@@ -19,7 +19,7 @@ struct Source {
     opened: v1::Opened,
 }
 
-/// The version that is written: its inode and object, and where it goes.
+/// The version that is written: its inode and object, and its place.
 struct Target {
     ino: u64,
     object: u64,
@@ -32,11 +32,11 @@ enum Place {
 }
 
 impl Transfer {
-    /// Writes a file anew, striped so, or whole (`None`). Its owner, mode, time and number of copies stay. `progress` is told of
-    /// each piece's bytes. Gives the number of bytes.
+    /// Rewrites a file, striped as given, or whole (`None`). Its owner, mode, time and number of copies stay. `progress` gets the size of
+    /// each piece. Returns the number of bytes.
     ///
     /// # Errors
-    /// If somebody writes the file, the caller may not, or an element fails; then nothing has changed.
+    /// Another client writes the file, the caller may not, or an element fails; then nothing has changed.
     pub async fn rewrite(
         &self,
         path: impl AsRef<[u8]>,
@@ -67,7 +67,7 @@ impl Transfer {
         };
         let object = new.object;
         let opened = opened(self.one(Op::NewVersion(new)).await?)?;
-        // As it is now that nobody else writes it.
+        // The attributes at a time when no other client writes the file.
         let attr = opened.attr.ok_or(Error::Answer("NewVersion"))?;
         let _said = self.say_that_we_write(attr.ino, object);
         let written = self.write_again(&opened, &attr, path, progress).await;
@@ -91,7 +91,7 @@ impl Transfer {
         }
     }
 
-    /// How many copies there are to be of the version that a file has.
+    /// Returns the required number of copies of a file's version.
     async fn copies_of(&self, ino: u64) -> Result<String, Error> {
         let get = v1::GetXattr {
             ino,
@@ -107,7 +107,7 @@ impl Transfer {
         }
     }
 
-    /// Copies all bytes and seals them at their elements; gives the lengths of the parts.
+    /// Copies all bytes and seals them at their elements. Returns the lengths of the parts.
     async fn write_again(
         &self,
         new: &v1::Opened,
@@ -141,7 +141,7 @@ impl Transfer {
         self.seal_again(to, attr, path).await
     }
 
-    /// Bytes of the file, all of them: from another copy where an element does not give them.
+    /// Reads a range of the file completely: from another copy if an element cannot return it.
     async fn read_window(&self, from: &mut Source, range: Range<u64>) -> Result<Bytes, Error> {
         let mut renewed = false;
         loop {
@@ -156,7 +156,7 @@ impl Transfer {
                     tracing::debug!(element, "a copy is looked for: {error}");
                     avoid.push(element);
                 }
-                // The right has run out meanwhile.
+                // The right has expired in the meantime.
                 Err((_, error)) if is_no_right(&error) && !renewed => renewed = true,
                 Err((_, error)) => return Err(error),
             }
@@ -195,7 +195,7 @@ impl Transfer {
         }
     }
 
-    /// The right to go on with what is written.
+    /// Renews the right to continue the write.
     async fn renew(&self, to: &mut Target) -> Result<(), Error> {
         let again = v1::NewVersion {
             ino: to.ino,

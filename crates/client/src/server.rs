@@ -1,4 +1,4 @@
-//! The control connection.
+//! The control connection to the server (next: `server/src`).
 
 use crate::error::deepest;
 use crate::tls::{self, Connector, Inside, Problem, Trust};
@@ -25,13 +25,13 @@ use tonic::service::Interceptor;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
 
-/// How often a silent server is asked whether it is still there.
+/// Interval of keep-alive requests to a silent server.
 const KEEP_ALIVE: std::time::Duration = std::time::Duration::from_secs(10);
 
-/// How long it may take to answer.
+/// Time that the server may take to answer them.
 const KEEP_ALIVE_ANSWER: std::time::Duration = std::time::Duration::from_secs(20);
 
-/// A channel that shows the array's token, if there is one.
+/// A channel that sends the array's token, if there is one.
 pub type TokenChannel = InterceptedService<Channel, Token>;
 
 /// Adds the array's token to every call.
@@ -66,7 +66,7 @@ impl Server {
     /// `credential` is the content of the array's token file; it is needed over TCP only.
     ///
     /// # Errors
-    /// If nothing answers there, it can't be trusted, or it speaks another version.
+    /// No server answers there, it cannot be trusted, or it speaks another version.
     pub async fn connect(
         endpoint: &Endpoint,
         credential: Option<&Credential>,
@@ -116,25 +116,25 @@ impl Server {
         Ok(server)
     }
 
-    /// The array's authority, as the credential or, on the same host, the server says.
+    /// Returns the array's authority, from the credential or, on the same host, from the server.
     #[must_use]
     pub fn trust(&self) -> Option<&Trust> {
         self.trust.as_ref()
     }
 
-    /// Connections to the elements of this array.
+    /// Returns connections to the elements of this array.
     #[must_use]
     pub fn objects(&self) -> Objects {
         Objects::new(self.trust.as_ref())
     }
 
-    /// Where it is.
+    /// Returns the server's address.
     #[must_use]
     pub fn endpoint(&self) -> &Endpoint {
         &self.endpoint
     }
 
-    /// The namespace.
+    /// Returns the client of the namespace.
     #[must_use]
     pub fn names(&self) -> NamesClient<TokenChannel> {
         NamesClient::new(self.channel.clone())
@@ -142,7 +142,7 @@ impl Server {
             .max_encoding_message_size(MESSAGE_BYTES_MAX)
     }
 
-    /// Jobs.
+    /// Returns the client of jobs.
     #[must_use]
     pub fn jobs(&self) -> JobsClient<TokenChannel> {
         JobsClient::new(self.channel.clone())
@@ -150,61 +150,61 @@ impl Server {
             .max_encoding_message_size(MESSAGE_BYTES_MAX)
     }
 
-    /// Lineage.
+    /// Returns the client of lineage.
     #[must_use]
     pub fn lineage(&self) -> LineageClient<TokenChannel> {
         LineageClient::new(self.channel.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX)
     }
 
-    /// Finding files.
+    /// Returns the client of searches.
     #[must_use]
     pub fn finder(&self) -> FindClient<TokenChannel> {
         FindClient::new(self.channel.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX)
     }
 
-    /// Rooms, and waiting for files.
+    /// Returns the client of rooms, and of waiting for files.
     #[must_use]
     pub fn rooms(&self) -> RoomsClient<TokenChannel> {
         RoomsClient::new(self.channel.clone())
     }
 
-    /// Stores outside of the array.
+    /// Returns the client of stores outside of the array.
     #[must_use]
     pub fn bridges(&self) -> BridgesClient<TokenChannel> {
         BridgesClient::new(self.channel.clone())
     }
 
-    /// What comes.
+    /// Returns the client of arriving files.
     #[must_use]
     pub fn arrivals(&self) -> ArrivalsClient<TokenChannel> {
         ArrivalsClient::new(self.channel.clone())
     }
 
-    /// By what peers on other hosts are known.
+    /// Returns the client of tokens, which identify peers on other hosts.
     #[must_use]
     pub fn tokens(&self) -> TokensClient<TokenChannel> {
         TokensClient::new(self.channel.clone())
     }
 
-    /// Health and scrubs.
+    /// Returns the client of health and scrubs.
     #[must_use]
     pub fn health(&self) -> HealthClient<TokenChannel> {
         HealthClient::new(self.channel.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX)
     }
 
-    /// What is run when files are sealed.
+    /// Returns the client of rules, which run when files are sealed.
     #[must_use]
     pub fn rules(&self) -> RulesClient<TokenChannel> {
         RulesClient::new(self.channel.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX)
     }
 
-    /// Where files lie.
+    /// Returns the client of files' places.
     #[must_use]
     pub fn places(&self) -> PlacesClient<TokenChannel> {
         PlacesClient::new(self.channel.clone())
     }
 
-    /// The array's elements.
+    /// Returns the client of the array's elements.
     #[must_use]
     pub fn array(&self) -> ArrayClient<TokenChannel> {
         ArrayClient::new(self.channel.clone())
@@ -212,10 +212,10 @@ impl Server {
             .max_encoding_message_size(MESSAGE_BYTES_MAX)
     }
 
-    /// Elements and policies.
+    /// Returns elements and policies.
     ///
     /// # Errors
-    /// If the server can't be reached.
+    /// The server cannot be reached.
     pub async fn status(&self) -> Result<v1::StatusReply, Error> {
         let reply = self.array().status(v1::StatusRequest {}).await;
         reply
@@ -223,11 +223,11 @@ impl Server {
             .map_err(|status| self.explain(status))
     }
 
-    /// Carries out namespace operations in order, in one transaction. The answer has one result for each
-    /// up to and including the first that failed.
+    /// Carries out namespace operations in order, in one transaction. The answer has one result for each up to and including the first that
+    /// failed.
     ///
     /// # Errors
-    /// If the server can't be reached or refuses the whole request.
+    /// The server cannot be reached or refuses the whole request.
     pub async fn apply(&self, request: v1::NameRequest) -> Result<Vec<Answer>, Error> {
         let reply = self
             .names()
@@ -258,10 +258,10 @@ impl Server {
         }
     }
 
-    /// Reserves that many inode and object ids; gives the first of each.
+    /// Reserves inode and object ids. Returns the first of each.
     ///
     /// # Errors
-    /// If the server can't be reached.
+    /// The server cannot be reached.
     pub async fn reserve(&self, inodes: u32, objects: u32) -> Result<(Inode, ObjectId), Error> {
         let request = v1::ReserveRequest { inodes, objects };
         let reply = self
@@ -273,7 +273,7 @@ impl Server {
         Ok((Inode(reply.first_inode), ObjectId(reply.first_object)))
     }
 
-    /// Makes an error of a status; a lost connection says where it went.
+    /// Returns the error of a status; for a lost connection it names the server.
     #[must_use]
     pub fn explain(&self, status: tonic::Status) -> Error {
         if is_lost(&status) {
@@ -303,7 +303,7 @@ async fn open(
         Endpoint::Https(url) | Endpoint::Http(url) => {
             let connector = Connector::new(trust, Inside::Http2, tls::SERVER);
             let endpoint = tonic::transport::Endpoint::from_shared(url.clone())?;
-            // A host that vanished without a word is noticed, so that streams end and can be opened again.
+            // Detects a host that vanished silently, so that streams end and can be opened again.
             endpoint
                 .http2_keep_alive_interval(KEEP_ALIVE)
                 .keep_alive_timeout(KEEP_ALIVE_ANSWER)
@@ -327,12 +327,11 @@ async fn open(
     }
 }
 
-/// What the gRPC library says if a stream ended well but without an answer.
+/// Text of the gRPC library for a stream that ended well but without an answer.
 const NO_ANSWER: &str = "Missing response message.";
 
-/// Whether a status is not the server's own word on the request. It is not if this side made it of another
-/// error: a status that came over the wire has no source. A server that goes away says that it is unavailable,
-/// or ends its streams before it has answered.
+/// Whether a status is not the server's own answer to the request: this side made it of another error. A status that arrived over the wire
+/// has no source. A server that stops reports that it is unavailable, or ends its streams before it has answered.
 fn is_lost(status: &tonic::Status) -> bool {
     use tonic::Code;
     status.source().is_some()
@@ -340,7 +339,7 @@ fn is_lost(status: &tonic::Status) -> bool {
         || (status.code() == Code::Internal && status.message() == NO_ANSWER)
 }
 
-/// Makes an error of a connection that can't be had or broke.
+/// Returns the error of a connection that cannot be made or broke.
 fn lost(endpoint: &Endpoint, error: &(dyn std::error::Error + 'static)) -> Error {
     if let Some(problem) = Problem::of(error) {
         return Error::Untrusted {

@@ -1,4 +1,4 @@
-//! How long an element may be silent while it answers a request.
+//! Time limits for an element that is silent while it answers a request.
 
 use bytes::Bytes;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
@@ -13,7 +13,7 @@ use tokio::time::{Instant, Sleep};
 pub(crate) struct Silence {
     /// From the request to the head of its answer.
     pub(crate) answer: Duration,
-    /// The same, where the element works through whole objects before it answers.
+    /// The same, if the element processes whole objects before it answers.
     pub(crate) work: Duration,
     /// Between two pieces of the answer's body.
     pub(crate) body: Duration,
@@ -29,7 +29,7 @@ impl Default for Silence {
     }
 }
 
-/// Why an answer did not come, or was not read to its end.
+/// Reason for a missing or incomplete answer.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Broken {
     #[error("it was silent for {} s", .0.as_secs())]
@@ -38,7 +38,7 @@ pub(crate) enum Broken {
     Connection(#[from] hyper::Error),
 }
 
-/// Body of an answer. Reading fails where no byte comes for too long; time that its reader takes does not count.
+/// Body of an answer. Reading fails if no byte arrives for too long; time that its reader takes does not count.
 #[derive(Debug)]
 pub(crate) struct Listened {
     body: Incoming,
@@ -108,7 +108,7 @@ mod tests {
         }
     }
 
-    /// What a client gets of a peer that accepts, says `said`, and then keeps the connection open or closes it.
+    /// Returns the result of a client whose peer accepts, sends `said`, and then keeps the connection open or closes it.
     async fn read_from(said: &'static [u8], keep: bool, silence: Silence) -> Result<Bytes, Error> {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());

@@ -1,4 +1,4 @@
-//! Log lines that strangers can cause: so many a minute, then a count of those left out.
+//! Log lines that strangers can cause: a limited number a minute, then a count of the suppressed lines.
 
 use parking_lot::Mutex;
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 const LINES_MAX: u32 = 20;
 const PERIOD: Duration = Duration::from_secs(60);
 
-/// Keeps count of one kind of line.
+/// Counter of one kind of line.
 #[derive(Debug, Default)]
 pub struct Sparse(Mutex<Count>);
 
@@ -19,7 +19,7 @@ struct Count {
 }
 
 impl Sparse {
-    /// One that has counted nothing.
+    /// Returns a counter without any lines.
     #[must_use]
     pub const fn new() -> Self {
         Self(Mutex::new(Count {
@@ -29,7 +29,7 @@ impl Sparse {
         }))
     }
 
-    /// Whether a line may be written now; if so, how many were left out before it.
+    /// Whether a line may be written now; if so, returns the number of lines that were suppressed before it.
     pub fn may(&self) -> Option<u64> {
         self.may_at(Instant::now())
     }

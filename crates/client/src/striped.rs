@@ -1,4 +1,4 @@
-//! Whole files that lie on several elements, to and from all of them at once.
+//! Whole files that are spread over several elements, read and written at all of them at once (next: `element/src`).
 
 use crate::objects::Remote;
 use crate::transfer::{
@@ -16,14 +16,14 @@ use tidemill_core::layout::{Layout, Striped};
 use tidemill_wire::convert;
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
-/// Bytes of a file that are on their way as one.
+/// Bytes of a file that are on their way as one window.
 const WINDOW_BYTES: u64 = 4 * PIECE_BYTES as u64;
-/// Windows that are read at once: the next one comes while one is handed on.
+/// Number of windows that are read at once: the next window arrives while one is passed on.
 const WINDOWS: usize = 2;
-/// Requests of one window at once.
+/// Number of requests of one window at once.
 const REQUESTS: usize = 16;
 
-/// What is read, if the element does not take too long to begin, or there is no other one to ask.
+/// Returns the result of a read. If the element takes too long to begin and another element may have a copy, returns an error.
 pub(crate) async fn unless_silent(
     read: impl Future<Output = Result<Bytes, Error>>,
     remote: &Remote,
@@ -36,7 +36,7 @@ pub(crate) async fn unless_silent(
     answered.unwrap_or_else(|_| Err(silent(remote)))
 }
 
-/// What was read, if it is so many bytes at least: an object that is shorter is not what was sealed.
+/// Returns the read bytes if there are at least `least`: a shorter object is not the sealed one.
 pub(crate) fn whole(
     read: Result<Bytes, Error>,
     remote: &Remote,
@@ -55,7 +55,7 @@ pub(crate) fn whole(
     Ok(bytes)
 }
 
-/// A version in parts, as it was opened.
+/// An opened version with parts.
 #[derive(Clone, Debug)]
 pub(crate) struct Parts {
     version: ObjectId,
@@ -72,12 +72,12 @@ impl Parts {
         self.remotes.get(part)
     }
 
-    /// The element that a part is on.
+    /// Returns the element that a part is on.
     fn element(&self, part: usize) -> u32 {
         self.remotes[part].element.0
     }
 
-    /// Its stripes: whole files are written to nothing else that has parts.
+    /// Returns its stripes: whole files are written to no other layout with parts.
     fn striped(&self) -> Result<&Striped, Error> {
         match &self.layout {
             Layout::Striped(striped) => Ok(striped),
@@ -85,7 +85,7 @@ impl Parts {
         }
     }
 
-    /// Bytes of the file. If a part of them can't be read the error comes with the element that was asked.
+    /// Reads a range of the file. If a part cannot be read the error includes its element.
     pub(crate) async fn window(
         &self,
         objects: &Objects,
@@ -97,14 +97,14 @@ impl Parts {
             let (remote, element) = (&self.remotes[part], self.element(part));
             let read = objects.read(remote, span.start, span.end - span.start);
             let bytes = unless_silent(read, remote, avoid.contains(&element)).await;
-            // What it lacks behind its end was never written.
+            // Bytes that the part lacks after its end were never written.
             let sealed = self.layout.parts()[part].size.clamp(span.start, span.end) - span.start;
             whole(bytes, remote, sealed).map_err(|error| (element, error))
         };
         window(layout, range, fetch).await
     }
 
-    /// Bytes of the file, of parts that are damaged as they are: zeros where nothing is left.
+    /// Reads a range of the file, with damaged parts in their present state: zeros where no bytes are left.
     async fn rest(&self, objects: &Objects, range: Range<u64>) -> Result<Bytes, Error> {
         let layout = &self.layout;
         let fetch = |part: usize, span: Range<u64>| async move {
@@ -148,7 +148,7 @@ impl Parts {
         written.try_collect().await
     }
 
-    /// Makes the parts of a file of that many bytes that have none, and seals all; gives their lengths.
+    /// Creates the missing parts of a file of `size` bytes, and seals all. Returns their lengths.
     pub(crate) async fn seal(
         &self,
         objects: &Objects,
@@ -174,7 +174,7 @@ impl Parts {
 }
 
 impl Transfer {
-    /// The parts of a version that was opened; `None`: it is one object.
+    /// Returns the parts of an opened version; `None`: it is one object.
     pub(crate) fn parts(opened: &v1::Opened) -> Result<Option<Parts>, Error> {
         let Some(layout) = &opened.layout else {
             return Ok(None);
@@ -197,8 +197,7 @@ impl Transfer {
         }))
     }
 
-    /// Reads on in a version that lies on several elements, from `from` on. If that fails the error comes with the element that
-    /// was asked.
+    /// Reads a version that is spread over several elements, from `from` on. An error includes the element that was asked.
     pub(crate) async fn read_parts(
         &self,
         parts: &Parts,
@@ -220,7 +219,7 @@ impl Transfer {
         Ok(())
     }
 
-    /// Reads a version that lies on several elements, of what is damaged what is left. Gives the number of bytes.
+    /// Reads the remaining bytes of a damaged version that is spread over several elements. Returns the number of bytes.
     pub(crate) async fn read_damaged_parts(
         &self,
         parts: &Parts,
@@ -236,7 +235,8 @@ impl Transfer {
         Ok(size)
     }
 
-    /// Writes what is read to all elements that a version was opened on, and seals it there; gives the lengths of its parts.
+    /// Writes the bytes of a reader to all elements that a version was opened on, and seals it there. Returns its length and the lengths of
+    /// its parts.
     pub(crate) async fn write_parts<R: Read + Send + 'static>(
         &self,
         mut parts: Parts,

@@ -1,4 +1,4 @@
-//! Whole files between a local path and the array.
+//! Whole files between a local path and the array. Requests are sent to elements and the server (next: `element/src`, `server/src`).
 
 use crate::ids::Ids;
 use crate::objects::Remote;
@@ -21,27 +21,26 @@ use tokio::time::Instant;
 /// Bytes moved in one request: large pieces make large page-cache folios, which are read faster later.
 pub const PIECE_BYTES: usize = 4 << 20;
 
-/// How long a file that is being written is waited for before its sealed version is read, and how often it is
-/// looked at.
+/// Time that a reader waits for the seal of a file that is being written, and the interval of the checks.
 const SEAL_PATIENCE: Duration = Duration::from_secs(2);
 const SEAL_PAUSE: Duration = Duration::from_millis(5);
 
-/// How long an element that is read from may send nothing before another one is asked that has a copy.
+/// Time that an element may send no byte before another element with a copy is asked.
 pub(crate) const OTHERS_AFTER: Duration = Duration::from_secs(6);
 
-/// How often it is asked whether a version has the copies that are waited for.
+/// Interval at which the client asks whether a version has the required copies.
 const COPYING: Duration = Duration::from_millis(100);
 
-/// How long an element that sleeps is waited for.
+/// Time that the client waits for a suspended element.
 const AWAKE_MAX: Duration = Duration::from_secs(30);
 
-/// How long room in the burst tier is waited for.
+/// Time that the client waits for room in the burst tier.
 const ROOM_MAX: Duration = Duration::from_secs(600);
 
-/// How often a client that writes says so: the server gives up who is silent for three times as long.
+/// Interval at which a writing client reports to the server: the server abandons a version after three times as long without a report.
 const STILL_WRITING: Duration = Duration::from_secs(20);
 
-/// A task that ends with this.
+/// A task that is aborted when this is dropped.
 #[derive(Debug)]
 pub(crate) struct AbortOnDrop(tokio::task::JoinHandle<()>);
 
@@ -51,14 +50,14 @@ impl Drop for AbortOnDrop {
     }
 }
 
-/// What is wanted of a file that is put.
+/// Options of a put.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Wanted {
-    /// The element that is to hold it, else as its folder or its inode says.
+    /// The element that stores the file; by default the choice of its folder or its inode.
     pub element: Option<ElementId>,
-    /// How many copies there are to be of it, else as its folder or the array says.
+    /// Number of copies of the file; by default the choice of its folder or of the array.
     pub copies: Option<copies::Wanted>,
-    /// How it is to be striped, else as its folder says.
+    /// Stripes of the file; by default the choice of its folder.
     pub stripes: Option<Stripes>,
 }
 
@@ -72,7 +71,7 @@ pub struct Transfer {
 }
 
 impl Transfer {
-    /// Asks for nothing yet.
+    /// Creates the client without any request.
     #[must_use]
     pub fn new(server: Server, credentials: v1::Credentials) -> Self {
         Self {
@@ -83,11 +82,11 @@ impl Transfer {
         }
     }
 
-    /// Copies a local file to `path` of the array, replacing what is there at its seal. `progress` is told of
-    /// each piece's bytes. Gives the number of bytes.
+    /// Copies a local file to `path` of the array; its seal replaces an existing file. `progress` gets the size of each piece. Returns the
+    /// number of bytes.
     ///
     /// # Errors
-    /// If the file can't be read, the path can't be written or an element fails; then nothing has changed.
+    /// The file cannot be read, the path cannot be written or an element fails; then nothing has changed.
     pub async fn put(
         &self,
         local: &Path,
@@ -106,8 +105,8 @@ impl Transfer {
         put.await.map(|(size, _)| size)
     }
 
-    /// As [`Self::put`], of what is read until its end, for a file of this mode: an error of the reader gives it all up. Gives the
-    /// number of bytes, and the object that is the version.
+    /// As [`Self::put`], for the bytes of a reader until its end, and a file of this mode: an error of the reader abandons the version.
+    /// Returns the number of bytes, and the object of the version.
     ///
     /// # Errors
     /// As those of [`Self::put`].
@@ -137,8 +136,8 @@ impl Transfer {
         self.end((ino, object), wanted, written).await
     }
 
-    /// Makes a version of what is in the store outside of the element that is named, without fetching it. Gives its length in bytes,
-    /// and the object that is the version.
+    /// Creates a version of a file in the store outside of the named element, without fetching it. Returns its length in bytes, and the
+    /// object of the version.
     ///
     /// # Errors
     /// As those of [`Self::put`].
@@ -166,7 +165,7 @@ impl Transfer {
         self.end((attr.ino, opened.object), wanted, linked).await
     }
 
-    /// Seals a version that was written, or gives it up.
+    /// Seals a version that was written, or abandons it.
     pub(crate) async fn end(
         &self,
         (ino, object): (u64, u64),
@@ -187,7 +186,7 @@ impl Transfer {
                     ..v1::Seal::default()
                 };
                 match self.sealed(seal).await {
-                    // It may have been sealed, or still be.
+                    // It may have been sealed, or may still be sealed later.
                     Err(error) if error.is_lost() => return Err(error),
                     sealed => sealed.map(|()| (size, object)),
                 }
@@ -200,12 +199,12 @@ impl Transfer {
         done
     }
 
-    /// The first error is the one to tell; a version left behind is given up by the server later.
+    /// Abandons a version. An error is ignored: the first error is the one to return, and the server abandons a forgotten version later.
     pub(crate) async fn abandon(&self, ino: u64, object: u64) {
         let _ = self.one(Op::Abandon(v1::Abandon { ino, object })).await;
     }
 
-    /// Writes what is read to the element that a version was opened on, and seals it there; gives its length.
+    /// Writes the bytes of a reader to the element that a version was opened on, and seals it there. Returns its length.
     async fn write_whole<R: Read + Send + 'static>(
         &self,
         mut remote: Remote,
@@ -252,18 +251,18 @@ impl Transfer {
         &self.objects
     }
 
-    /// An object that nobody has.
+    /// Returns an unused object id.
     pub(crate) async fn new_object(&self) -> Result<u64, Error> {
         self.ids.take().await.map(|(_, object)| object.0)
     }
 
-    /// An inode and an object that nobody has.
+    /// Returns an unused inode and an unused object id.
     pub(crate) async fn new_ids(&self) -> Result<(u64, ObjectId), Error> {
         let (ino, object) = self.ids.take().await?;
         Ok((ino.0, object))
     }
 
-    /// Seals a version, and waits for the copies that are to be waited for.
+    /// Seals a version, and waits for the required copies.
     pub(crate) async fn sealed(&self, seal: v1::Seal) -> Result<(), Error> {
         while let Answer::Copying(_) = self.one(Op::Seal(seal.clone())).await? {
             tokio::time::sleep(COPYING).await;
@@ -271,12 +270,12 @@ impl Transfer {
         Ok(())
     }
 
-    /// Carries out one operation of names.
+    /// Carries out one namespace operation.
     pub(crate) async fn one(&self, op: Op) -> Result<Answer, Error> {
         self.server.one(&self.credentials, op).await
     }
 
-    /// The right to go on with a version that is being written.
+    /// Renews the right to continue a version that is being written.
     async fn anew(&self, remote: &Remote, ino: u64) -> Result<Remote, Error> {
         let again = v1::NewVersion {
             ino,
@@ -290,7 +289,7 @@ impl Transfer {
         }
     }
 
-    /// Tells the server from time to time that a version is still being written, until what this gives is dropped.
+    /// Regularly reports to the server that a version is still being written, until the result is dropped.
     pub(crate) fn say_that_we_write(&self, ino: u64, object: u64) -> AbortOnDrop {
         let (server, credentials) = (self.server.clone(), self.credentials.clone());
         AbortOnDrop(tokio::spawn(async move {
@@ -301,16 +300,16 @@ impl Transfer {
                     object,
                     ..v1::NewVersion::default()
                 };
-                // If it can't be told now, it is told the next time.
+                // A failed report is repeated the next time.
                 let _ = server.one(&credentials, Op::NewVersion(again)).await;
             }
         }))
     }
 
-    /// Copies a file of the array to a local path. Gives the number of bytes.
+    /// Copies a file of the array to a local path. Returns the number of bytes.
     ///
     /// # Errors
-    /// If the file can't be read or the local path can't be written.
+    /// The file cannot be read or the local path cannot be written.
     pub async fn get(
         &self,
         path: impl AsRef<[u8]>,
@@ -329,7 +328,7 @@ impl Transfer {
         .await
     }
 
-    /// As [`Self::get`], of a file whose copies are all damaged: its bytes as far as they can be read.
+    /// As [`Self::get`], for a file whose copies are all damaged: its bytes as far as they can be read.
     ///
     /// # Errors
     /// As those of [`Self::get`].
@@ -363,16 +362,16 @@ impl Transfer {
         }
         let remote = Self::remote(&opened)?;
         match self.objects.read_damaged(&remote, write).await {
-            // It is not damaged.
+            // The file is not damaged.
             Err(error) if error.is_elsewhere() => self.get(path, local, progress).await,
             read => read,
         }
     }
 
-    /// Reads a file of the array piece by piece. Gives the number of bytes.
+    /// Reads a file of the array piece by piece. Returns the number of bytes.
     ///
     /// # Errors
-    /// If the file can't be read, or what `piece` gives.
+    /// The file cannot be read, or the error of `piece`.
     pub async fn read(
         &self,
         path: impl AsRef<[u8]>,
@@ -400,7 +399,7 @@ impl Transfer {
             let read = self.read_opened(&opened, &open.avoid, from, counted).await;
             let gone = |error: &Error| error.is_lost() || error.is_elsewhere();
             match read {
-                // It had to be asked once to be woken.
+                // The request has started the resumption of the element.
                 Err((Some(element), error))
                     if error.is_lost() && self.awakes(element, &opened, &mut asleep).await? =>
                 {
@@ -413,7 +412,7 @@ impl Transfer {
                     open.avoid.push(element);
                     open.version = opened.attr.map_or(0, |attr| attr.version);
                 }
-                // A right to one of several objects has run out meanwhile.
+                // A right to one of several objects has expired in the meantime.
                 Err((_, error))
                     if opened.layout.is_some() && is_no_right(&error) && done > from =>
                 {
@@ -424,8 +423,8 @@ impl Transfer {
         }
     }
 
-    /// Reads on in a version that was opened, and asks other elements than these no longer than they take who answer. An error
-    /// comes with the element that was asked.
+    /// Reads an opened version from `from` on. Elements in `avoid` have no time limit; others are left as soon as they are too slow. An
+    /// error includes the element that was asked.
     async fn read_opened(
         &self,
         opened: &v1::Opened,
@@ -444,7 +443,7 @@ impl Transfer {
             return self.read_parts(&parts, avoid, from, piece).await;
         }
         let remote = Self::remote(opened).map_err(at)?;
-        // One that hangs is waited for if it is the only one.
+        // An element that hangs has no time limit if it is the only one.
         let read = if avoid.contains(&opened.element) {
             self.objects.read_from(&remote, from, piece).await
         } else {
@@ -453,7 +452,7 @@ impl Transfer {
         read.map_err(at)
     }
 
-    /// Reads on from the middle of an object, as long as something comes.
+    /// Reads an object from the middle on, as long as bytes arrive.
     async fn read_unless_silent(
         &self,
         remote: &Remote,
@@ -463,7 +462,7 @@ impl Transfer {
         let last = Mutex::new(Instant::now());
         let read = self.objects.read_from(remote, from, |bytes| {
             let done = piece(bytes);
-            // Who takes it may take their time.
+            // The time that `piece` takes does not count.
             *last.lock() = Instant::now();
             done
         });
@@ -487,8 +486,8 @@ impl Transfer {
         self.server.one(&self.credentials, op).await
     }
 
-    /// The attributes of what a path names, once a version that was just closed has been sealed: a mount seals
-    /// shortly after `close`. A file that somebody goes on writing is waited for [`SEAL_PATIENCE`].
+    /// Returns the attributes of a path, once a version that was just closed has been sealed: a mount seals shortly after `close`. For a
+    /// file that is still being written, the call waits [`SEAL_PATIENCE`].
     pub(crate) async fn settled(&self, path: impl AsRef<[u8]>) -> Result<v1::Attr, Error> {
         let deadline = tokio::time::Instant::now() + SEAL_PATIENCE;
         loop {
@@ -500,10 +499,10 @@ impl Transfer {
         }
     }
 
-    /// The attributes of what a path names.
+    /// Returns the attributes of a path.
     ///
     /// # Errors
-    /// If nothing is there or a folder on the way may not be searched.
+    /// The path does not exist or a folder on the way may not be searched.
     pub async fn resolve(&self, path: impl AsRef<[u8]>) -> Result<v1::Attr, Error> {
         let resolve = v1::Resolve {
             path: path.as_ref().to_vec(),
@@ -520,8 +519,8 @@ impl Transfer {
         }
     }
 
-    /// Whether an element that was asked where the server had said sleeps, or has just come; waits for it for as long as for
-    /// what is away. `until` is when that ends, once it has begun.
+    /// Whether an element that was asked at the server's address is suspended, or has just started. Waits for it as long as for an offline
+    /// element. `until` is the end of that wait, once it has begun.
     async fn awakes(
         &self,
         element: u32,
@@ -538,7 +537,7 @@ impl Transfer {
             let up = known.up;
             let sleeps = known.sleep.as_ref().is_some_and(|sleep| sleep.suspended);
             let moved = asked != known.url;
-            // Who was up and is lost all the same is not waited for here.
+            // The call does not wait for an element that is up and still cannot be reached.
             let awakes = sleeps || (up && (moved || until.is_some()));
             if !awakes {
                 return Ok(false);
@@ -554,8 +553,7 @@ impl Transfer {
         }
     }
 
-    /// What is to be placed on an element that sleeps is tried again until that is awake, and what finds the burst tier full until
-    /// something has drained.
+    /// Repeats the placement of a file until the suspended element has resumed, or until a full burst tier has room again.
     async fn placed(&self, op: impl Fn() -> Op) -> Result<Answer, Error> {
         let begun = Instant::now();
         let patience = |error: &Error| match error {
@@ -619,7 +617,7 @@ impl Transfer {
     }
 }
 
-/// An object on an element, which is up if it is told where it is.
+/// Returns an object on an element; an error if the element has no address, which means that it is down.
 pub(crate) fn remote_at(
     (element, url): (ElementId, &str),
     object: ObjectId,
@@ -636,7 +634,7 @@ pub(crate) fn remote_at(
     })
 }
 
-/// Where an element is that a version was opened on; empty if that is not up.
+/// Returns the address of an element that a version was opened on; empty if the element is not up.
 fn url_of(opened: &v1::Opened, element: u32) -> &str {
     let Some(layout) = &opened.layout else {
         return &opened.url;
@@ -646,7 +644,7 @@ fn url_of(opened: &v1::Opened, element: u32) -> &str {
     found.map_or("", |(_, url)| url)
 }
 
-/// An element that was asked and does not answer.
+/// Returns the error of an element that does not answer.
 pub(crate) fn silent(remote: &Remote) -> Error {
     Error::Element {
         url: remote.url.to_string(),
@@ -654,7 +652,7 @@ pub(crate) fn silent(remote: &Remote) -> Error {
     }
 }
 
-/// Whether an element does not take a right, or takes it no more.
+/// Whether an element refuses a right, or does not accept it any more.
 pub(crate) fn is_refused<T>(done: &Result<T, Error>) -> bool {
     done.as_ref().is_err_and(is_no_right)
 }
@@ -663,7 +661,7 @@ pub(crate) fn is_no_right(error: &Error) -> bool {
     matches!(error, Error::ElementRefused { status: 403, .. })
 }
 
-/// As [`fill`]. What we read from may make us wait for as long as it likes; others go on meanwhile.
+/// As [`fill`], on another thread: the reader may block for as long as it likes while other tasks continue.
 pub(crate) async fn filled<R: Read + Send + 'static>(
     mut file: R,
     mut buffer: Vec<u8>,
@@ -686,7 +684,7 @@ fn fill(file: &mut impl Read, buffer: &mut [u8]) -> std::io::Result<usize> {
     Ok(filled)
 }
 
-/// What an element notes of a file that was written.
+/// Returns the element's notes about a written file.
 pub(crate) fn seal_body(attr: &v1::Attr, path: &str) -> SealBody {
     SealBody {
         inode: attr.ino,

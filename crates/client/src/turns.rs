@@ -1,4 +1,4 @@
-//! What one user may have under way at once, such as requests: the next one waits for its turn, and others don't.
+//! Limits for the concurrent work of one user, such as requests: the next request of the user waits for a turn, and other users do not.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// How long a turn is waited for.
+/// Time that a caller waits for a turn.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Users that are remembered though they have nothing under way.
+/// Number of users that are remembered without work under way.
 const IDLE_MAX: usize = 1024;
 
 /// Turns of all users.
@@ -20,7 +20,7 @@ pub struct Turns {
     users: Mutex<HashMap<u32, Arc<Semaphore>>>,
 }
 
-/// The user has too much under way.
+/// Error of a user that has too much work under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "user {uid} has {each_max} requests of this kind under way already: wait until one of them has ended"
@@ -31,13 +31,13 @@ pub struct Busy {
 }
 
 impl Turns {
-    /// Each user has this many.
+    /// Returns turns with a limit for each user.
     #[must_use]
     pub fn new(each_max: usize) -> Self {
         Self::with_patience(each_max, PATIENCE)
     }
 
-    /// The same, waited for this long.
+    /// The same, with this maximum wait.
     #[must_use]
     pub fn with_patience(each_max: usize, patience: Duration) -> Self {
         Self {
@@ -47,10 +47,10 @@ impl Turns {
         }
     }
 
-    /// Takes a turn of a user, until what this gives is dropped.
+    /// Takes a turn of a user, until the result is dropped.
     ///
     /// # Errors
-    /// If none is free for a while.
+    /// No turn is free for a while.
     pub async fn take(&self, uid: u32) -> Result<OwnedSemaphorePermit, Busy> {
         let own = self.of(uid);
         let each_max = self.each_max;
@@ -63,7 +63,7 @@ impl Turns {
         let mut users = self.users.lock();
         if users.len() > IDLE_MAX {
             let each_max = self.each_max;
-            // Whoever waits, or is about to, has a share in theirs.
+            // A caller that waits, or is about to, shares its user's semaphore.
             users.retain(|_, own| Arc::strong_count(own) > 1 || own.available_permits() < each_max);
         }
         let new = || Arc::new(Semaphore::new(self.each_max));

@@ -1,7 +1,7 @@
-//! Users and groups of this host as the system knows them: by its name service (NSS), so from files, LDAP and whatever
-//! else it is set up with. Users that it does not know go by their number.
+//! Users and groups of this host: looked up in the system's name service (NSS), which may use files, LDAP or other sources. Unknown users
+//! are named by their number.
 //!
-//! A look-up may take as long as the network that the name service asks.
+//! A look-up may take as long as the network that the name service uses.
 
 use nix::unistd::{Gid, Uid, User, getgrouplist};
 use std::ffi::CString;
@@ -10,7 +10,7 @@ fn known(uid: u32) -> Option<User> {
     User::from_uid(Uid::from_raw(uid)).ok().flatten()
 }
 
-/// The uid of a user's name or number.
+/// Returns the uid of a user's name or number.
 #[must_use]
 pub fn uid(user: &str) -> Option<u32> {
     let known = User::from_name(user).ok().flatten();
@@ -19,19 +19,19 @@ pub fn uid(user: &str) -> Option<u32> {
         .or_else(|| user.parse().ok())
 }
 
-/// The name of a user, or the number.
+/// Returns the name of a user, or the number.
 #[must_use]
 pub fn name(uid: u32) -> String {
     known(uid).map_or_else(|| uid.to_string(), |user| user.name)
 }
 
-/// The user's own group; that of the same number if the user is not known.
+/// Returns the user's own group; the group of the same number if the user is unknown.
 #[must_use]
 pub fn gid(uid: u32) -> u32 {
     known(uid).map_or(uid, |user| user.gid.as_raw())
 }
 
-/// The groups that a user is a member of, their own among them; none of a user who is not known.
+/// Returns the groups of a user, including the user's own group; none for an unknown user.
 #[must_use]
 pub fn groups(uid: u32) -> Vec<u32> {
     let listed = known(uid).and_then(|user| {

@@ -1,4 +1,4 @@
-//! Bytes of a file put together from those of its parts, a window at a time.
+//! Assembles bytes of a file from those of its parts, one window at a time.
 
 use bytes::{Bytes, BytesMut};
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
@@ -6,14 +6,14 @@ use std::future::Future;
 use std::ops::Range;
 use tidemill_core::layout::Layout;
 
-/// Requests of one window at once.
+/// Number of requests of one window at once.
 const REQUESTS: usize = 16;
 
-/// The bytes of `range`, which is in the file. `fetch` is asked for bytes of parts, all at once, and may give fewer: what it
-/// leaves out at the end, and what nobody wrote, is zeros.
+/// Returns the bytes of `range`, which is within the file. `fetch` is called for bytes of parts, concurrently, and may return fewer.
+/// Missing bytes at the end, and ranges that were never written, are zeros.
 ///
 /// # Errors
-/// The first that `fetch` gives.
+/// The first error of `fetch`.
 pub async fn window<F, E>(
     layout: &Layout,
     range: Range<u64>,
@@ -39,7 +39,7 @@ where
         let length = usize::try_from(piece.length).unwrap_or(0);
         let end = window.len() + length;
         let there = piece.at.and_then(|at| {
-            // They are in the order of the parts, and of their bytes.
+            // The spans are in the order of the parts, and of their bytes.
             let is_before =
                 |(part, start, _): &(usize, u64, Bytes)| (*part, *start) <= (at.part, at.offset);
             let before = &spans[..spans.partition_point(is_before)];
@@ -48,7 +48,7 @@ where
             Some(rest.get(..length).unwrap_or(rest))
         });
         window.extend_from_slice(there.unwrap_or_default());
-        // What nobody wrote.
+        // Bytes that were never written.
         window.resize(end, 0);
     }
     Ok(window.freeze())
@@ -64,7 +64,7 @@ mod tests {
         Part::on(ObjectId(object), size, ElementId(0))
     }
 
-    /// What an element has of a part: each byte says which it is. No more than there is.
+    /// Byte that an element has in a part: each byte shows its place. The part ends at its size.
     fn byte(part: usize, offset: u64) -> u8 {
         u8::try_from((part as u64 * 101 + offset * 7) % 251).unwrap()
     }

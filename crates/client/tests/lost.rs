@@ -1,4 +1,4 @@
-//! What counts as a lost connection: everything that the server's own handler did not say.
+//! Lost connections: all failures that the server's own handler did not report.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use bytes::Bytes;
@@ -11,24 +11,24 @@ use tidemill_client::{Endpoint, Error, Server};
 use tidemill_wire::{PROTOCOL_VERSION, v1};
 use tokio::net::{UnixListener, UnixStream};
 
-/// What a server does with the call after its first answer.
+/// Behaviour of a server in the call after its first answer.
 #[derive(Clone, Copy, Debug)]
 enum Does {
-    /// Its process is killed before it says anything.
+    /// Its process is killed before it sends a byte.
     Dies,
-    /// It is killed when it has sent headers.
+    /// It is killed after it has sent headers.
     DiesAfterHeaders,
     /// It is killed in the middle of the answer.
     DiesInAnswer,
-    /// It is killed after the answer, before it says that all was well.
+    /// It is killed after the answer, before it sends the success trailers.
     DiesBeforeTrailers,
-    /// It gives up the stream.
+    /// It resets the stream.
     Resets(Reason),
-    /// It closes the connection in an orderly way before it has begun.
+    /// It closes the connection in an orderly way before the call has begun.
     GoesAway,
-    /// It ends the stream as if there were nothing to say.
+    /// It ends the stream without an answer.
     SaysNothing,
-    /// It says so itself.
+    /// It refuses the call itself.
     Refuses(tonic::Code),
 }
 
@@ -59,7 +59,7 @@ fn answer(mut respond: SendResponse<Bytes>) {
     body.send_trailers(well()).unwrap();
 }
 
-/// Gives whether the connection is kept.
+/// Returns whether the connection is kept.
 fn misbehave(mut respond: SendResponse<Bytes>, does: Does) -> bool {
     match does {
         Does::Dies | Does::GoesAway => return false,
@@ -95,7 +95,7 @@ fn misbehave(mut respond: SendResponse<Bytes>, does: Does) -> bool {
     true
 }
 
-/// One connection: the first call is answered, the second is not.
+/// Serves one connection: the first call is answered, the second is not.
 async fn serve(stream: UnixStream, does: Does) {
     let mut connection = h2::server::handshake(stream).await.unwrap();
     let (_, first) = connection.accept().await.unwrap().unwrap();
@@ -108,7 +108,7 @@ async fn serve(stream: UnixStream, does: Does) {
     if matches!(does, Does::GoesAway) {
         connection.abrupt_shutdown(Reason::NO_ERROR);
     }
-    // What was said so far goes out; then comes the end of the process.
+    // Sends the bytes written so far; then the process ends.
     let _ = tokio::time::timeout(Duration::from_millis(50), connection.accept()).await;
 }
 
@@ -118,7 +118,7 @@ async fn outcome(does: Does) -> Error {
     let listener = UnixListener::bind(&path).unwrap();
     let served = tokio::spawn(async move {
         let (stream, _) = listener.accept().await.unwrap();
-        // Nobody listens any more when the connection has ended.
+        // No process listens any more when the connection has ended.
         drop(listener);
         serve(stream, does).await;
     });

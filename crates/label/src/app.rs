@@ -1082,7 +1082,7 @@ impl Ticket {
         self.first
     }
 
-    /// Returns the result of [`Self::wait`] without waiting.
+    /// Returns the result of a wait, without waiting.
     ///
     /// # Errors
     /// The label failed, or, with [`Error::Timeout`], has not ended.

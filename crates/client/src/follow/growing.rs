@@ -1,4 +1,4 @@
-//! Where the bytes of a version that is being written are, as far as that is known.
+//! Places of the bytes of a version that is being written, as far as they are known. It asks the server for changes (next: `server/src`).
 
 use super::{PAUSE_MAX, Range};
 use crate::error::Error;
@@ -12,67 +12,67 @@ use tidemill_core::id::{ElementId, ObjectId};
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 use tokio::time::Instant;
 
-/// How long a server that does not answer is waited for.
+/// Time that the reader waits for a server that does not answer.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// See the module.
+/// State of a version; see the module.
 #[derive(Debug)]
 pub(super) struct Growing {
     ino: u64,
-    /// As it was opened last.
+    /// The last answer to an open.
     opened: v1::Opened,
     written: Written,
 }
 
 #[derive(Debug)]
 enum Written {
-    /// By one writer, as one object.
+    /// One writer writes it, as one object.
     Alone,
-    /// By several mounts.
+    /// Several mounts write it.
     Together(Visible, Vec<Place>),
     /// It is sealed; its parts, if it is not one object.
     Sealed(Option<Arc<Parts>>),
-    /// It is sealed, and an element that has it is away.
+    /// It is sealed, and an element that holds it is offline.
     Away(ElementId),
 }
 
-/// An object, or the element that has it and is away.
+/// An object, or the offline element that holds it.
 type Place = Result<Remote, ElementId>;
 
-/// Where some bytes are.
+/// Place of some bytes.
 #[derive(Debug)]
 pub(super) enum At {
-    /// The first of them there.
+    /// In an object; the range has the first of them.
     Object(Remote, Range<u64>),
-    /// In these, which are sealed.
+    /// In these parts, which are sealed.
     Parts(Arc<Parts>, Range<u64>),
-    /// They may still come.
+    /// The bytes may be written later.
     NotYet,
     /// The version ends before them.
     End,
-    /// On an element that is away.
+    /// On an offline element.
     Away(ElementId),
 }
 
-/// What is needed to ask what became of a version.
+/// Data for a question about the state of a version.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Known {
     pub(super) ino: u64,
     object: u64,
-    /// What was published last, of one that several mounts write.
+    /// Number of the last publication, if several mounts write the version.
     since: Option<u64>,
 }
 
-/// What became of it.
+/// New state of a version.
 pub(super) enum News {
-    /// It is still written; by several mounts, if so.
+    /// It is still being written, possibly by several mounts.
     Open(v1::Opened),
     Published(v1::Together),
     Sealed(v1::Opened),
 }
 
 impl Growing {
-    /// Of what a file was opened as, which is being written.
+    /// Returns the state of a file that was opened while it is being written.
     pub(super) fn new(ino: u64, opened: v1::Opened) -> Result<Self, Error> {
         let mut version = Self {
             ino,
@@ -105,7 +105,7 @@ impl Growing {
         matches!(self.written, Written::Alone)
     }
 
-    /// Whether its object is the file, be it written still or sealed.
+    /// Whether its object is the file, during the write or after the seal.
     pub(super) fn is_one_object(&self) -> bool {
         matches!(self.written, Written::Alone | Written::Sealed(None))
     }
@@ -114,7 +114,7 @@ impl Growing {
         &self.opened
     }
 
-    /// Its parts, if it is sealed and is not one object.
+    /// Returns its parts, if it is sealed and is not one object.
     pub(super) fn parts(&self) -> Option<&Parts> {
         match &self.written {
             Written::Sealed(parts) => parts.as_deref(),
@@ -122,7 +122,7 @@ impl Growing {
         }
     }
 
-    /// Takes over what is told of it. An answer that was given before it was sealed may come after one that was given then.
+    /// Applies an answer about the version. An answer from before the seal may arrive after an answer from after it, and is then ignored.
     pub(super) fn adopt(&mut self, news: News) -> Result<(), Error> {
         let ended = matches!(self.written, Written::Sealed(_) | Written::Away(_));
         match news {
@@ -166,7 +166,7 @@ impl Growing {
         Ok(())
     }
 
-    /// Where bytes are, from there on.
+    /// Returns the place of bytes from `offset` on.
     pub(super) fn at(&self, offset: u64, length: u64) -> At {
         let range = offset..offset.saturating_add(length);
         match &self.written {
@@ -199,7 +199,7 @@ impl Growing {
     }
 }
 
-/// The parts of a sealed version, if it has some; an error if an element that it is read from is away.
+/// Returns the parts of a sealed version, if it has several; an error if one of its elements is offline.
 fn reached(opened: &v1::Opened) -> Result<Option<Parts>, Error> {
     let parts = Transfer::parts(opened)?;
     if parts.is_none() {
@@ -209,7 +209,7 @@ fn reached(opened: &v1::Opened) -> Result<Option<Parts>, Error> {
 }
 
 impl Known {
-    /// Whether a version is this one: other mounts may write it, too, meanwhile, or have; then it is a part of that.
+    /// Whether `opened` is this version. If other mounts write it, too, or have written it, the object is a part of the version.
     fn is(&self, opened: &v1::Opened) -> bool {
         let within = |parts: &[v1::LayoutPart]| parts.iter().any(|part| part.object == self.object);
         let together = opened.together.as_ref();
@@ -221,7 +221,7 @@ impl Known {
 }
 
 impl Transfer {
-    /// Looks what became of a version that was being written; `None`: it was given up, or another one has taken its place.
+    /// Asks for the state of a version that was being written; `None`: it was abandoned, or replaced by another version.
     pub(super) async fn look(&self, known: &Known) -> Result<Option<News>, Error> {
         let ino = known.ino;
         if let Some(since) = known.since {
@@ -249,7 +249,7 @@ impl Transfer {
         if !growing {
             return Ok(None);
         }
-        // Another is being written already.
+        // Another version is being written already.
         let open = v1::Open {
             ino,
             ..v1::Open::default()
@@ -260,7 +260,7 @@ impl Transfer {
         }
     }
 
-    /// What a file is that may be being written; waits for a server that does not answer.
+    /// Opens a file that may be being written; waits for a server that does not answer.
     pub(super) async fn opened_growing(&self, ino: u64) -> Result<v1::Opened, Error> {
         let open = v1::Open {
             ino,
@@ -272,7 +272,7 @@ impl Transfer {
             match self.ask(Op::Open(open.clone())).await {
                 Ok(Answer::Opened(opened)) => return Ok(opened),
                 Ok(_) => return Err(Error::Answer("Open")),
-                // Its mount does not say whether it is closed, as while that restarts.
+                // Its mount does not answer whether it is closed, as during a restart.
                 Err(error)
                     if (error.is_lost() || error.is(rustix::io::Errno::TIMEDOUT))
                         && Instant::now() < until =>
@@ -318,7 +318,7 @@ mod tests {
         assert!(version.is_alone() && version.is_one_object());
         version.adopt(News::Open(shared())).unwrap();
         assert!(!version.is_alone() && !version.is_one_object());
-        // What was asked for before that says nothing else.
+        // An answer to an earlier question changes nothing.
         version.adopt(News::Open(opened(5))).unwrap();
         assert!(!version.is_one_object());
 

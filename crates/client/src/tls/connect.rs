@@ -1,4 +1,4 @@
-//! The side that connects.
+//! The side that connects: opens TCP connections with or without TLS (next: `client/src/tls/listen.rs`).
 
 use super::stream::{SEND_BYTES, Stream, below};
 use super::{Inside, Trust};
@@ -14,22 +14,21 @@ use std::time::Duration;
 use tokio_rustls::TlsConnector;
 use tower::{BoxError, Service};
 
-/// How long a connection and its handshake may take each.
+/// Maximum times of a connection and of its handshake.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
 
-/// A peer that is asked whether it is still there, after this long without a word, and again.
+/// Times until the first keep-alive request to a silent peer, and between further ones; and their number.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
 const KEEP_ALIVE_AGAIN: Duration = Duration::from_secs(5);
 const KEEP_ALIVE_TIMES: u32 = 3;
 
-/// Opens connections for hyper and tonic: `http://HOST:PORT` plain, `https://NAME@HOST:PORT` to the peer of
-/// that name, where NAME is the one of its certificate. The name is a part of the address so that connections
-/// to one peer are never used for another.
+/// Opens connections for hyper and tonic: `http://HOST:PORT` plain, `https://NAME@HOST:PORT` to the peer whose certificate has the name
+/// NAME. The name is a part of the address so that connections to one peer are never used for another.
 #[derive(Clone, Debug)]
 pub(crate) struct Connector {
     tcp: HttpConnector,
     tls: Option<Tls>,
-    /// Who is expected where the address does not say.
+    /// Expected name where the address has none.
     name: &'static str,
 }
 
@@ -42,7 +41,7 @@ impl std::fmt::Debug for Tls {
     }
 }
 
-/// Why there is no connection, beside what the system and TLS say.
+/// Reason for a missing connection, in addition to errors of the system and TLS.
 #[derive(Debug, thiserror::Error)]
 enum ConnectError {
     #[error("no certificate of the array's authority is known to check it by")]
@@ -56,7 +55,7 @@ impl Connector {
         let mut tcp = HttpConnector::new();
         tcp.set_nodelay(true);
         tcp.set_connect_timeout(Some(CONNECT_MAX));
-        // A host that vanished ends what waits for it.
+        // Requests to a host that vanished end.
         tcp.set_keepalive(Some(KEEP_ALIVE));
         tcp.set_keepalive_interval(Some(KEEP_ALIVE_AGAIN));
         tcp.set_keepalive_retries(Some(KEEP_ALIVE_TIMES));
@@ -98,7 +97,7 @@ impl Service<Uri> for Connector {
     }
 }
 
-/// Who is expected at an address.
+/// Returns the expected name of an address.
 fn named(uri: &Uri) -> Option<&str> {
     let (name, _) = uri.authority()?.as_str().split_once('@')?;
     Some(name)

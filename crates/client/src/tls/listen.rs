@@ -1,4 +1,5 @@
-//! The side that is connected to.
+//! The side that accepts connections, with or without TLS. Accepted connections are returned to the caller, such as the server or an
+//! element.
 
 use super::Problem;
 use super::stream::{SEND_BYTES, Stream, below};
@@ -13,22 +14,22 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 
-/// How long a peer may take for its handshake, and how long it waits for a listener that has no certificate yet.
+/// Time that a peer may take for its handshake, and that it waits for a listener without a certificate.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
 
-/// Pause after the system could give no connection, such as for want of file descriptors.
+/// Pause after the system could not accept a connection, for example for lack of file descriptors.
 pub const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Certificate, key and what is spoken inside; see [`super::identity`].
+/// Certificate, key and inner protocol; see [`super::identity`].
 pub type Identity = Arc<rustls::ServerConfig>;
 
-/// Peers that fail at their handshake.
+/// Counter of log lines about failed handshakes.
 static FAILED: Sparse = Sparse::new();
 
-/// Connections that can't be had, on whatever listener.
+/// Counter of log lines about connections that could not be accepted, on any listener.
 static REFUSED: Sparse = Sparse::new();
 
-/// Tells that a connection could not be accepted, and lets the system rest.
+/// Logs that a connection could not be accepted, and pauses.
 pub async fn could_not_accept(error: &io::Error) {
     if let Some(left_out) = REFUSED.may() {
         tracing::warn!(%error, left_out, "a connection can't be accepted");
@@ -39,8 +40,7 @@ pub async fn could_not_accept(error: &io::Error) {
 /// A connection that was accepted, with the address of its other end.
 type Accepted = (Seated<Stream>, SocketAddr);
 
-/// Accepts connections, each handshake beside the others. However many peers are silent, the next one is heard: see
-/// [`Guests`].
+/// Accepts connections, with concurrent handshakes. However many peers are silent, the next one is served: see [`Guests`].
 #[derive(Debug)]
 pub struct Listener {
     tcp: TcpListener,
@@ -50,8 +50,8 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// With TLS if there is an `identity`. That may come later, and may change: each connection gets the one that is
-    /// there when it begins. Of each ordinary user there may be `each_max` connections. To be called on a runtime.
+    /// Returns a listener, with TLS if there is an `identity`. The identity may arrive later, and may change: each connection uses the one
+    /// at its start. Each ordinary user may have `each_max` connections. Call it on a runtime.
     #[must_use]
     pub fn new(
         tcp: TcpListener,
@@ -68,16 +68,16 @@ impl Listener {
         }
     }
 
-    /// Where it listens.
+    /// Returns the address of the listener.
     ///
     /// # Errors
-    /// What the system says.
+    /// The error of the system.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.tcp.local_addr()
     }
 
-    /// The next connection that is ready, with the address of its other end. Peers that fail are told of in the
-    /// log and left. May be dropped and called again.
+    /// Returns the next connection that is ready, with the address of its other end. Peers that fail are logged and dropped. The future may
+    /// be dropped and the call repeated.
     pub async fn accept(&mut self) -> Accepted {
         loop {
             let accepted = tokio::select! {
@@ -142,7 +142,7 @@ async fn greet(
 
 fn tell(peer: SocketAddr, error: &io::Error) {
     let Some(problem) = Problem::of(error) else {
-        // Whoever only looks whether somebody listens.
+        // The peer only checks whether the port is open.
         tracing::debug!(%peer, %error, "a connection ended before its TLS handshake");
         return;
     };

@@ -1,11 +1,10 @@
 //! TLS between the processes of an array.
 //!
-//! Every array has an authority of its own (the server keeps its key), which signs one certificate for the
-//! server and one for each element. Peers are known by that authority and by what they are, [`SERVER`] or
-//! [`element`], not by an address: hosts may move. Who connects is known by token and capabilities, not by
-//! certificates.
+//! Every array has an authority of its own, whose key the server keeps. It signs one certificate for the server and one for each element.
+//! Peers are verified by that authority and by their role, [`SERVER`] or [`element`], not by an address: hosts may move. Clients are
+//! identified by token and capabilities, not by certificates.
 //!
-//! [`Trust`] is the side that connects, [`Listener`] the one that is connected to, [`Stream`] a connection.
+//! [`Trust`] is the side that connects, [`Listener`] the side that accepts, [`Stream`] a connection.
 
 mod connect;
 mod listen;
@@ -34,14 +33,14 @@ pub fn element(element: ElementId) -> String {
     format!("element-{element}.tidemill")
 }
 
-/// What a connection speaks inside TLS.
+/// Protocol inside TLS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Inside {
     /// gRPC.
     Http2,
     /// Bytes of objects.
     Http1,
-    /// Either, as who connects likes: gRPC, and files by URL.
+    /// Either, as the client chooses: gRPC, and files by URL.
     Both,
 }
 
@@ -55,7 +54,7 @@ impl Inside {
     }
 }
 
-/// The authority of an array, as those who connect trust it. Cheap to clone.
+/// The authority of an array, for clients that trust it. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Trust {
     authority: Arc<[u8]>,
@@ -63,10 +62,10 @@ pub struct Trust {
 }
 
 impl Trust {
-    /// Trusts what this certificate (DER) has signed, and nothing else.
+    /// Trusts certificates that this certificate (DER) has signed, and no others.
     ///
     /// # Errors
-    /// If it is no certificate.
+    /// It is not a certificate.
     pub fn new(authority: &[u8]) -> Result<Self, Problem> {
         let mut roots = RootCertStore::empty();
         roots.add(CertificateDer::from(authority.to_vec()))?;
@@ -76,7 +75,7 @@ impl Trust {
         })
     }
 
-    /// The authority's certificate in DER.
+    /// Returns the authority's certificate in DER.
     #[must_use]
     pub fn authority(&self) -> &[u8] {
         &self.authority
@@ -89,16 +88,16 @@ impl Trust {
             .with_root_certificates(self.roots.clone())
             .with_no_client_auth();
         config.alpn_protocols = inside.alpn();
-        // Connections are kept for long, and a ticket may be of a certificate that was replaced.
+        // Connections are kept for long, and a ticket may belong to a certificate that was replaced.
         config.resumption = Resumption::disabled();
         config
     }
 }
 
-/// What a listener shows: a certificate (DER) and its key (PKCS #8).
+/// Returns a listener's identity: a certificate (DER) and its key (PKCS #8).
 ///
 /// # Errors
-/// If the two don't belong together.
+/// The two do not belong together.
 pub fn identity(certificate: &[u8], key: &[u8], inside: Inside) -> Result<Identity, Problem> {
     let chain = vec![CertificateDer::from(certificate.to_vec())];
     let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(key.to_vec()));
@@ -112,7 +111,7 @@ pub fn identity(certificate: &[u8], key: &[u8], inside: Inside) -> Result<Identi
     Ok(Arc::new(config))
 }
 
-/// TLS 1.3 with AES-128-GCM first: it is the fastest where the processor does AES, which is everywhere here.
+/// TLS 1.3 with AES-128-GCM first: it is the fastest if the processor supports AES, as all do here.
 fn provider() -> Arc<CryptoProvider> {
     let suites = vec![
         cipher_suite::TLS13_AES_128_GCM_SHA256,

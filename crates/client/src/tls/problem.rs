@@ -1,43 +1,43 @@
-//! What can be wrong with a TLS connection, in words of its user.
+//! Problems of a TLS connection, in words for its user.
 
 use rustls::{AlertDescription, CertificateError, InvalidMessage};
 use std::error::Error as StdError;
 
-/// Why a peer is not talked to. Reads as the end of "can't trust the server at …: ".
+/// Reason why a peer is refused. Reads as the end of "can't trust the server at …: ".
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Problem {
-    /// Another array, or this one with a new authority.
+    /// Another array, or this array with a new authority.
     #[error(
         "its certificate was not signed by this array's authority: it belongs to another array, or the authority was replaced; copy `token` from the server's folder again and restart what still uses the old one"
     )]
     OtherAuthority,
-    /// The right array, but something else than expected.
+    /// The right array, but another part than expected.
     #[error(
         "its certificate is for another part of the array than `{expected}`: check address and port"
     )]
     OtherName {
-        /// What it should be.
+        /// Expected name.
         expected: String,
     },
-    /// gRPC is spoken to an element, or HTTP to the server.
+    /// The peer speaks another protocol: gRPC to an element, or HTTP to the server.
     #[error(
         "it speaks another protocol: check address and port, which are one of the server's and not of an element's"
     )]
     OtherProtocol,
-    /// The certificate is over.
+    /// The certificate has expired.
     #[error(
         "its certificate has expired: restart it, which renews the certificate, and check the clocks of both hosts"
     )]
     Expired,
-    /// The certificate has not begun.
+    /// The certificate is not valid yet.
     #[error("its certificate is not valid yet: check the clocks of both hosts")]
     NotYet,
-    /// No TLS at all.
+    /// The peer does not use TLS.
     #[error(
         "it answers without TLS: it was started with --tls off; start it without that, or use http:// and --tls off here, too"
     )]
     Plain,
-    /// Anything else.
+    /// Any other TLS error.
     #[error("TLS: {0}")]
     Tls(rustls::Error),
 }
@@ -70,7 +70,7 @@ impl From<rustls::Error> for Problem {
 }
 
 impl Problem {
-    /// The problem that an error comes from, if it comes from TLS.
+    /// Returns the TLS problem that caused an error, if any.
     #[must_use]
     pub fn of(error: &(dyn StdError + 'static)) -> Option<Self> {
         let mut next = Some(error);
@@ -78,7 +78,7 @@ impl Problem {
             if let Some(tls) = error.downcast_ref::<rustls::Error>() {
                 return Some(tls.clone().into());
             }
-            // An I/O error hides what it holds from `source`.
+            // An I/O error hides its inner error from `source`.
             let held = error.downcast_ref::<std::io::Error>();
             if let Some(problem) = held.and_then(std::io::Error::get_ref).and_then(|held| {
                 let held: &(dyn StdError + 'static) = held;

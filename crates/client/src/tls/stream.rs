@@ -1,4 +1,4 @@
-//! One TCP connection, with TLS or without.
+//! One TCP connection, with or without TLS.
 
 use hyper_util::client::legacy::connect::{Connected as Link, Connection};
 use std::io;
@@ -9,16 +9,16 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsStream;
 use tonic::transport::server::{Connected, TcpConnectInfo};
 
-/// Bytes that are encrypted before they are given to the system at once.
+/// Number of bytes that are encrypted before one write to the system.
 pub(super) const SEND_BYTES: usize = 256 << 10;
 
-/// Bytes taken from the system at once: rustls itself asks for 4 KiB at a time.
+/// Number of bytes read from the system at once: rustls itself asks for 4 KiB at a time.
 const RECEIVE_BYTES: usize = 128 << 10;
 
-/// What is below TLS.
+/// Stream below TLS.
 pub(super) type Below = BufReader<TcpStream>;
 
-/// A connection to be put below TLS.
+/// Returns the stream below TLS of a connection.
 pub(super) fn below(tcp: TcpStream) -> Below {
     BufReader::with_capacity(RECEIVE_BYTES, tcp)
 }
@@ -26,7 +26,7 @@ pub(super) fn below(tcp: TcpStream) -> Below {
 /// A TCP connection.
 #[derive(Debug)]
 pub enum Stream {
-    /// As it is.
+    /// Without TLS.
     Plain(TcpStream),
     /// Inside TLS.
     Tls(Box<TlsStream<BufReader<TcpStream>>>),
@@ -68,8 +68,8 @@ impl AsyncRead for Stream {
     }
 }
 
-/// Reads all that is there. By itself a TLS stream gives one record at a time, 16 KiB, and such small pieces would
-/// go on as they are: into files, or to the next thread.
+/// Reads all available bytes. A TLS stream alone returns one record at a time, 16 KiB, and such small pieces would be passed on: into
+/// files, or to the next thread.
 fn poll_read_all(
     tls: &mut TlsStream<Below>,
     cx: &mut Context<'_>,
@@ -80,7 +80,7 @@ fn poll_read_all(
         let filled = buf.filled().len();
         let read = Pin::new(&mut *tls).poll_read(cx, buf);
         if buf.filled().len() == filled {
-            // An error or an end that comes after bytes is met again by the next call.
+            // The next call returns the error or the end again.
             return if filled > before {
                 Poll::Ready(Ok(()))
             } else {

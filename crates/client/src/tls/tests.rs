@@ -27,7 +27,7 @@ impl Authority {
         }
     }
 
-    /// An identity that is good in these years.
+    /// Returns an identity that is valid in these years.
     fn identity(&self, name: &str, years: std::ops::Range<i32>) -> Identity {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
@@ -40,7 +40,7 @@ impl Authority {
 
 const NOW: std::ops::Range<i32> = 2020..2999;
 
-/// A listener that answers one request of each connection with `answer`; gives its address.
+/// Starts a listener that answers one request of each connection with `answer`. Returns its address.
 async fn serve(mut listener: Listener) -> String {
     let address = listener.local_addr().unwrap().to_string();
     tokio::spawn(async move {
@@ -68,7 +68,7 @@ async fn serve_tls(identity: Identity) -> String {
     .await
 }
 
-/// Reads from what claims to be element 3.
+/// Reads from a peer that claims to be element 3.
 async fn read(trust: Option<&Trust>, url: String) -> Result<bytes::Bytes, Error> {
     let remote = Remote {
         element: ElementId(3),
@@ -153,7 +153,7 @@ async fn silent_peer_blocks_nobody_and_new_identity_applies_at_once() {
     let address = serve(Listener::new(tcp, Some(current), 8)).await;
     let url = format!("https://{address}");
     let _silent = TcpStream::connect(&address).await.unwrap();
-    // Comes before there is a certificate, and waits for it.
+    // Connects before there is a certificate, and waits for it.
     let waiting = tokio::spawn({
         let (trust, url) = (authority.trust.clone(), url.clone());
         async move { read(Some(&trust), url).await }
@@ -171,7 +171,7 @@ async fn silent_peer_blocks_nobody_and_new_identity_applies_at_once() {
 async fn thousand_silent_peers_block_nobody() {
     let authority = Authority::new();
     let address = serve_tls(authority.identity("element-3.tidemill", NOW)).await;
-    // Both ends are this process's, and of an ordinary user it may have a thousand files open at first.
+    // This process has both ends, and an ordinary user may have a thousand open files by default.
     let mut files = getrlimit(Resource::Nofile);
     files.current = files.maximum;
     setrlimit(Resource::Nofile, files).unwrap();
@@ -182,7 +182,7 @@ async fn thousand_silent_peers_block_nobody() {
     read(Some(&authority.trust), format!("https://{address}"))
         .await
         .unwrap();
-    // The first of them had to go for the others.
+    // The first one was closed for the others.
     let mut first = silent.swap_remove(0);
     let mut said = [0];
     assert!(!matches!(first.read(&mut said).await, Ok(1..)));

@@ -1,13 +1,13 @@
-//! What the library in a program (`tidemill-preload`) and the process that has the file system (`tidemill-mount`)
-//! say to each other, over a Unix socket that keeps messages whole (`docs/formats.md`).
+//! Messages between the library in a program (`tidemill-preload`) and the process that has the file system (`tidemill-mount`), over a Unix
+//! socket that keeps message boundaries (`docs/formats.md`).
 //!
-//! A request and an answer are numbers of eight bytes, little-endian, followed by texts. There is one answer to a request,
-//! and one request at a time on a connection. Nothing here allocates, locks or calls anything: it is used in signal
-//! handlers and between `vfork` and `exec`.
+//! A request and an answer are numbers of eight bytes, little-endian, followed by texts. Each request gets one answer, and a connection has
+//! one request at a time. This crate never allocates, locks or calls other code: it is used in signal handlers and between `vfork` and
+//! `exec`.
 
 #![no_std]
 
-/// Version of the messages. Both sides have to have the same: they are installed together.
+/// Version of the messages. Both sides must have the same: they are installed together.
 pub const VERSION: u64 = 1;
 /// Environment: the socket of the file system.
 pub const SOCKET_VARIABLE: &str = "TIDEMILL_PRELOAD_SOCKET";
@@ -15,63 +15,64 @@ pub const SOCKET_VARIABLE: &str = "TIDEMILL_PRELOAD_SOCKET";
 pub const PREFIX_VARIABLE: &str = "TIDEMILL_PRELOAD_PREFIX";
 /// Environment: the working directory, if it is in the array, as a path in it.
 pub const DIRECTORY_VARIABLE: &str = "TIDEMILL_PRELOAD_CWD";
-/// Folder beside the socket: a descriptor of a directory of the array is one of an empty folder in it, called
-/// as the directory's inode.
+/// Folder in the folder of the socket: the descriptor of a directory of the array is one of an empty folder in it, whose name is the
+/// directory's inode.
 pub const DIRECTORIES: &str = "d";
-/// Environment: not empty if files that are closed are to be stored later.
+/// Environment: not empty if closed files are to be stored later.
 pub const ASYNC_VARIABLE: &str = "TIDEMILL_PRELOAD_ASYNC";
-/// Folder beside the socket: copies of files that are not in folders of this host.
+/// Folder in the folder of the socket: copies of files that are not in folders of this host.
 pub const COPIES: &str = "f";
-/// Folder beside the socket: copies of which what is written is stored after their close.
+/// Folder in the folder of the socket: copies whose changes are stored after their close.
 pub const AWAY: &str = "a";
-/// In `a` of [`Op::Open`]: what is written may be stored after the close.
+/// In `a` of [`Op::Open`]: changes may be stored after the close.
 pub const GIVE_AWAY: u64 = 1;
 /// Device number that files of an array have in `stat`.
 pub const DEVICE: u64 = 0x7469_6465;
-/// Bytes of a path at most, as of the system.
+/// Maximum length of a path in bytes, as in the system.
 pub const PATH_BYTES_MAX: usize = 4096;
-/// Bytes of the value of an extended attribute at most, as of the system.
+/// Maximum size of the value of an extended attribute in bytes, as in the system.
 pub const VALUE_BYTES_MAX: usize = 65_536;
-/// Bytes of a listing in one answer at most.
+/// Maximum size of a listing in one answer, in bytes.
 pub const LISTING_BYTES_MAX: usize = 32_768;
-/// Bytes of a request at most.
+/// Maximum size of a request in bytes.
 pub const REQUEST_BYTES_MAX: usize = Request::BYTES + 2 * PATH_BYTES_MAX + VALUE_BYTES_MAX;
-/// Bytes of an answer at most.
+/// Maximum size of an answer in bytes.
 pub const ANSWER_BYTES_MAX: usize = Answer::BYTES + VALUE_BYTES_MAX;
-/// In place of an error number: the path leads out of the array, to the one that follows, on the host.
+/// In place of an error number: the path leaves the array, and continues on the host with the path that follows.
 pub const LEAVES: u64 = 1 << 32;
-/// From this byte on a file's locks say who has it open: no program may lock there, and none is shown it.
-/// Byte `HANDLES_AT + n` is locked by the open file that was given away as number `n`.
+/// From this byte on a file's locks mark who has it open: no program may lock there, or see such a lock. The open file with number `n`
+/// locks byte `HANDLES_AT + n`.
 pub const HANDLES_AT: u64 = 1 << 62;
-/// A time that is not to be changed.
+/// A time that is not changed.
 pub const TIME_OMITTED: i64 = i64::MIN;
-/// A time that is to be now.
+/// The present time.
 pub const TIME_NOW: i64 = i64::MIN + 1;
-/// A user or group that is not to be changed.
+/// A user or group that is not changed.
 pub const NOBODY: u64 = u32::MAX as u64;
 
-/// What is asked for.
+/// Operation of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub enum Op {
-    /// Opens a file: `flags` and `mode` as of `open`; `a` is 0 or [`GIVE_AWAY`]. The answer has a descriptor, and in `value` whether its close is to be told.
+    /// Opens a file: `flags` and `mode` as of `open`; `a` is 0 or [`GIVE_AWAY`]. The answer has a descriptor, and `value` says whether its
+    /// close has to be reported.
     Open = 1,
-    /// Attributes.
+    /// Returns attributes.
     Stat,
-    /// Whether the sender may: `mode` as of `access`.
+    /// Whether the sender has access: `mode` as of `access`.
     Access,
-    /// Entries of a directory from number `a` on. The answer's `value` is the number to go on with, 0 at the end; the text is
+    /// Lists entries of a directory from number `a` on. The answer's `value` is the number to continue with, 0 at the end; the text is
     /// [`Entry`] after [`Entry`].
     List,
-    /// Makes a directory of `mode`.
+    /// Creates a directory of `mode`.
     MakeDirectory,
-    /// Makes a file of `mode` that is no directory, of device `a`.
+    /// Creates a file of `mode` that is not a directory, of device `a`.
     MakeNode,
-    /// Makes a symbolic link to the second text.
+    /// Creates a symbolic link to the second text.
     Symlink,
-    /// The text is what a symbolic link holds.
+    /// Reads a symbolic link; the text is its target.
     ReadLink,
-    /// Gives what the first path leads to another name, the second path.
+    /// Gives the file of the first path another name, the second path.
     Link,
     /// Removes a name; with `AT_REMOVEDIR` that of a directory.
     Unlink,
@@ -85,27 +86,27 @@ pub enum Op {
     SetOwner,
     /// Sets the times `a` and `b` of access and change, in nanoseconds since the Unix epoch.
     SetTimes,
-    /// Size and room of the array: blocks of 4096 bytes in `stat.blocks` (all), `stat.size` (free), `stat.nlink` (files).
+    /// Returns size and free space of the array: blocks of 4096 bytes in `stat.blocks` (all), `stat.size` (free), `stat.nlink` (files).
     StatFs,
-    /// The attribute named by the second text; `a` bytes at most, or its length if that is 0.
+    /// Reads the attribute named by the second text; `a` bytes at most, or its length if that is 0.
     GetAttribute,
     /// Sets the attribute named by the second text to the third, with the flags of `setxattr`.
     SetAttribute,
-    /// Names of attributes; `a` bytes at most, or their length if that is 0.
+    /// Lists names of attributes; `a` bytes at most, or their length if that is 0.
     ListAttributes,
     /// Removes the attribute named by the second text.
     RemoveAttribute,
     /// Makes an open file survive power loss.
     Sync,
-    /// A descriptor of an open file is about to be closed: what was written to a copy is handed over.
+    /// Prepares the close of a descriptor: changes of a copy are transferred.
     Flush,
-    /// The text is the path in the array without symbolic links. With `O_DIRECTORY` it has to be a directory that the
-    /// sender may enter.
+    /// Returns the path in the array without symbolic links. With `O_DIRECTORY` it has to be a directory that the sender may enter.
     Resolve,
     /// Locks an open file as `flock` does, with the operation in `flags`.
     Flock,
-    /// What the sender has closed and is not stored. The answer's `value` is how many files are on their way, `stat.size` how many could not be stored when that was
-    /// tried (with `a`, those are tried once more); the text is of each of those four texts with a zero behind each: `waits` or `refused`, its path, why, and where its bytes are.
+    /// Returns the sender's closed files that are not stored. The answer's `value` is the number of files on their way, `stat.size` the
+    /// number of failed files (with `a`, those are tried once more). The text has four texts for each failed file, each followed by a zero:
+    /// `waits` or `refused`, its path, the reason, and the path of its bytes.
     Wait,
 }
 
@@ -139,7 +140,7 @@ impl Op {
         Self::Wait,
     ];
 
-    /// The one of this number.
+    /// Returns the operation of a number.
     #[must_use]
     pub fn of(number: u64) -> Option<Self> {
         let at = usize::try_from(number.checked_sub(1)?).ok()?;
@@ -147,32 +148,33 @@ impl Op {
     }
 }
 
-/// What a request is about: numbers of it.
+/// Numbers of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Request {
     /// [`Op`].
     pub op: u64,
-    /// As of the system call.
+    /// As in the system call.
     pub flags: u64,
-    /// As of the system call.
+    /// As in the system call.
     pub mode: u64,
-    /// Inode of the directory that the first path begins at, unless it begins with a slash. Of an empty path it is what is meant.
+    /// Inode of the directory at which the first path begins, unless it begins with a slash. If the path is empty, the request is about
+    /// this directory.
     pub base: u64,
     /// The same for the second path.
     pub base2: u64,
-    /// An open file, if `inode` is not 0: on this host it is the file of this device …
+    /// Open file of the request, if `inode` is not 0: its device on this host …
     pub device: u64,
     /// … and inode.
     pub inode: u64,
-    /// What the operation says.
+    /// Depends on the operation.
     pub a: u64,
-    /// What the operation says.
+    /// Depends on the operation.
     pub b: u64,
-    /// Bytes of the texts: path, path or name, value, and the prefix that absolute links in the array begin with.
+    /// Lengths of the texts: path, path or name, value, and the prefix of absolute links in the array.
     pub lengths: [u64; 4],
 }
 
-/// A number of words as bytes.
+/// Returns words as bytes.
 fn put<const WORDS: usize, const BYTES: usize>(words: [u64; WORDS]) -> [u8; BYTES] {
     let mut bytes = [0; BYTES];
     for (to, word) in bytes.chunks_exact_mut(8).zip(words) {
@@ -181,7 +183,7 @@ fn put<const WORDS: usize, const BYTES: usize>(words: [u64; WORDS]) -> [u8; BYTE
     bytes
 }
 
-/// The words that bytes begin with.
+/// Returns the words at the start of bytes.
 fn take<const WORDS: usize>(bytes: &[u8]) -> Option<[u64; WORDS]> {
     let mut words = [0; WORDS];
     let from = bytes.get(..WORDS * 8)?;
@@ -192,12 +194,12 @@ fn take<const WORDS: usize>(bytes: &[u8]) -> Option<[u64; WORDS]> {
 }
 
 impl Request {
-    /// Numbers of a request, with the version.
+    /// Number of words of a request, with the version.
     const WORDS: usize = 14;
     /// Bytes before the texts.
     pub const BYTES: usize = Self::WORDS * 8;
 
-    /// The bytes before the texts.
+    /// Returns the bytes before the texts.
     #[must_use]
     pub fn encode(&self) -> [u8; Self::BYTES] {
         let [a, b, c, d] = self.lengths;
@@ -219,7 +221,7 @@ impl Request {
         ])
     }
 
-    /// A request and its texts; `None` if the message is none of this version.
+    /// Returns a request and its texts; `None` if the message is not a request of this version.
     #[must_use]
     pub fn decode(message: &[u8]) -> Option<(Self, [&[u8]; 4])> {
         let words = take::<{ Self::WORDS }>(message)?;
@@ -266,7 +268,7 @@ pub struct Stat {
     pub ino: u64,
     /// Type and permissions.
     pub mode: u64,
-    /// Names.
+    /// Number of names.
     pub nlink: u64,
     /// User.
     pub uid: u64,
@@ -274,15 +276,15 @@ pub struct Stat {
     pub gid: u64,
     /// Device of a special file.
     pub rdev: u64,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// 512-byte blocks.
+    /// Size in 512-byte blocks.
     pub blocks: u64,
-    /// Of the last access that was noted, in nanoseconds since the Unix epoch.
+    /// Time of the last noted access, in nanoseconds since the Unix epoch.
     pub atime: i64,
-    /// Of the last change of bytes.
+    /// Time of the last change of bytes.
     pub mtime: i64,
-    /// Of the last change.
+    /// Time of the last change.
     pub ctime: i64,
 }
 
@@ -291,9 +293,9 @@ pub struct Stat {
 pub struct Answer {
     /// 0, an error number of the system, or [`LEAVES`].
     pub errno: u64,
-    /// What the operation says.
+    /// Depends on the operation.
     pub value: u64,
-    /// Attributes, if the operation has them.
+    /// Attributes, if the operation returns them.
     pub stat: Stat,
 }
 
@@ -302,7 +304,7 @@ impl Answer {
     /// Bytes before the text.
     pub const BYTES: usize = Self::WORDS * 8;
 
-    /// The bytes before the text.
+    /// Returns the bytes before the text.
     #[must_use]
     pub fn encode(&self) -> [u8; Self::BYTES] {
         let stat = &self.stat;
@@ -323,7 +325,7 @@ impl Answer {
         ])
     }
 
-    /// An answer; what follows its [`Self::BYTES`] is its text.
+    /// Returns an answer; its text follows [`Self::BYTES`].
     #[must_use]
     pub fn decode(message: &[u8]) -> Option<Self> {
         let words = take::<{ Self::WORDS }>(message)?;
@@ -374,7 +376,7 @@ pub struct Entry<'a> {
 }
 
 impl<'a> Entry<'a> {
-    /// The bytes before the name; `None` of a name that is too long.
+    /// Returns the bytes before the name; `None` if the name is too long.
     #[must_use]
     pub fn encode(&self) -> Option<[u8; ENTRY_BYTES]> {
         let length = u16::try_from(self.name.len()).ok()?;
@@ -385,7 +387,7 @@ impl<'a> Entry<'a> {
         Some(bytes)
     }
 
-    /// The entry that the bytes begin with, and those behind it.
+    /// Returns the entry at the start of the bytes, and the bytes after it.
     #[must_use]
     pub fn decode(bytes: &'a [u8]) -> Option<(Self, &'a [u8])> {
         let [ino] = take::<1>(bytes)?;

@@ -1,4 +1,5 @@
-//! Attributes of files: `stat` and its like, rights, owners, times, sizes, extended attributes.
+//! Attributes of files: `stat` and similar calls, rights, owners, times, sizes, extended attributes (next:
+//! `mount/src/preload/attributes.rs`).
 
 use crate::c::{self, Real};
 use crate::place::{self, Call, Kind};
@@ -8,9 +9,9 @@ use tidemill_preload_api::{DEVICE, Op, Request, TIME_NOW, TIME_OMITTED};
 
 const HERE: c_int = libc::AT_FDCWD;
 const NONE: Texts<'static> = [&[], &[], &[]];
-/// Bytes of a file system's name at most.
+/// Maximum length of a name in bytes.
 const NAME_MAX: i64 = 255;
-/// What `statfs` calls the array: as FUSE does, which programs know to be no local disk.
+/// File system type in `statfs`: that of FUSE, which programs do not take for a local disk.
 const MAGIC: i64 = 0x6573_5546;
 
 fn request(op: Op) -> Request {
@@ -20,7 +21,7 @@ fn request(op: Op) -> Request {
     }
 }
 
-/// What was asked about a descriptor, or what the system says.
+/// Makes a request about a descriptor, or calls the system.
 fn about(
     descriptor: c_int,
     request: Request,
@@ -35,7 +36,7 @@ fn about(
     }
 }
 
-/// Whether a call is about the descriptor that it names as a directory.
+/// Whether a call is about the descriptor of its directory.
 fn itself(path: *const c_char, flags: c_int) -> bool {
     flags & libc::AT_EMPTY_PATH != 0 && c::text(path).is_empty()
 }
@@ -94,7 +95,7 @@ macro_rules! stats {
 }
 stats! { fstatat stat lstat fstat fstatat64 stat64 lstat64 fstat64 }
 
-/// As programs call them that were built with a C library before 2.33: with a version of the structure.
+/// Functions for programs that were built with a C library before 2.33: with a version of the structure.
 macro_rules! old_stats {
     ($($at:ident $plain:ident $link:ident $open:ident)*) => { $(
         #[unsafe(no_mangle)]
@@ -194,7 +195,7 @@ fn accessible(at: c_int, path: *const c_char, mode: c_int, flags: c_int) -> c_in
     })
 }
 
-/// Whether a program may be run, by 0.
+/// Returns 0 if a program may be run.
 pub(crate) fn runnable(path: *const c_char) -> c_int {
     accessible(HERE, path, libc::X_OK, libc::AT_EACCESS)
 }
@@ -324,7 +325,7 @@ extern "C" fn fchown(descriptor: c_int, uid: uid_t, gid: gid_t) -> c_int {
     )
 }
 
-/// Times as requests have them.
+/// Returns times in the form of requests.
 fn times_of(times: *const libc::timespec) -> Option<[i64; 2]> {
     let Some(first) = c::value(times) else {
         return Some([TIME_NOW; 2]);
@@ -384,7 +385,7 @@ extern "C" fn futimens(descriptor: c_int, times: *const libc::timespec) -> c_int
     set_times(descriptor, std::ptr::null(), times, 0)
 }
 
-/// Times in microseconds.
+/// Sets times in microseconds.
 fn set_micros(at: c_int, path: *const c_char, times: *const libc::timeval, flags: c_int) -> c_int {
     let (first, second) = (c::value(times), c::value(times.wrapping_add(1)));
     let (Some(first), Some(second)) = (first, second.filter(|_| !times.is_null())) else {
@@ -553,7 +554,7 @@ macro_rules! file_systems {
 }
 file_systems! { statfs fstatfs statvfs fstatvfs statfs64 fstatfs64 statvfs64 fstatvfs64 }
 
-/// What calls of extended attributes are about.
+/// Target of a call of extended attributes.
 #[derive(Clone, Copy)]
 enum Of {
     Path(*const c_char, c_int),
@@ -584,7 +585,7 @@ fn attribute(
             })
             .second(c::text(name))
             .make(room, host, |got, text| {
-                // Short answers are put elsewhere, since a path might have come instead.
+                // Short answers are received elsewhere, since a path could have arrived instead.
                 let length = got.length.min(bytes);
                 let from = text.as_ptr();
                 if length > 0 && !std::ptr::eq(from, to.cast()) {

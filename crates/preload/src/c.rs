@@ -1,30 +1,30 @@
-//! The system and pointers of C: everything unsafe is here.
+//! The system and pointers of C: all unsafe code is here.
 //!
-//! Functions that are called by programs in C get pointers that nobody can check; they are believed as the C library believes them.
+//! Programs in C call these functions with pointers that cannot be checked; they are trusted as the C library trusts them.
 
 use libc::{c_char, c_int, c_long, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 use tidemill_preload_api::{DEVICE, Stat};
 
-/// Bytes of a path with the zero at its end.
+/// Size of a path with the zero at its end.
 pub(crate) const PATH_ROOM: usize = tidemill_preload_api::PATH_BYTES_MAX + 1;
 
-/// Where memory of programs begins and ends.
+/// Lowest and highest address of memory of programs.
 const LOWEST: usize = 4096;
 const HIGHEST: usize = 1 << 56;
 
-/// The error of the last call.
+/// Returns the error of the last call.
 pub(crate) fn errno() -> c_int {
-    // SAFETY: the C library gives a pointer to the thread's own number.
+    // SAFETY: the C library returns a pointer to the thread's own number.
     unsafe { *libc::__errno_location() }
 }
 
 pub(crate) fn set_errno(errno: c_int) {
-    // SAFETY: the C library gives a pointer to the thread's own number.
+    // SAFETY: the C library returns a pointer to the thread's own number.
     unsafe { *libc::__errno_location() = errno }
 }
 
-/// What a call gives that fails.
+/// Returns the result of a failed call.
 pub(crate) fn fail(errno: c_int) -> c_long {
     set_errno(errno);
     -1
@@ -34,25 +34,25 @@ pub(crate) fn int(value: c_long) -> c_int {
     c_int::try_from(value).unwrap_or(-1)
 }
 
-/// The number as the system takes it.
+/// Returns a number in the form of system calls.
 pub(crate) fn word(value: c_int) -> usize {
     isize::try_from(value).unwrap_or(-1).cast_unsigned()
 }
 
-/// A call of the system, which sets the error number.
+/// Calls the system, which sets the error number.
 pub(crate) fn call(number: c_long, words: [usize; 5]) -> c_long {
     let [a, b, c, d, e] = words;
-    // SAFETY: the system checks what it is given; pointers are those of the program, or of buffers here.
+    // SAFETY: the system checks its arguments; pointers are those of the program, or of buffers here.
     unsafe { libc::syscall(number, a, b, c, d, e) }
 }
 
-/// Memory of whole pages; null if there is none.
+/// Returns memory of whole pages; null if there is none.
 pub(crate) fn pages(bytes: usize) -> *mut c_void {
     let (access, kind) = (
         libc::PROT_READ | libc::PROT_WRITE,
         libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
     );
-    // SAFETY: memory of no file, where the system wants it.
+    // SAFETY: memory without a file, at an address of the system's choice.
     let at = unsafe { libc::mmap(std::ptr::null_mut(), bytes, access, kind, -1, 0) };
     if at == libc::MAP_FAILED {
         return std::ptr::null_mut();
@@ -60,74 +60,74 @@ pub(crate) fn pages(bytes: usize) -> *mut c_void {
     at
 }
 
-/// Whether a text of C can't be of any program.
+/// Whether a text of C cannot belong to any program.
 pub(crate) fn is_nowhere(text: *const c_char) -> bool {
     !(LOWEST..HIGHEST).contains(&(text as usize))
 }
 
-/// The bytes of a text of C, without its zero; empty of no text.
+/// Returns the bytes of a text of C, without its zero; empty for an invalid text.
 pub(crate) fn text<'a>(text: *const c_char) -> &'a [u8] {
-    // What can't be of any program is left to the system to refuse.
+    // The system refuses pointers that cannot belong to any program.
     if is_nowhere(text) {
         return &[];
     }
-    // SAFETY: it is the program's, which says that it ends with zero and stays for as long as the call takes.
+    // SAFETY: it is the program's, which promises that it ends with zero and is valid for as long as the call takes.
     unsafe { std::ffi::CStr::from_ptr(text) }.to_bytes()
 }
 
-/// Memory of the program.
+/// Returns memory of the program.
 pub(crate) fn memory<'a>(at: *mut c_void, bytes: usize) -> &'a mut [u8] {
     if at.is_null() || bytes == 0 {
         return &mut [];
     }
-    // SAFETY: the program says that so many bytes are there for the call to fill.
+    // SAFETY: the program promises that the call may fill so many bytes.
     unsafe { std::slice::from_raw_parts_mut(at.cast(), bytes) }
 }
 
-/// Memory of the program that is read.
+/// Returns memory of the program for reading.
 pub(crate) fn bytes<'a>(at: *const c_void, bytes: usize) -> &'a [u8] {
     if at.is_null() || bytes == 0 {
         return &[];
     }
-    // SAFETY: the program says that so many bytes are there.
+    // SAFETY: the program promises that there are so many bytes.
     unsafe { std::slice::from_raw_parts(at.cast(), bytes) }
 }
 
-/// Writes to where the program wants something.
+/// Writes a value to a place of the program, unless it is null.
 pub(crate) fn give<T>(to: *mut T, value: T) {
     if !to.is_null() {
-        // SAFETY: the program says that there is room for one.
+        // SAFETY: the program promises that there is room for one value.
         unsafe { to.write(value) }
     }
 }
 
-/// Reads what the program points to.
+/// Reads a value that the program points to.
 pub(crate) fn value<T: Copy>(from: *const T) -> Option<T> {
-    // SAFETY: the program says that there is one, unless it is null.
+    // SAFETY: the program promises that there is a value, unless the pointer is null.
     (!from.is_null()).then(|| unsafe { from.read() })
 }
 
-/// The elements of an array that a null ends.
+/// Returns the elements of an array that ends with a null.
 pub(crate) fn list<'a>(at: *const *const c_char) -> &'a [*const c_char] {
     if at.is_null() {
         return &[];
     }
     let mut length = 0;
-    // SAFETY: the program says that a null ends it.
+    // SAFETY: the program promises that a null ends it.
     while !unsafe { *at.add(length) }.is_null() {
         length += 1;
     }
-    // SAFETY: so many were just read.
+    // SAFETY: so many elements were just read.
     unsafe { std::slice::from_raw_parts(at, length) }
 }
 
-/// A value of a type of C of which all bytes may be zero.
+/// Returns a zeroed value of a type of C.
 pub(crate) fn zeroed<T: Plain>() -> T {
     // SAFETY: `Plain` types are numbers only.
     unsafe { std::mem::zeroed() }
 }
 
-/// Types of C that are made of numbers.
+/// Types of C that consist of numbers.
 ///
 /// # Safety
 /// All bytes zero has to be a value.
@@ -147,7 +147,7 @@ unsafe impl Plain for libc::sockaddr_un {}
 // SAFETY: numbers and null pointers.
 unsafe impl Plain for libc::msghdr {}
 
-/// A function of the C library that has the name of one here.
+/// A function of the C library with the same name as a function here.
 #[derive(Debug)]
 pub(crate) struct Real(AtomicPtr<c_void>, &'static std::ffi::CStr);
 
@@ -156,7 +156,7 @@ impl Real {
         Self(AtomicPtr::new(std::ptr::null_mut()), name)
     }
 
-    /// Looks it up. Afterwards nothing has to be looked up in a signal handler.
+    /// Looks the function up. After that, signal handlers need no look-up.
     pub(crate) fn find(&self) -> *mut c_void {
         let known = self.0.load(Ordering::Relaxed);
         if !known.is_null() {
@@ -177,8 +177,8 @@ pub(crate) fn real(function: &Real, words: [usize; 6]) -> isize {
         return -1;
     }
     type Function = unsafe extern "C" fn(usize, usize, usize, usize, usize, usize) -> isize;
-    // SAFETY: all functions called by this take pointers and numbers of at most a word, at most six, in registers, and give
-    // one; those that take fewer do not look at the others.
+    // SAFETY: all functions called by this take pointers and numbers of at most a word, at most six, in registers, and return one;
+    // functions with fewer parameters ignore the other registers.
     let function = unsafe { std::mem::transmute::<*mut c_void, Function>(found) };
     let [a, b, c, d, e, f] = words;
     // SAFETY: as above; the words are those of the program.
@@ -203,18 +203,18 @@ pub(crate) fn stat_of(stat: &Stat) -> libc::stat {
     to
 }
 
-/// The lower half of a number.
+/// Returns the lower half of a number.
 pub(crate) fn low(number: u64) -> u32 {
     u32::try_from(number & u64::from(u32::MAX)).unwrap_or(0)
 }
 
-/// Nanoseconds as seconds and the rest.
+/// Returns nanoseconds as seconds and the rest.
 pub(crate) fn seconds(nanos: i64) -> (i64, i64) {
     const SECOND: i64 = 1_000_000_000;
     (nanos.div_euclid(SECOND), nanos.rem_euclid(SECOND))
 }
 
-/// A number as decimal digits; gives how many.
+/// Writes a number as decimal digits. Returns their number.
 pub(crate) fn decimal(mut number: u64, to: &mut [u8; 20]) -> usize {
     let mut digits = [0; 20];
     let mut count = 0;
@@ -232,7 +232,7 @@ pub(crate) fn decimal(mut number: u64, to: &mut [u8; 20]) -> usize {
     count
 }
 
-/// Who asks; with the ids of the real user if so wanted.
+/// Returns the identity of the caller; with the ids of the real user if `really`.
 pub(crate) fn who(really: bool) -> libc::ucred {
     // SAFETY: these only ask the system and can't fail.
     unsafe {
@@ -257,7 +257,7 @@ pub(crate) fn process() -> c_int {
     unsafe { libc::getpid() }
 }
 
-/// Puts who asks beside a message that has room for that.
+/// Attaches the identity of the caller to a message that has room for it.
 pub(crate) fn attach(message: &mut libc::msghdr, who: &libc::ucred) {
     let bytes = u32::try_from(size_of::<libc::ucred>()).unwrap_or(0);
     // SAFETY: the message's control buffer is larger than one of these, and aligned for it.
@@ -273,9 +273,9 @@ pub(crate) fn attach(message: &mut libc::msghdr, who: &libc::ucred) {
     }
 }
 
-/// The descriptor beside a message, or -1.
+/// Returns the descriptor that is attached to a message, or -1.
 pub(crate) fn attached(message: &libc::msghdr) -> c_int {
-    // SAFETY: the system has filled the control buffer and said how far.
+    // SAFETY: the system has filled the control buffer and set its length.
     unsafe {
         let mut next = libc::CMSG_FIRSTHDR(message);
         while !next.is_null() {
@@ -288,29 +288,29 @@ pub(crate) fn attached(message: &libc::msghdr) -> c_int {
     -1
 }
 
-/// A variable of the environment.
+/// Returns a variable of the environment.
 pub(crate) fn variable<'a>(name: &std::ffi::CStr) -> &'a [u8] {
     // SAFETY: the name ends with zero; the value is only read at once, before the program runs.
     let value = unsafe { libc::getenv(name.as_ptr()) };
     text(value)
 }
 
-/// Calls this in the child of every `fork`.
+/// Registers a function that every child of `fork` calls.
 pub(crate) fn at_fork(child: unsafe extern "C" fn()) {
     // SAFETY: a function that takes nothing.
     unsafe { libc::pthread_atfork(None, None, Some(child)) };
 }
 
-/// Puts a text into the environment, as it is.
+/// Puts a text into the environment, without a copy.
 pub(crate) fn put_variable(text: *mut c_char) {
-    // SAFETY: it stays for as long as the program runs.
+    // SAFETY: it is valid for as long as the program runs.
     unsafe { libc::putenv(text) };
 }
 
-/// What a function of the C library gave, as a pointer.
+/// Returns the result of a function of the C library as a pointer.
 pub(crate) fn pointer(value: isize) -> *mut c_void {
     if value == -1 {
-        // There is no such function.
+        // The function does not exist.
         return std::ptr::null_mut();
     }
     std::ptr::with_exposed_provenance_mut(value.cast_unsigned())
@@ -324,35 +324,35 @@ pub(crate) fn isize_of(value: c_long) -> isize {
     isize::try_from(value).unwrap_or(-1)
 }
 
-/// Memory that the program gives free by `free`.
+/// Returns memory that the program frees by `free`.
 pub(crate) fn allocated(bytes: usize) -> *mut c_void {
-    // SAFETY: any number of bytes can be asked for.
+    // SAFETY: any number of bytes can be requested.
     unsafe { libc::malloc(bytes) }
 }
 
-/// What a pointer from here leads to.
+/// Returns the value at a pointer that was made here.
 pub(crate) fn reference<'a, T>(from: *mut T) -> &'a mut T {
-    // SAFETY: it was made here and is not given free; a listing is used by one thread at a time, as POSIX asks.
+    // SAFETY: it was made here and is not freed; a listing is used by one thread at a time, as POSIX requires.
     unsafe { &mut *from }
 }
 
-/// Takes back what a pointer from here leads to.
+/// Returns ownership of the value at a pointer that was made here.
 pub(crate) fn owned<T>(from: *mut T) -> Box<T> {
     // SAFETY: it was made here, by `Box::into_raw`, and is not used afterwards.
     unsafe { Box::from_raw(from) }
 }
 
-/// What a function of the C library gave, as its lower half: the rest of the word may be anything.
+/// Returns the lower half of the result of a function of the C library: the rest of the word may be anything.
 pub(crate) fn int_of(value: isize) -> c_int {
     let [a, b, c, d, ..] = value.to_le_bytes();
     c_int::from_le_bytes([a, b, c, d])
 }
 
-/// The environment of this program.
+/// Returns the environment of this program.
 pub(crate) fn environment() -> *const *const c_char {
     unsafe extern "C" {
         static environ: *const *const c_char;
     }
-    // SAFETY: the C library keeps it.
+    // SAFETY: the C library maintains it.
     unsafe { environ }
 }

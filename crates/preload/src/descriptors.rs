@@ -1,4 +1,4 @@
-//! Calls about open files that the system can't answer alone.
+//! Calls about open files that the system cannot answer alone (next: `mount/src/preload/given.rs`).
 
 use crate::c;
 use crate::place::{self, Kind};
@@ -6,7 +6,7 @@ use libc::{c_int, c_long, off_t};
 use std::sync::atomic::{AtomicU64, Ordering};
 use tidemill_preload_api::{HANDLES_AT, Op, Request};
 
-/// Descriptors of which it is noted whether their close has to be told.
+/// Number of descriptors for which the need to report their close is noted.
 const NOTED_MAX: usize = 65_536;
 
 static NOTED: [AtomicU64; NOTED_MAX / 64] = [const { AtomicU64::new(0) }; NOTED_MAX / 64];
@@ -16,8 +16,8 @@ fn noted(descriptor: c_int) -> Option<(&'static AtomicU64, u64)> {
     Some((NOTED.get(at / 64)?, 1 << (at % 64)))
 }
 
-/// Notes whether what is written to a descriptor has to be handed over at its close, so that errors can be told. Without it
-/// that happens, too, but nobody hears of errors.
+/// Notes whether changes through a descriptor have to be transferred at its close, so that errors can be reported. Without a note the
+/// changes are transferred as well, but errors are not reported.
 pub(crate) fn note(descriptor: c_int, tell: bool) {
     if let Some((word, bit)) = noted(descriptor) {
         if tell {
@@ -28,7 +28,7 @@ pub(crate) fn note(descriptor: c_int, tell: bool) {
     }
 }
 
-/// Whether the close of a descriptor has to be told.
+/// Whether the close of a descriptor has to be reported.
 pub(crate) fn is_noted(descriptor: c_int) -> bool {
     noted(descriptor).is_some_and(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
 }
@@ -40,7 +40,7 @@ fn request(op: Op) -> Request {
     }
 }
 
-/// A descriptor is about to be closed: hands over what was written to a copy. Gives what `close` is to give.
+/// Prepares the close of a descriptor: transfers changes of a copy. Returns the result for `close`.
 pub(crate) fn before_close(descriptor: c_int) -> Result<(), c_int> {
     let Some((word, bit)) = noted(descriptor) else {
         return Ok(());
@@ -112,14 +112,14 @@ const LOCKS: [c_int; 6] = [
     libc::F_OFD_SETLKW,
 ];
 
-/// The lock without the bytes that say who has the file open, which lie behind all that programs use.
+/// Returns the lock without the bytes that mark the file as open, which are after all bytes that programs use.
 fn cut(lock: libc::flock) -> libc::flock {
     let end = i64::try_from(HANDLES_AT).unwrap_or(i64::MAX);
     let mut cut = lock;
     let from = if i32::from(lock.l_whence) == libc::SEEK_SET {
         lock.l_start
     } else {
-        // It begins somewhere in the file.
+        // The lock begins somewhere in the file.
         end / 2
     };
     if lock.l_len == 0 && (0..end).contains(&from) {

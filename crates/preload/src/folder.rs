@@ -1,4 +1,4 @@
-//! Directories: the working directory, listings, paths without symbolic links.
+//! Directories: the working directory, listings, paths without symbolic links (next: `mount/src/preload/answer.rs`).
 
 use crate::c::{self, Real};
 use crate::open;
@@ -8,10 +8,10 @@ use libc::{DIR, c_char, c_int, c_long, c_void, size_t};
 use tidemill_preload_api::{ENTRY_BYTES, Entry, LISTING_BYTES_MAX, Op, Request};
 
 const HERE: c_int = libc::AT_FDCWD;
-/// What a listing of ours begins with; the C library's begin with a descriptor.
+/// First bytes of a listing of this library; those of the C library begin with a descriptor.
 const OURS: u64 = 0x7469_6465_6d69_6c6c;
 
-/// Names of a file that programs are told they may count on.
+/// Maximum number of names of a file that programs may expect.
 const LINKS_MAX: c_long = 127;
 
 static OPENDIR: Real = Real::new(c"opendir");
@@ -38,7 +38,7 @@ pub(crate) fn find() {
     }
 }
 
-/// Asks for the path in the array that has no symbolic links; 0 bytes if it is on the host, to where `leads` then tells.
+/// Requests the path in the array without symbolic links; 0 bytes if it is on the host: `leads` then has the path.
 fn resolve(
     at: c_int,
     path: *const c_char,
@@ -102,7 +102,7 @@ extern "C" fn fchdir(descriptor: c_int) -> c_int {
     }
 }
 
-/// The prefix and a path in the array; gives how many bytes.
+/// Returns the prefix and a path in the array as one path, and its length.
 fn outer(inside: &[u8], to: &mut place::Room) -> usize {
     let mut prefix = [0; 300];
     let length = place::prefix(&mut prefix);
@@ -112,7 +112,7 @@ fn outer(inside: &[u8], to: &mut place::Room) -> usize {
     length + inside.len()
 }
 
-/// Gives a text to a program that has `bytes` of room at `to`, or none: then it gets memory of its own.
+/// Returns a text to a program that has `bytes` of room at `to`; without `to` the program gets new memory.
 fn hand(text: &[u8], to: *mut c_char, bytes: size_t) -> *mut c_char {
     if !to.is_null() && bytes <= text.len() {
         c::set_errno(if bytes == 0 {
@@ -164,7 +164,7 @@ extern "C" fn get_current_dir_name() -> *mut c_char {
 
 fn real_path(path: *const c_char, to: *mut c_char) -> *mut c_char {
     let mut inside = [0; c::PATH_ROOM];
-    // Of a path that leaves the array the C library finds the rest.
+    // For a path that leaves the array, the C library resolves the rest.
     let host = |_, path: *const c_char| {
         let words = [path as usize, to as usize, 0, 0, 0, 0];
         c::long(c::real(&REALPATH, words))
@@ -214,14 +214,14 @@ extern "C" fn pathconf(path: *const c_char, name: c_int) -> c_long {
         let words = [path as usize, c::word(name), 0, 0, 0, 0];
         c::long(c::real(&PATHCONF, words))
     };
-    // What the array allows is what the system allows; of names as many as on a mount.
+    // The array allows the same as the system; the number of names of a file is that of a mount.
     Call::new(Op::Access, HERE, path).make(&mut [], host, |_, _| match name {
         libc::_PC_LINK_MAX => LINKS_MAX,
         _ => host(HERE, c"/".as_ptr()),
     })
 }
 
-/// A listing of a directory of the array. It has all entries from the time when it was begun.
+/// A listing of a directory of the array. It has all entries from the time when it began.
 #[repr(C)]
 struct Listing {
     ours: u64,
@@ -229,7 +229,7 @@ struct Listing {
     ino: u64,
     entries: Vec<u8>,
     begun: bool,
-    /// Where the next entry begins.
+    /// Offset of the next entry.
     at: usize,
     shown: libc::dirent64,
 }
@@ -302,7 +302,7 @@ impl Listing {
     }
 }
 
-/// The listing, if it is of ours.
+/// Returns the listing, if it is one of this library.
 fn ours<'a>(folder: *mut DIR) -> Option<&'a mut Listing> {
     let begins: u64 = c::value(folder.cast())?;
     (begins == OURS).then(|| c::reference(folder.cast::<Listing>()))
@@ -347,7 +347,7 @@ fn next_entry(folder: *mut DIR) -> *mut libc::dirent64 {
     }
 }
 
-// Entries of both widths are the same on systems of 64 bits.
+// Entries of both widths are the same on 64-bit systems.
 
 #[unsafe(no_mangle)]
 extern "C" fn readdir(folder: *mut DIR) -> *mut libc::dirent64 {
@@ -449,7 +449,7 @@ extern "C" fn dirfd(folder: *mut DIR) -> c_int {
 type Select = Option<extern "C" fn(*const c_void) -> c_int>;
 type Compare = Option<extern "C" fn(*const c_void, *const c_void) -> c_int>;
 
-/// As `scandir`, which in the C library lists by itself.
+/// As `scandir`, which lists inside the C library.
 fn scanned(
     path: *const c_char,
     to: *mut *mut *mut libc::dirent64,

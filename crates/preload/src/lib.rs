@@ -1,22 +1,22 @@
-//! `libtidemill_preload.so`: functions of the C library's names, for programs that know nothing of an array.
+//! `libtidemill_preload.so`: functions with the names of the C library's, for programs that do not know the array.
 //!
-//! What is about paths below the prefix, or about open files of the array, is asked of the process that has the file system
-//! (`tidemill-mount`, `preload`); all else goes to the system as if this library were not there. A file is opened by being given
-//! a descriptor, so reading, writing, mapping, seeking, duplicating and handing on are not intercepted at all.
+//! Calls about paths below the prefix, or about open files of the array, are sent to the process that has the file system (next:
+//! `mount/src/preload/mod.rs`). All other calls are passed to the system unchanged. An open file is a descriptor from that process, so
+//! reading, writing, mapping, seeking, duplicating and passing on are not intercepted at all.
 //!
-//! **Nothing is known of descriptors here**: what one is, is told by what `/proc/self/fd` calls it. So there is nothing
-//! to keep right through `dup`, `fork`, `vfork`, `exec` and threads. The one thing that a process has of its own is its working
-//! directory, if that is in the array; it is handed on in the environment.
+//! **The library keeps no state about descriptors**: the name in `/proc/self/fd` shows what a descriptor is. So no state has to be
+//! maintained through `dup`, `fork`, `vfork`, `exec` and threads. The only state of a process is its working directory, if that is in the
+//! array; the environment passes it on.
 //!
-//! What POSIX lets signal handlers call allocates and locks nothing here.
+//! Functions that POSIX allows in signal handlers neither allocate nor lock here.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `c` | the system and pointers of C: all that is unsafe |
+//! | `c` | the system and pointers of C: all unsafe code |
 //! | `talk` | connections to the file system, requests |
-//! | `place` | what paths and descriptors lead to; the working directory |
+//! | `place` | targets of paths and descriptors; the working directory |
 //! | `open`, `attributes`, `names`, `descriptors` | calls of POSIX |
-//! | `folder`, `stdio`, `programs` | calls of the C library that hide others in them |
+//! | `folder`, `stdio`, `programs` | calls of the C library that contain other calls |
 
 #![allow(
     clippy::needless_pass_by_value,

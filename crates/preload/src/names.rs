@@ -1,4 +1,4 @@
-//! Making, renaming and removing names.
+//! Creates, renames and removes names (next: `mount/src/preload/answer.rs`).
 
 use crate::c;
 use crate::place::{self, Call, Where};
@@ -195,7 +195,7 @@ extern "C" fn remove(path: *const c_char) -> c_int {
     removed
 }
 
-/// A call about two paths: both in the array, or none.
+/// Makes a call about two paths: both in the array, or both on the host.
 fn two(
     mut request: Request,
     from: (c_int, *const c_char),

@@ -1,4 +1,4 @@
-//! Opening files.
+//! Opens files (next: `mount/src/preload/opening.rs`).
 
 use crate::c;
 use crate::descriptors;
@@ -34,7 +34,7 @@ pub(crate) fn opened(directory: c_int, path: *const c_char, flags: c_int, mode: 
 
 const CREAT: c_int = libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC;
 
-// The third argument is one of a variable number in C; it comes where a third one does.
+// In C the third argument is variadic; it is passed in the same place as a third argument.
 
 #[unsafe(no_mangle)]
 extern "C" fn open(path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
@@ -86,10 +86,10 @@ extern "C" fn __openat64_2(directory: c_int, path: *const c_char, flags: c_int) 
     opened(directory, path, flags, 0)
 }
 
-/// Names that `mkstemp` and its like try at most.
+/// Maximum number of names that `mkstemp` and similar functions try.
 const NAMES_MAX: u32 = 10_000;
 const LETTERS: &[u8; 62] = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789";
-/// What is replaced in a template.
+/// Number of letters that are replaced in a template.
 const HOLES: usize = 6;
 
 /// Fills the holes of a template until `make` succeeds.
@@ -180,7 +180,7 @@ extern "C" fn mkdtemp(template: *mut c_char) -> *mut c_char {
     }
 }
 
-/// What flags of `open` a mode of `fopen` means.
+/// Returns the flags of `open` for a mode of `fopen`.
 pub(crate) fn flags_of(mode: &[u8]) -> Option<c_int> {
     let end = mode.iter().position(|&byte| byte == b',');
     let mode = &mode[..end.unwrap_or(mode.len())];
@@ -200,5 +200,5 @@ pub(crate) fn flags_of(mode: &[u8]) -> Option<c_int> {
     Some(access | more | set(b'e', libc::O_CLOEXEC) | set(b'x', libc::O_EXCL))
 }
 
-/// Bits of a new file before the umask.
+/// Mode bits of a new file before the umask.
 pub(crate) const NEW_MODE: c_uint = 0o666;

@@ -1,4 +1,4 @@
-//! What paths and descriptors lead to, and the working directory if that is in the array.
+//! Targets of paths and descriptors, and the working directory if that is in the array (next: `preload/src/talk.rs`).
 
 use crate::c;
 use crate::talk::{self, Got, Outcome, Texts};
@@ -7,28 +7,28 @@ use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
 use tidemill_preload_api::{AWAY, COPIES, DIRECTORIES, Op, PATH_BYTES_MAX, Request};
 
-/// Bytes of the prefix at most.
+/// Maximum length of the prefix in bytes.
 const PREFIX_MAX: usize = 256;
-/// Names of a path that are looked at to find the prefix behind `..`.
+/// Maximum number of names of a path that are examined to find the prefix after `..`.
 const DEPTH_MAX: usize = 64;
-/// What an environment variable with the working directory begins with.
+/// First bytes of the environment variable with the working directory.
 const DIRECTORY: &[u8] = b"TIDEMILL_PRELOAD_CWD=";
-/// How often a working directory that is being changed is read again.
+/// Number of attempts to read a working directory during its change.
 const READ_TRIES: u32 = 100_000;
 
-/// Memory that is written at the start, or under a number that says so.
+/// Memory that is written at the start, or guarded by a sequence number.
 struct Bytes<const N: usize>(UnsafeCell<[u8; N]>);
-// SAFETY: see where it is used.
+// SAFETY: see its uses.
 unsafe impl<const N: usize> Sync for Bytes<N> {}
 
 impl<const N: usize> Bytes<N> {
     const fn new() -> Self {
         Self(UnsafeCell::new([0; N]))
     }
-    /// Copies what is there; a copy that was made while it changes is thrown away by who reads.
+    /// Copies the content; the reader discards a copy that was made during a change.
     fn read(&self, from: usize, to: &mut [u8]) {
         let length = to.len().min(N - from.min(N));
-        // SAFETY: within the array; bytes have no value that is wrong.
+        // SAFETY: within the array; no value of a byte is invalid.
         unsafe {
             let at = self.0.get().cast::<u8>().add(from);
             std::ptr::copy_nonoverlapping(at, to.as_mut_ptr(), length);
@@ -36,7 +36,7 @@ impl<const N: usize> Bytes<N> {
     }
     fn write(&self, from: usize, bytes: &[u8]) {
         let length = bytes.len().min(N - from.min(N));
-        // SAFETY: within the array; who writes at the same time is kept out by who calls.
+        // SAFETY: within the array; the caller excludes concurrent writers.
         unsafe {
             let at = self.0.get().cast::<u8>().add(from);
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), at, length);
@@ -51,18 +51,18 @@ static SOCKET: Bytes<108> = Bytes::new();
 static SOCKET_LENGTH: AtomicUsize = AtomicUsize::new(0);
 static PREFIX: Bytes<PREFIX_MAX> = Bytes::new();
 static PREFIX_LENGTH: AtomicUsize = AtomicUsize::new(0);
-/// What `LD_PRELOAD` was when the program began.
+/// Value of `LD_PRELOAD` when the program began.
 static LIBRARY: Bytes<{ c::PATH_ROOM }> = Bytes::new();
 static LIBRARY_LENGTH: AtomicUsize = AtomicUsize::new(0);
-/// Whether files that are closed are to be stored later.
+/// Whether closed files are stored later.
 static GIVES_AWAY: AtomicBool = AtomicBool::new(false);
 static READY: AtomicBool = AtomicBool::new(false);
-/// The process that this memory is of; a child of `vfork` is another one.
+/// Process that owns this memory; a child of `vfork` is another process.
 static PROCESS: AtomicI32 = AtomicI32::new(0);
 
-/// A working directory: its path in the array, empty if it is on the host. It stands in the environment, too.
+/// A working directory: its path in the array, empty if it is on the host. The environment contains it, too.
 struct Working {
-    /// Odd while it is changed.
+    /// Odd during a change.
     turn: AtomicU32,
     bytes: Bytes<{ DIRECTORY.len() + c::PATH_ROOM }>,
     length: AtomicUsize,
@@ -101,7 +101,7 @@ impl Working {
 }
 
 static WORKING: Working = Working::new();
-/// Of a child of `vfork`, which must not change its parent's.
+/// Working directory of a child of `vfork`, which must not change its parent's.
 static CHILDS: Working = Working::new();
 static CHILD: AtomicI32 = AtomicI32::new(0);
 
@@ -151,37 +151,37 @@ pub(crate) fn is_on() -> bool {
     READY.load(Ordering::Acquire)
 }
 
-/// Whether files that are closed are to be stored later.
+/// Whether closed files are stored later.
 pub(crate) fn gives_away() -> bool {
     GIVES_AWAY.load(Ordering::Relaxed)
 }
 
-/// Whether this is a child that has the memory of its parent.
+/// Whether this is a child that shares the memory of its parent.
 pub(crate) fn is_child() -> bool {
     PROCESS.load(Ordering::Relaxed) != c::process()
 }
 
-/// Copies the prefix; gives its length.
+/// Copies the prefix. Returns its length.
 pub(crate) fn prefix(to: &mut [u8; 300]) -> usize {
     let length = PREFIX_LENGTH.load(Ordering::Relaxed);
     PREFIX.read(0, &mut to[..length]);
     length
 }
 
-/// What `LD_PRELOAD` was when the program began.
+/// Returns the value of `LD_PRELOAD` when the program began.
 pub(crate) fn library() -> &'static [u8] {
     let length = LIBRARY_LENGTH.load(Ordering::Relaxed);
     c::bytes(LIBRARY.at().cast_const().cast(), length)
 }
 
-/// Copies the socket's path; gives its length.
+/// Copies the socket's path. Returns its length.
 pub(crate) fn socket(to: &mut [u8; 108]) -> usize {
     let length = SOCKET_LENGTH.load(Ordering::Relaxed);
     SOCKET.read(0, &mut to[..length]);
     length
 }
 
-/// Where the file system listens.
+/// Returns the address of the file system's socket.
 pub(crate) fn address() -> libc::sockaddr_un {
     let mut address: libc::sockaddr_un = c::zeroed();
     address.sun_family = u16::try_from(libc::AF_UNIX).unwrap_or(0);
@@ -193,7 +193,7 @@ pub(crate) fn address() -> libc::sockaddr_un {
     address
 }
 
-/// The working directory as a path in the array; 0 bytes if it is on the host.
+/// Copies the working directory as a path in the array; 0 bytes if it is on the host.
 pub(crate) fn working(to: &mut [u8]) -> usize {
     if !is_on() {
         return 0;
@@ -214,18 +214,18 @@ pub(crate) fn set_working(path: &[u8]) {
     }
 }
 
-/// What a path is about.
+/// Target of a path.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Where<'a> {
     Host,
-    /// A path in the array, from a directory of that inode if it is relative.
+    /// A path in the array, relative to the directory of that inode unless it is absolute.
     Array(u64, &'a [u8]),
 }
 
-/// Room for a path that is put together.
+/// Room for a path that is assembled.
 pub(crate) type Room = [u8; 2 * c::PATH_ROOM];
 
-/// The part of an absolute path that is behind the prefix.
+/// Returns the part of an absolute path after the prefix.
 fn inside(path: &[u8]) -> Option<&[u8]> {
     let mut prefix = [0; 300];
     let length = self::prefix(&mut prefix);
@@ -256,7 +256,7 @@ fn inside(path: &[u8]) -> Option<&[u8]> {
     }
 }
 
-/// What a path is about that begins at the directory of a descriptor.
+/// Returns the target of a path that begins at the directory of a descriptor.
 pub(crate) fn of<'a>(
     directory: c_int,
     path: &'a [u8],
@@ -295,17 +295,17 @@ pub(crate) fn of<'a>(
     Ok(Where::Array(0, &room[..=length + path.len()]))
 }
 
-/// What a descriptor is.
+/// Kind of a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Host,
     /// A directory of the array, by its inode.
     Directory(u64),
-    /// Perhaps a file of the array: the device and inode that it has on this host.
+    /// Perhaps a file of the array: its device and inode on this host.
     File(u64, u64),
 }
 
-/// What a descriptor is, by what the system calls it.
+/// Returns the kind of a descriptor, from its name in the system.
 pub(crate) fn kind(descriptor: c_int) -> Kind {
     if !is_on() || descriptor < 0 {
         return Kind::Host;
@@ -318,7 +318,7 @@ pub(crate) fn kind(descriptor: c_int) -> Kind {
     kind_of(descriptor, &stat)
 }
 
-/// As [`kind`], of one whose attributes on this host are known.
+/// As [`kind`], for a descriptor whose attributes on this host are known.
 pub(crate) fn kind_of(descriptor: c_int, stat: &libc::stat) -> Kind {
     let is = stat.st_mode & libc::S_IFMT;
     if !is_on() || ![libc::S_IFREG, libc::S_IFDIR].contains(&is) {
@@ -351,7 +351,7 @@ pub(crate) fn kind_of(descriptor: c_int, stat: &libc::stat) -> Kind {
     Kind::Host
 }
 
-/// What the system calls a descriptor.
+/// Returns the name of a descriptor in the system.
 fn name_of(descriptor: c_int, to: &mut [u8; c::PATH_ROOM]) -> &[u8] {
     let mut path = *b"/proc/self/fd/\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
     let mut digits = [0; 20];
@@ -368,14 +368,14 @@ fn name_of(descriptor: c_int, to: &mut [u8; c::PATH_ROOM]) -> &[u8] {
     &to[..usize::try_from(length).unwrap_or(0)]
 }
 
-/// The number that a name begins with, if nothing follows but that it is deleted.
+/// Returns the number at the start of a name, if only the note of a deletion follows.
 fn number(name: &[u8]) -> Option<u64> {
     let name = name.strip_suffix(b" (deleted)").unwrap_or(name);
     std::str::from_utf8(name).ok()?.parse().ok()
 }
 
-/// Whether that is how files of objects are called: `objects/`, two digits, and sixteen or, before it had a name, what
-/// the system calls such files.
+/// Whether a path has the form of an object file: `objects/`, two digits, and sixteen digits or, before the file has a name, the system's
+/// text for such files.
 fn is_object(path: &[u8]) -> bool {
     let path = path.strip_suffix(b" (deleted)").unwrap_or(path);
     let mut parts = path.rsplit(|&byte| byte == b'/');
@@ -386,14 +386,14 @@ fn is_object(path: &[u8]) -> bool {
     (hex(object, 16) || object.starts_with(b"#")) && hex(folder, 2) && objects == b"objects"
 }
 
-/// A call about a path: asks the array, or calls the system with the path or with where it leads out of the array.
+/// A call about a path: asks the array, or calls the system with the path or with the path on the host to which it leaves the array.
 pub(crate) struct Call<'a> {
     pub(crate) directory: c_int,
     pub(crate) path: *const c_char,
     pub(crate) request: Request,
     /// The second text and the third.
     pub(crate) more: [&'a [u8]; 2],
-    /// With the rights of the real user.
+    /// Whether the rights of the real user are used.
     pub(crate) really: bool,
 }
 
@@ -426,7 +426,7 @@ impl<'a> Call<'a> {
         self
     }
 
-    /// `host` calls the system, `done` takes the answer; the answer's text is put into `room`.
+    /// Makes the call: `host` calls the system, `done` takes the answer; the answer's text is written to `room`.
     pub(crate) fn make(
         mut self,
         room: &mut [u8],
@@ -441,7 +441,7 @@ impl<'a> Call<'a> {
         };
         self.request.base = base;
         let texts: Texts<'_> = [path, self.more[0], self.more[1]];
-        // Where a path leads to may be longer than what is asked for.
+        // The path that leaves the array may be longer than the requested text.
         let mut left = [0; c::PATH_ROOM];
         let small = room.len() < left.len();
         let into = if small { &mut left[..] } else { &mut *room };
@@ -458,13 +458,13 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// As [`Self::make`], of what answers with nothing.
+    /// As [`Self::make`], for a call with an empty answer.
     pub(crate) fn simply(self, host: impl Fn(c_int, *const c_char) -> c_long) -> c_int {
         c::int(self.make(&mut [], host, |_, _| 0))
     }
 }
 
-/// A request about an open file or directory of the array; `None` if it is none.
+/// Makes a request about an open file or directory of the array; `None` if the descriptor is neither.
 pub(crate) fn about(
     descriptor: c_int,
     mut request: Request,
@@ -481,9 +481,9 @@ pub(crate) fn about(
     }
     match talk::ask(request, texts, room) {
         Outcome::Done(got) => Some(Ok(got)),
-        // It was opened by somebody else, in an element's folder.
+        // Another process opened it, in an element's folder.
         Outcome::Failed(libc::EBADF) if request.inode != 0 => None,
-        // The file system is gone, and what is open is still there.
+        // The file system has ended, and the open file still exists.
         Outcome::Failed(libc::ENOTCONN) if request.op == Op::Stat as u64 && request.inode != 0 => {
             None
         }

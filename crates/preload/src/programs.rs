@@ -1,19 +1,20 @@
-//! Programs that are started: they get the working directory and this library, and may lie in the array themselves.
+//! Programs that are started: they get the working directory and this library, and may be stored in the array themselves. The module
+//! changes the environment of the new program.
 
 use crate::c::{self, Real};
 use crate::open::opened;
 use crate::place::{self, Where};
 use libc::{c_char, c_int, c_void, pid_t};
 
-/// Variables that are added to an environment at most.
+/// Maximum number of variables that are added to an environment.
 const ADDED: usize = 5;
-/// Bytes of the first line of a script at most, as of the system.
+/// Maximum length of the first line of a script in bytes, as in the system.
 const LINE_BYTES_MAX: usize = 256;
-/// Interpreters of interpreters at most.
+/// Maximum depth of interpreters.
 const DEPTH_MAX: u32 = 4;
-/// Where programs are looked for if the environment does not say.
+/// Default value of `PATH`.
 const PATH: &[u8] = b"/bin:/usr/bin";
-/// Bytes copied of a program at once.
+/// Number of bytes copied of a program at once.
 const COPY_BYTES: usize = 1 << 16;
 
 static SPAWN: Real = Real::new(c"posix_spawn");
@@ -45,12 +46,12 @@ impl Drop for Pages {
     }
 }
 
-/// An environment with what a program under this library needs.
+/// An environment with the variables that a program under this library needs.
 struct Environment {
     pages: Pages,
 }
 
-/// What variables of ours begin with.
+/// Prefixes of this library's variables.
 const OURS: [&[u8]; 5] = [
     b"TIDEMILL_PRELOAD_CWD=",
     b"TIDEMILL_PRELOAD_SOCKET=",
@@ -125,7 +126,7 @@ fn execute(path: *const c_char, arguments: Strings, environment: Strings) -> c_i
     c::int(c::call(libc::SYS_execve, words))
 }
 
-/// Runs a program in place of this one; `given` is the environment that it is to have.
+/// Runs a program in place of this one; `given` is its environment.
 fn run(path: *const c_char, arguments: Strings, given: Strings) -> c_int {
     if !place::is_on() {
         return execute(path, arguments, given);
@@ -144,7 +145,7 @@ fn is_host(path: *const c_char) -> bool {
     )
 }
 
-/// Runs a program, which may lie in the array.
+/// Runs a program, which may be in the array.
 fn launch(path: *const c_char, arguments: Strings, environment: Strings, depth: u32) -> c_int {
     if is_host(path) {
         return execute(path, arguments, environment);
@@ -184,7 +185,7 @@ fn shut(descriptor: c_int) {
     c::call(libc::SYS_close, [c::word(descriptor), 0, 0, 0, 0]);
 }
 
-/// A copy in memory of a program in the array: a file of an object can't be run.
+/// Returns a copy in memory of a program in the array: an object file cannot be run.
 fn fetched(path: *const c_char) -> Result<c_int, c_int> {
     if crate::attributes::runnable(path) != 0 {
         return Err(c::errno());
@@ -202,7 +203,7 @@ fn fetched(path: *const c_char) -> Result<c_int, c_int> {
     ];
     let mut copy = c::call(libc::SYS_memfd_create, words);
     if copy < 0 {
-        // A kernel that does not know that programs are marked.
+        // A kernel without the flag that marks programs.
         let flags = usize::try_from(libc::MFD_CLOEXEC).unwrap_or(0);
         copy = c::call(libc::SYS_memfd_create, [words[0], flags, 0, 0, 0]);
     }
@@ -226,7 +227,7 @@ fn fetched(path: *const c_char) -> Result<c_int, c_int> {
     }
 }
 
-/// The interpreter that a script names, and its argument.
+/// Returns the interpreter that a script names, and its argument.
 fn interpreter_of(program: c_int, line: &mut [u8; LINE_BYTES_MAX]) -> Option<(&[u8], &[u8])> {
     let words = [
         c::word(program),
@@ -244,7 +245,7 @@ fn interpreter_of(program: c_int, line: &mut [u8; LINE_BYTES_MAX]) -> Option<(&[
     (!name.is_empty()).then_some((name, argument.trim_ascii_start()))
 }
 
-/// Runs a script by its interpreter, which finds it by its path.
+/// Runs a script by its interpreter, which opens the script by its path.
 fn interpreted(
     (interpreter, argument): (&[u8], &[u8]),
     path: *const c_char,
@@ -329,7 +330,7 @@ fn searched(file: *const c_char, mut attempt: impl FnMut(*const c_char) -> c_int
     c::int(c::fail(errno))
 }
 
-/// As `execvp`: what the system does not know is a script of the shell.
+/// As `execvp`: the shell runs a file of an unknown format.
 fn run_searched(file: *const c_char, arguments: Strings, environment: Strings) -> c_int {
     searched(file, |path| {
         let failed = run(path, arguments, environment);
@@ -354,7 +355,7 @@ extern "C" fn execvpe(file: *const c_char, arguments: Strings, environment: Stri
     run_searched(file, arguments, environment)
 }
 
-/// Starts a program beside this one; gives an error number, as `posix_spawn` does.
+/// Starts a program as a child. Returns an error number, as `posix_spawn` does.
 fn spawn(
     path: *const c_char,
     (pid, actions, attributes): (*mut pid_t, *const c_void, *const c_void),
@@ -380,7 +381,7 @@ fn spawn(
     if is_host(path) {
         return start(path, environment.list());
     }
-    // The shell runs it, which finds programs in the array.
+    // The shell runs it: it finds programs in the array.
     if crate::attributes::runnable(path) != 0 {
         return c::errno();
     }

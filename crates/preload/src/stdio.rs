@@ -1,4 +1,4 @@
-//! Streams: the C library opens files behind them by itself.
+//! Streams: the C library opens their files internally, so this module opens them instead (next: `preload/src/open.rs`).
 
 use crate::c::{self, Real};
 use crate::descriptors;
@@ -69,7 +69,7 @@ extern "C" fn fopen64(path: *const c_char, mode: *const c_char) -> *mut FILE {
     stream(path, mode)
 }
 
-/// Puts another file behind a stream.
+/// Replaces the file of a stream.
 fn turned(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE {
     let at = stream as usize;
     if path.is_null() || is_host(path) {
@@ -85,7 +85,7 @@ fn turned(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut F
         c::set_errno(errno);
         return std::ptr::null_mut();
     }
-    // The C library makes of a stream what it is to be when it opens a file that is there for all.
+    // The C library sets a stream's mode when it opens a file that exists for all.
     let words = [c"/dev/null".as_ptr() as usize, mode as usize, at, 0, 0, 0];
     let again = c::pointer(c::real(&FREOPEN, words));
     if again.is_null() {
@@ -117,7 +117,7 @@ extern "C" fn freopen64(path: *const c_char, mode: *const c_char, stream: *mut F
     turned(path, mode, stream)
 }
 
-/// Closes a stream; what was written to a copy is handed over before, so that errors can be told.
+/// Closes a stream; changes of a copy are transferred before, so that errors can be reported.
 fn close_stream(stream: *mut FILE) -> c_int {
     let at = stream as usize;
     let mut told = Ok(());

@@ -1,7 +1,7 @@
-//! Requests to the file system: one at a time on a connection, of which a few are kept.
+//! Requests to the file system: one at a time on a connection; a few connections are kept (next: `mount/src/preload/socket.rs`).
 //!
-//! A connection is used by one thread at a time and by the process that made it only: a child of `vfork`, which has the
-//! memory of its parent, makes one of its own for each request.
+//! A connection is used by one thread at a time and only by the process that made it: a child of `vfork`, which shares the memory of its
+//! parent, makes a new connection for each request.
 
 use crate::c;
 use crate::place;
@@ -9,19 +9,19 @@ use libc::{c_int, c_void};
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use tidemill_preload_api::{Answer, LEAVES, Request};
 
-/// Connections that are kept.
+/// Number of connections that are kept.
 const KEPT_MAX: usize = 16;
-/// Where their descriptors begin, out of the way of those that programs count on.
+/// Lowest number of their descriptors, above the numbers that programs rely on.
 const DESCRIPTORS_AT: u64 = 768;
-/// How often a file system that is busy is tried again, a millisecond apart.
+/// Number of attempts to reach a busy file system, a millisecond apart.
 const TRIES_MAX: u32 = 2000;
-/// Bytes for a descriptor beside an answer, and for who sends a request.
+/// Room for the descriptor of an answer, and for the sender of a request.
 const CONTROL_BYTES: usize = 64;
 
-/// A connection that is kept: 0 is none, -1 one in use, else the descriptor and 1.
+/// A connection that is kept: 0 for none, -1 for one in use, else the descriptor plus 1.
 struct Kept {
     descriptor: AtomicI32,
-    /// The socket's inode: a program may have closed the descriptor and opened another.
+    /// The socket's inode: a program may have closed the descriptor and opened another one.
     inode: AtomicU64,
 }
 
@@ -36,25 +36,25 @@ static KEPT: [Kept; KEPT_MAX] = [const {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Got {
     pub(crate) answer: Answer,
-    /// Bytes of its text.
+    /// Length of its text in bytes.
     pub(crate) length: usize,
-    /// The descriptor that came with it, or -1.
+    /// Descriptor of the answer, or -1.
     pub(crate) descriptor: c_int,
 }
 
-/// How a request ended.
+/// Outcome of a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Outcome {
     Done(Got),
-    /// The path leads out of the array; the text says where to.
+    /// The path leaves the array; the text has the path on the host.
     Leaves(usize),
     Failed(c_int),
 }
 
-/// What is sent with a request beside its numbers: path, second path or name, value.
+/// Texts of a request: path, second path or name, value.
 pub(crate) type Texts<'a> = [&'a [u8]; 3];
 
-/// Nothing is left of connections after `fork`: they are the parent's.
+/// Drops all connections after `fork`: they belong to the parent.
 pub(crate) fn forget() {
     for kept in &KEPT {
         let descriptor = kept.descriptor.swap(0, Ordering::Relaxed);
@@ -79,7 +79,7 @@ fn is_socket(descriptor: c_int, expected: u64) -> bool {
     inode(descriptor) == Some(expected)
 }
 
-/// A connection, and the place where it is kept; none for one that is not.
+/// Returns a connection, and its place if it is kept.
 fn take() -> Result<(c_int, Option<&'static Kept>), c_int> {
     if place::is_child() {
         return connect().map(|descriptor| (descriptor, None));
@@ -154,7 +154,7 @@ fn connect() -> Result<c_int, c_int> {
             0,
         ],
     );
-    // With fewer files allowed it stays where it is.
+    // If fewer files are allowed, the descriptor keeps its number.
     let descriptor = if raised >= 0 {
         close(descriptor);
         c::int(raised)
@@ -185,16 +185,16 @@ fn connect() -> Result<c_int, c_int> {
         c::call(libc::SYS_nanosleep, [at, 0, 0, 0, 0]);
     }
     close(descriptor);
-    // As of a mount whose process has died.
+    // As for a mount whose process has died.
     Err(libc::ENOTCONN)
 }
 
-/// Asks with the rights of the effective user. The text of the answer is put into `room`.
+/// Sends a request with the rights of the effective user. The text of the answer is written to `room`.
 pub(crate) fn ask(request: Request, texts: Texts<'_>, room: &mut [u8]) -> Outcome {
     ask_as(request, texts, room, false)
 }
 
-/// As [`ask`]; with the rights of the real user if so wanted, as `access` does.
+/// As [`ask`]; with the rights of the real user if `really`, as `access` does.
 pub(crate) fn ask_as(
     mut request: Request,
     texts: Texts<'_>,
@@ -214,7 +214,7 @@ pub(crate) fn ask_as(
         };
         if let Err(errno) = send(descriptor, &head, texts, really) {
             put_back(descriptor, kept, false);
-            // A connection of a file system that has ended since: it was not asked.
+            // The connection belongs to a file system that has ended since: it did not receive the request.
             let old = kept.is_some() && [libc::EPIPE, libc::ECONNRESET].contains(&errno);
             if old || errno == libc::ENOTCONN {
                 if old {
@@ -257,7 +257,7 @@ fn part(bytes: &[u8]) -> libc::iovec {
     }
 }
 
-/// Sends a request, and who asks, which the kernel checks.
+/// Sends a request and its sender, which the kernel checks.
 fn send(descriptor: c_int, head: &[u8], texts: [&[u8]; 4], really: bool) -> Result<(), c_int> {
     let [a, b, v, d] = texts;
     let mut parts = [part(head), part(a), part(b), part(v), part(d)];
@@ -309,7 +309,7 @@ fn receive(descriptor: c_int, room: &mut [u8]) -> Result<Got, c_int> {
         return Err(libc::ERANGE);
     }
     if message.msg_flags & libc::MSG_CTRUNC != 0 {
-        // There was no descriptor left for it.
+        // No descriptor number was free for it.
         return Err(libc::EMFILE);
     }
     Ok(Got {

@@ -1,9 +1,8 @@
-//! How much a request may be, seen from its bytes before anything is made of them.
+//! Limits on the size of a request, checked on its bytes before it is decoded.
 //!
-//! Decoded, an operation weighs some hundred bytes, and two bytes are one: without this, a message that is allowed by
-//! its length would take a hundred times that. So the elements of each request are counted first. Answers, and what
-//! elements and mounts send in streams, come from parts of the array only, as do requests that are longer than those of
-//! a user.
+//! A decoded operation takes some hundred bytes, and two encoded bytes are enough for it. Without this check, a message of an allowed
+//! length would take a hundred times that. So the elements of each request are counted first. Only parts of the array send answers, the
+//! streams of elements and mounts, and requests that are longer than those of a user; these are not checked.
 
 use crate::USER_MESSAGE_BYTES_MAX;
 use crate::shape::{self, Field, Kind};
@@ -15,57 +14,57 @@ use tonic::Status;
 use tonic::codec::{Codec, DecodeBuf, Decoder};
 use tonic_prost::{ProstCodec, ProstDecoder, ProstEncoder};
 
-/// Operations in one request.
+/// Maximum number of operations in one request.
 pub const OPS_MAX: usize = 10_000;
 
-/// Elements of one request: fields and packed numbers count as one, messages as `MESSAGE`. A request to the namespace may
-/// have more, as many operations have.
+/// Maximum weight of the elements of one request: fields and packed numbers count as one, messages as `MESSAGE`. A request to the namespace
+/// may have more, as many operations have.
 pub const ELEMENTS_MAX: u64 = 200_000;
 const NAME_ELEMENTS_MAX: u64 = 1_000_000;
 const MESSAGE: u64 = 4;
-/// Messages within each other.
+/// Maximum depth of nested messages.
 const DEPTH_MAX: u32 = 16;
 
-/// Longest encoded [`Credentials`](crate::v1::Credentials): as many groups as Linux lets anybody have, and some.
+/// Longest encoded [`Credentials`](crate::v1::Credentials): as many groups as Linux allows a user, and some more.
 const CREDENTIALS_BYTES_MAX: usize = 512 << 10;
 
-/// Fields of a request beside its operations.
+/// Maximum number of fields of a request in addition to its operations.
 const OTHER_FIELDS_MAX: usize = 16;
 
 const CREDENTIALS: u64 = 1;
 const OPS: u64 = 2;
 
-/// Why a request is not decoded.
+/// Reason why a request is not decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Excess {
     /// Too many operations.
     #[error("a request has more than {OPS_MAX} operations: send several")]
     Operations,
-    /// Too many groups, or nonsense in their place.
+    /// Too many groups, or invalid bytes in their place.
     #[error("the credentials of a request are longer than those of anybody")]
     Credentials,
     /// Too many elements of other kinds.
     #[error("a request has too many elements: send several")]
     Elements,
-    /// No message at all.
+    /// The bytes are not a message.
     #[error("a message is no request")]
     Nonsense,
 }
 
-/// Looks over the encoding of a [`NameRequest`].
+/// Checks the encoding of a [`NameRequest`].
 ///
 /// # Errors
-/// If it is too much, or none.
+/// It is too large, or not a message.
 pub fn check(bytes: &[u8]) -> Result<(), Excess> {
     check_operations(bytes)?;
     let fields = shape::fields("NameRequest").unwrap_or_default();
     weigh(bytes, fields, NAME_ELEMENTS_MAX)
 }
 
-/// Looks over the encoding of a request with these fields. What is no message is left to the decoder.
+/// Checks the encoding of a request with these fields. Invalid bytes are left to the decoder.
 ///
 /// # Errors
-/// If it has more elements.
+/// It has more than `max` elements.
 fn weigh(bytes: &[u8], fields: &[Field], max: u64) -> Result<(), Excess> {
     if bytes.len() > USER_MESSAGE_BYTES_MAX {
         return Ok(());
@@ -153,7 +152,7 @@ fn varint(bytes: &mut &[u8]) -> Result<u64, Excess> {
     Err(Excess::Nonsense)
 }
 
-/// The protobuf codec of all services, which looks over a request before it decodes it.
+/// The protobuf codec of all services, which checks a request before it decodes it.
 #[derive(Clone, Debug)]
 pub struct Bounded<T, U>(PhantomData<(T, U)>);
 
@@ -182,11 +181,11 @@ where
     }
 }
 
-/// See [`Bounded`].
+/// Decoder of [`Bounded`].
 #[derive(Clone, Debug)]
 pub struct BoundedDecoder<U>(ProstDecoder<U>, Option<&'static [Field]>);
 
-/// The fields of a message that is the request of a call, unless calls have any number of them.
+/// Returns the fields of a message that is the request of a call, unless the call takes a stream of them.
 fn request<U: 'static>() -> Option<&'static [Field]> {
     let name = std::any::type_name::<U>().rsplit("::").next()?;
     let mut calls = shape::methods().iter();
@@ -200,7 +199,7 @@ impl<U: Message + Default + 'static> Decoder for BoundedDecoder<U> {
 
     fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
         use prost::bytes::Buf;
-        // A message comes in one piece.
+        // A message arrives in one piece.
         let bytes = buffer.chunk();
         let checked = if TypeId::of::<U>() == TypeId::of::<NameRequest>() {
             check(bytes)
@@ -247,7 +246,7 @@ mod tests {
         assert_eq!(check(&request(1, 200_000)), Err(Excess::Credentials));
         // The message that took a hundred times its length: empty operations of two bytes each.
         assert_eq!(check(&b"\x12\x00".repeat(1 << 20)), Err(Excess::Operations));
-        // Credentials again and again are put together by the decoder.
+        // The decoder merges repeated credentials.
         assert_eq!(check(&b"\x0a\x00".repeat(1 << 20)), Err(Excess::Nonsense));
     }
 
@@ -308,7 +307,7 @@ mod tests {
             ..NameRequest::default()
         };
         assert_eq!(check(&request.encode_to_vec()), Err(Excess::Elements));
-        // Answers and streams are not looked over.
+        // Answers and streams are not checked.
         let replies = super::request::<LineageReply>().is_some();
         assert!(!replies && super::request::<FromElement>().is_none());
     }

@@ -1,13 +1,13 @@
-//! Capabilities: the server's signed word that a user may do something with one object until some time.
-//! An element serves an object for nothing else. This is the OSD security model (AnalyzeThis §3.3,
-//! "Data and Workflow Security"), with HMAC-SHA256 over a key that the server shares with its elements.
+//! Capabilities: the server's signed statement that a user may perform some operations on one object until some time. An element serves an
+//! object only with a capability. This is the OSD security model (AnalyzeThis §3.3, "Data and Workflow Security"), with HMAC-SHA256 over a
+//! key that the server shares with its elements.
 //!
-//! Format, 61 bytes: version (1), object (8), rights (4), uid (4), expiry in nanoseconds since the Unix epoch
-//! (8), element (4), then the 32-byte HMAC of all before. Integers are little-endian.
+//! Format, 61 bytes: version (1), object (8), rights (4), uid (4), expiry in nanoseconds since the Unix epoch (8), element (4), then the
+//! 32-byte HMAC of all before. Integers are little-endian.
 //!
-//! A capability to write has version 3 and 114 bytes. Before the HMAC it has the attributes that the element records when the
-//! object is sealed: inode (8), owner (4), group (4), permission bits (4), whether the object is a part (1), and which part
-//! (32, zeros if it is none).
+//! A capability to write has version 3 and 114 bytes. Before the HMAC it has the attributes that the element records when the object is
+//! sealed: inode (8), owner (4), group (4), permission bits (4), whether the object is a part (1), and which part (32, zeros if it is
+//! none).
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
@@ -26,7 +26,7 @@ const SIGNED_BYTES_ATTRIBUTES: usize = SIGNED_BYTES + 8 + 4 + 4 + 4 + 1 + PART_B
 /// Length of a capability with [`Attributes`] in bytes.
 pub const LENGTH_ATTRIBUTES: usize = SIGNED_BYTES_ATTRIBUTES + MAC_BYTES;
 
-/// What a capability allows; combine with `|`.
+/// Rights of a capability; combine with `|`.
 pub mod rights {
     /// Read the object's bytes and attributes.
     pub const READ: u32 = 1;
@@ -36,19 +36,19 @@ pub mod rights {
     pub const REMOVE: u32 = 4;
     /// Set attributes.
     pub const ATTRIBUTES: u32 = 8;
-    /// Read the object's bytes before it is sealed, too: those of a file that several mounts write.
+    /// Read the object's bytes also before it is sealed: for files that several mounts write.
     pub const UNSEALED: u32 = 16;
-    /// Send to a channel, and be a reader that holds up those who send.
+    /// Send to a channel, and be a reader for which messages are kept.
     pub const SEND: u32 = 32;
-    /// Receive what was sent to a channel.
+    /// Receive messages of a channel.
     pub const RECEIVE: u32 = 64;
-    /// Make the channel's file.
+    /// Create the channel's file.
     pub const CREATE: u32 = 128;
-    /// Run a rank of a task there that reads the object, and talk to it. Only labels of such tasks bring it.
+    /// Run a rank of a task there that reads the object, and talk to it. Only labels of such tasks contain it.
     pub const RANK: u32 = 256;
 }
 
-/// The key that signs and checks.
+/// The key that signs and verifies.
 #[derive(Clone)]
 pub struct Key([u8; 32]);
 
@@ -58,24 +58,24 @@ impl std::fmt::Debug for Key {
     }
 }
 
-/// What a capability says.
+/// Content of a capability.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capability {
-    /// The object it is for.
+    /// Object of the capability.
     pub object: ObjectId,
-    /// The element it is for.
+    /// Element of the capability.
     pub element: ElementId,
-    /// See [`rights`].
+    /// Allowed operations; see [`rights`].
     pub rights: u32,
-    /// The user it was made for.
+    /// User of the capability.
     pub uid: u32,
-    /// When it ends, in nanoseconds since the Unix epoch.
+    /// End of its validity, in nanoseconds since the Unix epoch.
     pub expires_at_ns: u64,
     /// Attributes that the element records at the seal; `None` in a capability to read, or of an earlier release.
     pub attributes: Option<Attributes>,
 }
 
-/// What an element records of an object that is written: the server's word, not the client's.
+/// Attributes that an element records of a written object: set by the server, not by the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attributes {
     /// Inode of the file.
@@ -86,26 +86,26 @@ pub struct Attributes {
     pub gid: u32,
     /// Permission bits of the file.
     pub mode: u32,
-    /// What the object is a part of, as it is kept (`tidemill_core::layout::PartOf`).
+    /// The version and index of a part, encoded (`tidemill_core::layout::PartOf`).
     pub part: Option<[u8; PART_BYTES]>,
 }
 
-/// Why a capability is refused.
+/// Reason why a capability is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// It is not one.
+    /// The bytes are not a capability.
     #[error("the capability is malformed; ask the server for one")]
     Malformed,
     /// It was not signed by this array's server, or was changed.
     #[error("the capability is not signed by this array's server")]
     Forged,
-    /// It is for something else.
+    /// It is for another object or element.
     #[error("the capability is for another object or element")]
     OtherObject,
-    /// It does not allow this.
+    /// It does not allow this operation.
     #[error("the capability does not allow this operation")]
     Rights,
-    /// It has run out.
+    /// It has expired.
     #[error(
         "the capability has expired: open the file again; if that is refused too, set the clocks of the server's and this element's \
          host: they may differ by less than 5 minutes"
@@ -114,13 +114,13 @@ pub enum Refusal {
 }
 
 impl Key {
-    /// From 32 random bytes.
+    /// Creates a key from 32 random bytes.
     #[must_use]
     pub fn new(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }
 
-    /// From bytes off the wire or a database.
+    /// Creates a key from bytes of a message or a database.
     ///
     /// # Errors
     /// [`Refusal::Malformed`] unless there are 32.
@@ -128,7 +128,7 @@ impl Key {
         bytes.try_into().map(Self).map_err(|_| Refusal::Malformed)
     }
 
-    /// To be sent to an element over a trusted connection.
+    /// Returns the bytes for an element, to be sent over a trusted connection.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8; 32] {
         &self.0
@@ -167,7 +167,7 @@ impl Key {
         bytes
     }
 
-    /// What a capability says that was signed with this key, whatever it is for and however old it is.
+    /// Returns the content of a capability that was signed with this key, for whatever object and however old.
     ///
     /// # Errors
     /// [`Refusal::Malformed`] or [`Refusal::Forged`].
@@ -206,7 +206,7 @@ impl Capability {
     /// Whether it allows `rights` on `object` of `element` at `now_ns`.
     ///
     /// # Errors
-    /// Why not.
+    /// The reason of the refusal.
     pub fn allows(
         &self,
         element: ElementId,
@@ -288,7 +288,7 @@ mod tests {
             let bytes = Key::new([1; 32]).sign(&capability);
             assert_eq!(bytes.len(), LENGTH_ATTRIBUTES);
             assert_eq!(read(&bytes), Ok(capability));
-            // The attributes can't be cut off.
+            // The attributes cannot be cut off.
             assert_eq!(read(&bytes[..LENGTH]), Err(Refusal::Malformed));
             let mut cut = bytes.clone();
             cut[0] = VERSION;

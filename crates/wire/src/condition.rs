@@ -1,24 +1,24 @@
 //! States that an administrator must act on: their names, their remedies, and the exit code of `tidemill health`.
 //!
-//! `docs/operating.md` has one row for each. An element reports its own states in its status; the server adds those that
-//! it sees itself (`server/src/conditions.rs`).
+//! `docs/operating.md` has one row for each. An element reports its own states in its status; the server adds the states that it detects
+//! itself (next: `server/src/conditions.rs`).
 
 use crate::v1;
 
-/// Exit code of `tidemill health` for a state that takes nothing from anybody.
+/// Exit code of `tidemill health` for a state that affects no files.
 const NOTICE: u32 = 0;
-/// For a state in which all files can be had, but something is missing.
+/// For a state in which all files can be read, but redundancy or capacity is missing.
 const DEGRADED: u32 = 3;
-/// For a state in which files can't be had.
+/// For a state in which files cannot be read.
 const UNAVAILABLE: u32 = 4;
 
 /// Key of the metadata of a gRPC status that names the state because of which the server refuses.
 pub const METADATA: &str = "tidemill-state";
 
-/// A state, by its name.
+/// A state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Kind {
-    /// A stable word.
+    /// Name: a stable word.
     pub name: &'static str,
     /// Exit code of `tidemill health`.
     pub exit: u32,
@@ -43,23 +43,23 @@ kinds! {
     /// The elements that have these files do not answer.
     DATA_UNAVAILABLE = "data-unavailable", UNAVAILABLE,
         "start the elements that have the files; `tidemill health --all` names them";
-    /// No element keeps data.
+    /// No element stores data.
     NO_ELEMENT = "no-element", DEGRADED, "start one with `tidemill element`";
     /// An element has no connection to the server.
     ELEMENT_AWAY = "element-away", DEGRADED,
         "start it; if its host is lost, `tidemill element drain`, then `remove`";
-    /// An element has had none for longer than `--repair-after`.
+    /// An element has no connection for longer than `--repair-after`.
     ELEMENT_GIVEN_UP = "element-given-up", DEGRADED,
         "start it; if its host is lost, `tidemill element drain`, then `remove`";
-    /// An element is connected and says nothing.
+    /// An element is connected and sends no messages.
     ELEMENT_SILENT = "element-silent", DEGRADED, "look at its process, its disk and its host; restart it";
-    /// A suspended element does not wake.
+    /// A suspended element does not resume.
     ELEMENT_NOT_WOKEN = "element-not-woken", DEGRADED, "start it, and mend the `wake` command";
     /// An element of another release wants to attach.
     ELEMENT_VERSION = "element-version", DEGRADED, "start it with the server's release";
     /// An element of another array wants to attach.
     ELEMENT_OTHER_ARRAY = "element-other-array", DEGRADED, "give it an empty folder, or the right server";
-    /// An element that was taken out wants to attach.
+    /// A removed element wants to attach.
     ELEMENT_REMOVED = "element-removed", NOTICE, "stop its process; a new element needs another id and an empty folder";
     /// Two elements have the same id.
     ELEMENT_TWICE = "element-twice", DEGRADED, "stop one of them, or give it another id and an empty folder";
@@ -67,47 +67,47 @@ kinds! {
     ELEMENT_PLAIN = "element-plain", DEGRADED, "start it without `--tls off`";
     /// An element's disk is full.
     ELEMENT_FULL = "element-full", DEGRADED, "remove files, or add an element and `tidemill rebalance`";
-    /// An element's folder can't be used.
+    /// An element's folder cannot be used.
     ELEMENT_FOLDER = "element-folder", DEGRADED, "bring the folder's disk back, then restart the element";
-    /// An element's database can't keep anything.
+    /// An element's database cannot be written.
     ELEMENT_DATABASE = "element-database", DEGRADED,
         "make its disk writable, then restart it; if the disk is broken, drain it";
     /// An element's clock differs from the server's.
     ELEMENT_CLOCK = "element-clock", DEGRADED, "set the clocks of both hosts";
-    /// The store of an element's files is not where it was.
+    /// The store of an element's files is not found.
     STORE_AWAY = "store-away", DEGRADED,
         "mount the store; if it is empty for good, put an empty `.tidemill-store` there";
     /// The store of an element's files refuses them.
     STORE_FAILING = "store-failing", DEGRADED, "mend the cause: address, keys, space or network of the store";
-    /// A folder that is bound to a store can't be brought up to date.
+    /// A folder that is bound to a store cannot be updated.
     STORE_UNSEEN = "store-unseen", DEGRADED, "mend the cause, then `tidemill bridge check`";
     /// No element that is up takes new files.
     ARRAY_FULL = "array-full", DEGRADED, "remove files, or add an element";
     /// The disk of the server's database is full.
     SERVER_FULL = "server-full", DEGRADED, "make space on the disk of the server's folder";
-    /// The server's database can't keep anything.
+    /// The server's database cannot be written.
     SERVER_DATABASE = "server-database", DEGRADED, "mend the disk of the server's folder, then restart the server";
-    /// Labels can't be put into their queue.
+    /// Labels cannot be put into their queue.
     QUEUE_AWAY = "queue-away", DEGRADED, "start NATS, or mend the way to it";
-    /// The server's database was rebuilt with less than there was.
+    /// The server's database was rebuilt from incomplete data.
     REBUILT_INCOMPLETE = "rebuilt-incomplete", DEGRADED,
         "`tidemill rebuild` with better copies, if there are any";
-    /// Copies can't be made.
+    /// Copies cannot be made.
     COPIES_NO_ROOM = "copies-no-room", DEGRADED, "add an element, or remove files";
     /// Copies are being made.
     COPIES_MISSING = "copies-missing", DEGRADED, "wait: `tidemill health` says how long";
-    /// Copies are damaged and made again from others.
+    /// Copies are damaged and are recreated from others.
     FILES_DAMAGED = "files-damaged", DEGRADED, "wait; if one element has many, drain it";
-    /// Files of a writer that is gone can't be sealed.
+    /// Files of a lost writer cannot be sealed.
     FILES_UNSEALED = "files-unsealed", DEGRADED, "start the element that has them";
-    /// A hook can't keep up with its files.
+    /// A hook cannot keep up with its files.
     HOOK_BEHIND = "hook-behind", NOTICE, "wait, or give the hook more cores";
     /// Runs of a rule have failed.
     RULE_FAILED = "rule-failed", NOTICE, "`tidemill rule log NAME`, then `tidemill rule retry NAME`";
 }
 
 impl Kind {
-    /// A refusal because of this state.
+    /// Returns a refusal because of this state.
     #[must_use]
     pub fn refusal(self, message: impl Into<String>) -> tonic::Status {
         let mut status = tonic::Status::failed_precondition(message);
@@ -123,13 +123,13 @@ impl Kind {
         name.is_some_and(|name| name.as_bytes() == self.name.as_bytes())
     }
 
-    /// The state because of which the server refused; `None` if the server named none.
+    /// Returns the state because of which the server refused; `None` if the server named none.
     #[must_use]
     pub fn why(status: &tonic::Status) -> Option<Self> {
         ALL.iter().copied().find(|kind| kind.is_why(status))
     }
 
-    /// This state, of an element or of the array.
+    /// Returns the condition of this state, of an element or of the array.
     #[must_use]
     pub fn of(self, element: Option<u32>, cause: impl Into<String>) -> v1::Condition {
         v1::Condition {

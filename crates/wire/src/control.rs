@@ -1,5 +1,5 @@
-//! Names at the root that no file of the namespace may have: mounts show their control folder under them, and
-//! a file of that name would be out of reach.
+//! Names at the root that no file of the namespace may have: mounts show their control folder under them, and a file of that name would be
+//! unreachable.
 
 /// The control folder.
 pub const FOLDER: &[u8] = b".tidemill";

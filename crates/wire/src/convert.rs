@@ -1,5 +1,4 @@
-//! Between messages and the types of the core. A message that makes no sense is refused with
-//! [`ConvertError`]; nothing is guessed.
+//! Conversions between messages and the types of the core. An invalid message is refused with [`ConvertError`]; no value is guessed.
 
 use crate::v1;
 use std::collections::BTreeMap;
@@ -19,13 +18,13 @@ use tidemill_core::time::{Span, Time};
 #[error("a message has no valid `{0}`: the peer speaks another version or is broken")]
 pub struct ConvertError(pub &'static str);
 
-/// Nanoseconds since the epoch as they are sent.
+/// Returns nanoseconds since the epoch in the form of messages.
 #[must_use]
 pub fn time_to_wire(time: Time) -> i64 {
     i64::try_from(time.0).unwrap_or(i64::MAX)
 }
 
-/// Nanoseconds since the epoch as they were sent; times before it become 0.
+/// Returns the time of a message, in nanoseconds since the epoch; times before it become 0.
 #[must_use]
 pub fn time_from_wire(nanos: i64) -> Time {
     Time(u64::try_from(nanos).unwrap_or(0))
@@ -47,7 +46,7 @@ impl From<&Lock> for v1::Lock {
 }
 
 impl From<&v1::Lock> for Lock {
-    /// Whose mount it is is known by who sent it.
+    /// The mount that owns it is known from the sender.
     fn from(lock: &v1::Lock) -> Self {
         let space = if lock.whole_file {
             Space::Files
@@ -222,19 +221,19 @@ impl From<v1::Surroundings> for Surroundings {
     }
 }
 
-/// Absent if there is nothing but what every task finds.
+/// Returns `None` if the task has only the default surroundings.
 #[must_use]
 pub fn surroundings(surroundings: &Surroundings) -> Option<v1::Surroundings> {
     (!surroundings.is_empty()).then(|| surroundings.clone().into())
 }
 
-/// What it says of cores: nothing, if it needs one and is not held to it.
+/// Returns the cores that an analysis needs; `None` if it needs one and is not limited to it.
 fn needed_cores(analysis: &core::Analysis) -> Option<u32> {
     let needs = analysis.needs.cores;
     (analysis.limits.cores.is_some() || needs != 1).then_some(needs)
 }
 
-/// Amounts of resources as they came: those that have a name and are not 0, and no more than there may be.
+/// Returns valid amounts of resources of a message: those that have a name and are not 0, up to the maximum number.
 fn amounts(named: &BTreeMap<String, u64>) -> BTreeMap<String, u64> {
     let named = named
         .iter()
@@ -338,7 +337,7 @@ impl TryFrom<&v1::Label> for core::Label {
     }
 }
 
-/// What is copied: all of an object.
+/// Returns the input of a copy: the whole object.
 fn copied(copy: &v1::Copy) -> Result<core::Input, ConvertError> {
     let from: core::Input = copy
         .from
@@ -351,7 +350,7 @@ fn copied(copy: &v1::Copy) -> Result<core::Input, ConvertError> {
     }
 }
 
-/// What an object is a part of.
+/// Returns the version and index of a part.
 fn part_of(part: &v1::PartOf) -> PartOf {
     PartOf {
         version: ObjectId(part.version),
@@ -361,10 +360,10 @@ fn part_of(part: &v1::PartOf) -> PartOf {
     }
 }
 
-/// The layout of a version of `size` bytes, each part where it is to be read or written.
+/// Returns the layout of a version of `size` bytes, each part where it is to be read or written.
 ///
 /// # Errors
-/// If it contradicts itself.
+/// It contradicts itself.
 pub fn layout(layout: &v1::Layout, size: u64) -> Result<Layout, ConvertError> {
     let part = |part: &v1::LayoutPart| {
         let (object, element) = (ObjectId(part.object), ElementId(part.element));
@@ -608,7 +607,7 @@ impl TryFrom<&v1::FailureReport> for core::Failure {
     }
 }
 
-/// The name of a role in messages and in the configuration.
+/// Returns the name of a role in messages and in the configuration.
 #[must_use]
 pub fn role_name(role: Role) -> &'static str {
     match role {
@@ -617,13 +616,13 @@ pub fn role_name(role: Role) -> &'static str {
     }
 }
 
-/// The tier of elements that pass on what is written there, in messages.
+/// Name of the burst tier in messages: its elements pass on the files that are written to them.
 pub const BURST: &str = "burst";
 
-/// Parses what [`role_name`] gives.
+/// Parses a name of [`role_name`].
 ///
 /// # Errors
-/// If it is neither `store` nor `host`.
+/// It is neither `store` nor `host`.
 pub fn parse_role(name: &str) -> Result<Role, ConvertError> {
     match name {
         "store" => Ok(Role::Store),
@@ -686,7 +685,7 @@ impl From<JobState> for v1::State {
     }
 }
 
-/// The name of a state for people: `running`, `done`, …
+/// Returns the name of a state for users: `running`, `done`, …
 #[must_use]
 pub fn state_name(state: v1::State) -> &'static str {
     match state {

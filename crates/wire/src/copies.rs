@@ -1,15 +1,15 @@
-//! What one element is given by another of objects that it copies, many at once (`POST /copies`).
+//! Format in which an element sends another element the data for copies of many objects at once (`POST /copies`).
 
-/// Objects of one request.
+/// Maximum number of objects of one request.
 pub const OBJECTS_MAX: usize = 64;
 
-/// Bytes of an object that is given so; a larger one is asked for alone.
+/// Maximum size of an object in such an answer; a larger object is requested alone.
 pub const OBJECT_BYTES_MAX: u64 = 1 << 20;
 
-/// Bytes after which no more objects are asked for at once.
+/// Number of bytes after which no more objects are added to a request.
 pub const OBJECTS_BYTES_MAX: u64 = 8 << 20;
 
-/// The path that gives many objects at once.
+/// The path of requests for many objects at once.
 pub const COPIES: &str = "/copies";
 
 /// One of the objects.
@@ -21,17 +21,17 @@ pub struct CopyItem {
     pub capability: String,
 }
 
-/// What is given of one: the BLAKE3 of what was sealed and, if that was wanted, its bytes. `None`: it is to be asked for alone.
+/// Data of one object: the BLAKE3 hash of the sealed bytes and, if requested, the bytes. `None`: the object has to be requested alone.
 pub type Given = Option<([u8; 32], Vec<u8>)>;
 
 /// The same, within the body of an answer.
 pub type Came<'a> = Option<(&'a [u8; 32], &'a [u8])>;
 
-/// Instead of a length: nothing is given.
+/// In place of a length: no data is sent.
 const NONE: u32 = u32::MAX;
 
-/// The body of an answer: for each object the number of its bytes (`u32`, little-endian; 0xffffffff: it is not given), the
-/// hash and the bytes.
+/// Returns the body of an answer: for each object the number of its bytes (`u32`, little-endian; 0xffffffff: no data), the hash and the
+/// bytes.
 #[must_use]
 pub fn encode(given: &[Given]) -> Vec<u8> {
     let length = |one: &Given| 4 + one.as_ref().map_or(0, |(_, bytes)| 32 + bytes.len());
@@ -51,7 +51,7 @@ pub fn encode(given: &[Given]) -> Vec<u8> {
     body
 }
 
-/// The first object of a body, and the rest of it; `None`: it is no such body.
+/// Returns the first object of a body, and the rest of the body; `None`: the body is invalid.
 #[must_use]
 pub fn decode(body: &[u8]) -> Option<(Came<'_>, &[u8])> {
     let (length, rest) = body.split_first_chunk()?;

@@ -1,7 +1,7 @@
-//! What goes over the network: the protobuf services, the HTTP routes of an element, capabilities, and
-//! the conversions between messages and the types of the core.
+//! Formats on the network: the protobuf services, the HTTP routes of an element, capabilities, and the conversions between messages and the
+//! types of the core.
 //!
-//! Knows formats only: no connection is opened here.
+//! The crate only has formats: it opens no connection.
 
 pub mod bounded;
 pub mod capability;
@@ -20,10 +20,10 @@ pub const PROTOCOL_VERSION: u32 = 1;
 /// Largest control message, in bytes. Larger requests are cut into batches.
 pub const MESSAGE_BYTES_MAX: usize = 64 << 20;
 
-/// Largest job script of an ordinary user, in bytes, and of whoever submits by the control folder.
+/// Maximum size of a job script of an ordinary user, in bytes, also through the control folder.
 pub const USER_SCRIPT_BYTES_MAX: usize = 4 << 20;
 
-/// Largest request of an ordinary user, in bytes: the largest job script, and what is around it.
+/// Maximum size of a request of an ordinary user, in bytes: the largest job script, and its envelope.
 pub const USER_MESSAGE_BYTES_MAX: usize = USER_SCRIPT_BYTES_MAX + (1 << 20);
 
 /// The generated protobuf messages, clients and servers.
@@ -40,7 +40,7 @@ pub mod v1 {
     tonic::include_proto!("tidemill.v1");
 }
 
-/// The same of labels of applications, which agents serve.
+/// The same for labels of applications, which agents serve.
 #[allow(
     missing_docs,
     unreachable_pub,

@@ -1,4 +1,4 @@
-//! Lineage as the server answers it, as a graph of the core, which knows the ways to show it.
+//! Converts the server's answers about lineage to a graph of the core, which can display it.
 
 use crate::convert::time_from_wire;
 use crate::v1;
@@ -7,7 +7,7 @@ use tidemill_core::label::Owner;
 use tidemill_core::lineage::search::{Annotated, Search};
 use tidemill_core::lineage::{Graph, Record, Version, Writer};
 
-/// The answer as a graph.
+/// Returns the answer as a graph.
 #[must_use]
 pub fn graph(reply: &v1::LineageReply) -> Graph {
     let mut graph = Graph::default();
@@ -21,12 +21,12 @@ pub fn graph(reply: &v1::LineageReply) -> Graph {
     graph
 }
 
-/// Groups are not sent: they say nothing about where a file comes from.
+/// Groups are not sent: they have no information about the origin of a file.
 fn owner(uid: u32) -> Owner {
     Owner { uid, gid: 0 }
 }
 
-/// A version as the core knows it. Values that are no text are shown as far as they are.
+/// Returns a version of the core. Values that are not valid text are shown as far as possible.
 #[must_use]
 pub fn version(version: &v1::Version) -> Version {
     let named = !version.current_path.is_empty();
@@ -57,7 +57,7 @@ fn annotation(annotation: &v1::Annotation) -> (String, String) {
     (annotation.name.clone(), value.into_owned())
 }
 
-/// What is searched for, as the core knows it.
+/// Returns a search of the core.
 #[must_use]
 pub fn search(search: &v1::LineageSearch) -> Search {
     let time = |at: i64| (at != 0).then(|| time_from_wire(at));
@@ -75,7 +75,7 @@ pub fn search(search: &v1::LineageSearch) -> Search {
     }
 }
 
-/// The name of an object with what of it was read, for people.
+/// Returns the name of an object with the part of it that was read, for users.
 fn named(object: &v1::NamedObject) -> String {
     let v1::NamedObject {
         name, selection, ..
@@ -86,7 +86,7 @@ fn named(object: &v1::NamedObject) -> String {
     }
 }
 
-/// A run as the core knows it.
+/// Returns a run of the core.
 #[must_use]
 pub fn record(run: &v1::Run) -> Record {
     let objects = |objects: &[v1::NamedObject]| {
@@ -111,7 +111,7 @@ pub fn record(run: &v1::Run) -> Record {
         moved_bytes: run.moved_bytes,
         read_bytes: run.read_bytes,
         written_bytes: run.written_bytes,
-        // Only runs that ended well have lineage.
+        // Only successful runs have lineage.
         exit: 0,
         reused: (run.reused_task != 0).then_some(TaskId(run.reused_task)),
         hidden: run.hidden,

@@ -1,8 +1,8 @@
 //! Requests to the namespace from the same host, without HTTP: frames on a Unix socket of their own.
 //!
-//! A frame is a length (four bytes, little-endian) and that many bytes. Each side first sends one that says
-//! its version; then every [`NameRequest`](crate::v1::NameRequest) gets one answer: a byte that is a gRPC
-//! status code, and the [`NameReply`](crate::v1::NameReply) if it is 0, else a text.
+//! A frame is a length (four bytes, little-endian) and that many bytes. Each side first sends a frame with its version. Then every
+//! [`NameRequest`](crate::v1::NameRequest) gets one answer: a byte that is a gRPC status code, and the [`NameReply`](crate::v1::NameReply)
+//! if it is 0, else a text.
 
 use crate::bounded::{self, Excess};
 use crate::{MESSAGE_BYTES_MAX, PROTOCOL_VERSION, v1};
@@ -20,10 +20,10 @@ pub const EXHAUSTED: u8 = 8;
 pub const WRONG_VERSION: u8 = 9;
 
 const MAGIC: &[u8; 4] = b"TMLN";
-/// What is set aside for a frame before its bytes have come: a false length must cost nothing.
+/// Number of bytes that are allocated for a frame before its bytes arrive: a false length must cost nothing.
 const TRUSTED_BYTES: usize = 64 << 10;
 
-/// Where the server listens for this, given the Unix socket of its other services.
+/// Returns the path of the server's socket for these frames, from the Unix socket of its other services.
 #[must_use]
 pub fn socket(control: &Path) -> PathBuf {
     if control
@@ -37,10 +37,10 @@ pub fn socket(control: &Path) -> PathBuf {
     path.into()
 }
 
-/// Bytes of a path that system calls take for a Unix socket.
+/// Maximum length of the path of a Unix socket in system calls.
 const PATH_BYTES_MAX: usize = 107;
 
-/// A path of a Unix socket that is short enough to bind or connect to: a longer one goes through its open folder.
+/// A path of a Unix socket that is short enough to bind or connect to: a longer path is resolved by its open folder.
 #[derive(Debug)]
 pub struct Short {
     path: PathBuf,
@@ -48,8 +48,10 @@ pub struct Short {
 }
 
 impl Short {
+    /// Returns the short path of a path.
+    ///
     /// # Errors
-    /// If the folder of a long path can't be opened.
+    /// The folder of a long path cannot be opened.
     pub fn of(path: &Path) -> io::Result<Self> {
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
             return Ok(Self::whole(path));
@@ -80,10 +82,10 @@ impl AsRef<Path> for Short {
     }
 }
 
-/// Sends a frame that begins with `head` and goes on with `message`.
+/// Sends a frame with `head` and `message`.
 ///
 /// # Errors
-/// If it is too long or the peer can't be written to.
+/// It is too long or the peer cannot be written to.
 pub fn send(peer: &mut impl Write, head: &[u8], message: &impl Message) -> io::Result<()> {
     let length = head.len() + message.encoded_len();
     let mut frame = begin(length)?;
@@ -113,10 +115,10 @@ fn begin(length: usize) -> io::Result<Vec<u8>> {
     Ok(frame)
 }
 
-/// Takes the next frame; `None` if the peer has closed the connection between two.
+/// Receives the next frame; `None` if the peer has closed the connection between two frames.
 ///
 /// # Errors
-/// If it is too long, or ends early.
+/// It is too long, or ends early.
 pub fn receive(peer: &mut impl Read) -> io::Result<Option<Vec<u8>>> {
     receive_at_most(peer, MESSAGE_BYTES_MAX)
 }
@@ -149,7 +151,7 @@ pub fn receive_at_most(peer: &mut impl Read, bytes_max: usize) -> io::Result<Opt
     Ok(Some(bytes))
 }
 
-/// What each side says first.
+/// Returns the first frame of each side.
 #[must_use]
 pub fn greeting() -> [u8; 8] {
     let mut greeting = [0; 8];
@@ -158,26 +160,26 @@ pub fn greeting() -> [u8; 8] {
     greeting
 }
 
-/// The version in a peer's greeting.
+/// Returns the version in a peer's greeting.
 #[must_use]
 pub fn greeted(frame: &[u8]) -> Option<u32> {
     let version = frame.strip_prefix(MAGIC)?.try_into().ok()?;
     Some(u32::from_le_bytes(version))
 }
 
-/// The request in a frame.
+/// Returns the request in a frame.
 ///
 /// # Errors
-/// If it is none, or too much.
+/// It is invalid, or too large.
 pub fn request(frame: &[u8]) -> Result<v1::NameRequest, Excess> {
     bounded::check(frame)?;
     v1::NameRequest::decode(frame).map_err(|_| Excess::Nonsense)
 }
 
-/// The reply in an answer, or its status and text.
+/// Returns the reply in an answer, or its status and text.
 ///
 /// # Errors
-/// If it is no answer.
+/// It is not an answer.
 pub fn reply(frame: &[u8]) -> io::Result<Result<v1::NameReply, (u8, String)>> {
     let (&status, rest) = frame
         .split_first()

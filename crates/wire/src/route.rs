@@ -1,43 +1,53 @@
 //! HTTP routes of an element.
 //!
-//! | method, path | does |
+//! | method, path | effect |
 //! |---|---|
 //! | `GET /objects/{id}` | the bytes; honours one `Range: bytes=a-b`; `206` with `Content-Range` |
 //! | `GET /objects/{id}?damaged=true` | the bytes of an object that is damaged, as far as they can be read |
-//! | `POST /objects/{id}/ranges` | the bytes of ranges of a sealed object, one after the other (body: a JSON list of `[first, end]`, `end` not included; at most [`RANGES_MAX`], [`RANGES_BYTES_MAX`] bytes); `416` if one lies beyond its end |
+//! | `POST /objects/{id}/ranges` | the bytes of ranges of a sealed object, one after the other (body: a JSON list of `[first, end]`, `end`
+//! not included; at most [`RANGES_MAX`], [`RANGES_BYTES_MAX`] bytes); `416` if a range is beyond its end |
 //! | `HEAD /objects/{id}` | length only |
-//! | `PUT /objects/{id}?offset=N` | writes the body at `N` (0 if absent) of an unsealed object, which is made if need be |
+//! | `PUT /objects/{id}?offset=N` | writes the body at `N` (0 if absent) of an unsealed object, which is created if necessary |
 //! | `POST /objects/{id}/truncate?size=N` | sets the length of an unsealed object |
-//! | `POST /objects/{id}/copy?from={id}&bytes=N` | makes an unsealed object of the first `N` bytes of a sealed one of the same element, whose capability is in [`SOURCE_HEADER`]; it does not exist before it is whole; idempotent |
-//! | `POST /objects/{id}/outside` | makes a sealed object of a file of the store outside in which the element keeps what it has (body: its path there); for root and the array's own user; answers `{"size": N}` |
-//! | `POST /objects/{id}/reserve?size=N` | sets room aside for an unsealed object of that many bytes, where room is counted |
+//! | `POST /objects/{id}/copy?from={id}&bytes=N` | creates an unsealed object from the first `N` bytes of a sealed object of the same
+//! element, whose capability is in [`SOURCE_HEADER`]; it does not exist before it is complete; idempotent |
+//! | `POST /objects/{id}/outside` | creates a sealed object from a file of the store outside in which the element stores its objects (body:
+//! its path there); for root and the array's own user; answers `{"size": N}` |
+//! | `POST /objects/{id}/reserve?size=N` | reserves room for an unsealed object of `N` bytes, where room is counted |
 //! | `POST /objects/{id}/allocate?offset=N&length=N&mode=N` | `fallocate(2)` on an unsealed object; answers `{"size": N}` |
 //! | `POST /objects/{id}/sync` | answers when the bytes of an object, sealed or not, survive power loss |
-//! | `POST /objects/{id}/confirm?hash=HEX` | answers if a sealed object has this BLAKE3 hash; reads it if it was not hashed before, and, unless it was read within the last 10 minutes, if it has another one: `409` |
-//! | `POST /objects/{id}/rank` | `101`: starts a rank of a task that reads the object, as the connection then says (`ranks` of the element) |
+//! | `POST /objects/{id}/confirm?hash=HEX` | answers if a sealed object has this BLAKE3 hash; reads it if it was not hashed before, and,
+//! unless it was read within the last 10 minutes, if it has another hash: `409` |
+//! | `POST /objects/{id}/rank` | `101`: starts a rank of a task that reads the object, as the connection then states (`ranks` of the
+//! element) |
 //! | `POST /objects/{id}/peer?label=N&rank=N&port=N` | `101`: the connection leads to that port of such a rank |
 //! | `POST /objects/{id}/seal` | seals it (body: [`SealBody`] as JSON); answers `{"size": N}`; idempotent |
-//! | `POST /seal` | seals many at once (body: list of [`SealItem`], whose first capability is in the header, too); answers a list of [`SealResult`], in order |
-//! | `POST /copies?bytes=B` | what is needed to copy many small objects (body: list of [`CopyItem`](crate::copies::CopyItem), whose first capability is in the header, too): their hashes and, if `B` is `true`, their bytes, as [`encode`](crate::copies::encode) writes them |
+//! | `POST /seal` | seals many at once (body: list of [`SealItem`], whose first capability is in the header, too); answers a list of
+//! [`SealResult`], in order |
+//! | `POST /copies?bytes=B` | the data for copies of many small objects (body: list of [`CopyItem`](crate::copies::CopyItem), whose first
+//! capability is in the header, too): their hashes and, if `B` is `true`, their bytes, as [`encode`](crate::copies::encode) writes them |
 //! | `GET /objects?folder=N` | the objects of one of its 256 folders as JSON: a list of [`Listed`] |
 //! | `GET /objects/{id}/attributes`, `GET` or `PUT /objects/{id}/attributes/{page}/{number}` | attributes |
 //! | `GET /objects/{id}/members` | the objects of a collection as JSON |
-//! | `POST /channels/{id}` | makes a channel that the server has told of; idempotent |
+//! | `POST /channels/{id}` | creates a channel that the server has announced; idempotent |
 //! | `GET /channels/{id}` | [`ChannelState`] |
-//! | `POST /channels/{id}/messages` | sends messages ([`ChannelSending`]; body: each with its length before it, four bytes, the lowest first), all or none: [`Sent`]; idempotent for a producer's last request; `409` if the producer has sent something else last, or it never fits |
-//! | `GET /channels/{id}/room` | waits until a request of so many bytes fits ([`ChannelRoom`]); answers whether it does |
-//! | `GET /channels/{id}/messages` | waits for messages ([`ChannelReading`]): the number of the first, eight bytes, the lowest first, and the messages as they are sent; nothing if none came |
-//! | `POST /channels/{id}/readers/{name}?read=N` | the reader has read what is before message `N` |
-//! | `DELETE /channels/{id}/readers/{name}` | it reads no more |
+//! | `POST /channels/{id}/messages` | sends messages ([`ChannelSending`]; body: each with its length before it, four bytes, the lowest
+//! first), all or none: [`Sent`]; idempotent for a producer's last request; `409` if the producer's last request was another one, or it
+//! never fits |
+//! | `GET /channels/{id}/room` | waits until a request of a given size fits ([`ChannelRoom`]); answers whether it does |
+//! | `GET /channels/{id}/messages` | waits for messages ([`ChannelReading`]): the number of the first, eight bytes, the lowest first, and
+//! the messages as they are sent; empty if none arrived |
+//! | `POST /channels/{id}/readers/{name}?read=N` | the reader has read all messages before message `N` |
+//! | `DELETE /channels/{id}/readers/{name}` | removes the reader |
 //! | `GET /status` | the status object as JSON |
 //! | `GET /tasks` | the task tracker: all labels that are queued or run, as JSON |
 //! | `GET /tasks/{id}` | one task, as JSON; `{id}` is its number in decimal |
 //!
-//! An object that is damaged, or lost below the element, is answered with `410`; so is a channel that is not there.
+//! An object that is damaged, or lost below the element, is answered with `410`; so is a channel that does not exist.
 //!
-//! Object ids are 16 hexadecimal digits. Every request carries a capability in the header [`CAPABILITY_HEADER`], else
-//! nothing of it is read: that of its object; a task is asked for with one for its task collection, `GET /status` and
-//! `GET /tasks` with one for the status object, `GET /objects` with one to remove that, which only the server has.
+//! Object ids are 16 hexadecimal digits. Every request has a capability in the header [`CAPABILITY_HEADER`]; without it no more of the
+//! request is read. The capability is that of the object. A task needs a capability for its task collection, `GET /status` and `GET /tasks`
+//! need one for the status object, and `GET /objects` needs one to remove the status object, which only the server has.
 
 use tidemill_core::id::ObjectId;
 
@@ -47,22 +57,22 @@ pub const CAPABILITY_HEADER: &str = "x-tidemill-capability";
 /// The header that carries the capability of an object that is copied.
 pub const SOURCE_HEADER: &str = "x-tidemill-source";
 
-/// What a connection speaks that was made to start a rank of a task, or to reach one.
+/// Protocol of a connection that starts a rank of a task, or reaches one.
 pub const RANK_PROTOCOL: &str = "tidemill-rank";
 
-/// Ranges of one request.
+/// Maximum number of ranges of one request.
 pub const RANGES_MAX: usize = 1024;
 
-/// Bytes that they have together.
+/// Maximum total size of the ranges in bytes.
 pub const RANGES_BYTES_MAX: u64 = 4 << 20;
 
-/// Bytes in hexadecimal, as those headers and [`SealItem`] have them.
+/// Returns bytes in hexadecimal, as in those headers and [`SealItem`].
 #[must_use]
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Bytes of so many hexadecimal digits.
+/// Returns the bytes of hexadecimal digits.
 #[must_use]
 pub fn parse_hex(text: &str) -> Option<Vec<u8>> {
     let digit = |byte: u8| char::from(byte).to_digit(16);
@@ -75,7 +85,7 @@ pub fn parse_hex(text: &str) -> Option<Vec<u8>> {
         .collect()
 }
 
-/// The path of an object.
+/// Returns the path of an object.
 #[must_use]
 pub fn object(id: ObjectId) -> String {
     format!("/objects/{:016x}", id.0)
@@ -91,10 +101,9 @@ pub fn parse_object(text: &str) -> Option<ObjectId> {
         .map(ObjectId)
 }
 
-/// What a `Range` header asks of `size` bytes.
+/// Parses a `Range` header for an object of `size` bytes.
 ///
-/// `None`: nothing that is understood, so all are sent (RFC 9110 §14.2). `Some(None)`: a range
-/// that lies beyond its end.
+/// `None`: the range is not understood, so all bytes are sent (RFC 9110 §14.2). `Some(None)`: the range is beyond the end.
 #[must_use]
 pub fn parse_range(text: &str, size: u64) -> Option<Option<std::ops::Range<u64>>> {
     let (first, last) = text.trim().strip_prefix("bytes=")?.split_once('-')?;
@@ -121,11 +130,11 @@ pub fn parse_range(text: &str, size: u64) -> Option<Option<std::ops::Range<u64>>
     Some((start < size).then_some(start..end))
 }
 
-/// What a client tells an element when it seals an object. Of a client's body only `durable` and `lost` count: the element records
-/// the attributes that the server has signed into the capability (`capability::Attributes`).
+/// Body of a client's request to seal an object. The element uses only `durable` and `lost` of it: it records the attributes that the
+/// server has signed into the capability (`capability::Attributes`).
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct SealBody {
-    /// Inode of the file it is a version of.
+    /// Inode of the object's file.
     pub inode: u64,
     /// The file's path as far as the client knows it; may be empty.
     pub path: String,
@@ -137,16 +146,16 @@ pub struct SealBody {
     pub mode: u32,
     /// Whether the bytes must survive power loss before the answer.
     pub durable: bool,
-    /// Whether the writer is lost, so that a program may still have the object's file open: then nobody can change
-    /// the object through that any more once it is sealed.
+    /// Whether the writer is lost, so that a program may still have the object's file open: after the seal no program can change the object
+    /// through that file any more.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub lost: bool,
-    /// What it is a part of, as it is kept (`tidemill_core::layout::PartOf`).
+    /// The version and index of a part, encoded (`tidemill_core::layout::PartOf`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub part: Option<[u8; 32]>,
 }
 
-/// How many folders an element keeps its objects in: by the lowest byte of their ids.
+/// Number of folders in which an element stores its objects: by the lowest byte of their ids.
 pub const FOLDERS: u32 = 256;
 
 /// An object as an element lists it.
@@ -156,30 +165,30 @@ pub struct Listed {
     pub object: u64,
     /// Length in bytes.
     pub size: u64,
-    /// Whether it is sealed, and kept as such in the element's database.
+    /// Whether it is sealed, and recorded as sealed in the element's database.
     pub sealed: bool,
-    /// How long ago it was last changed, in nanoseconds.
+    /// Time since its last change, in nanoseconds.
     pub age_ns: u64,
 }
 
-/// The path that seals many objects at once.
+/// The path of requests that seal many objects at once.
 pub const SEAL_ALL: &str = "/seal";
 
-/// Most objects that one [`SEAL_ALL`] may seal.
+/// Maximum number of objects of one [`SEAL_ALL`].
 pub const SEAL_ALL_MAX: usize = 4096;
 
-/// One of the objects to be sealed at once.
+/// One of the objects of a request.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct SealItem {
     /// The object.
     pub object: u64,
     /// Its capability in hexadecimal.
     pub capability: String,
-    /// What is kept of it.
+    /// Body of the seal.
     pub body: SealBody,
 }
 
-/// What became of one of the objects.
+/// Outcome of one of the objects.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct SealResult {
     /// The object.
@@ -188,67 +197,67 @@ pub struct SealResult {
     pub size: u64,
     /// 200, or the HTTP status that a seal of it alone would have had.
     pub status: u16,
-    /// Why it was refused; empty otherwise.
+    /// Reason of the refusal; empty otherwise.
     pub message: String,
 }
 
-/// What `POST /channels/{id}/messages` asks.
+/// Query of `POST /channels/{id}/messages`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct ChannelSending {
-    /// Who sends: a random number.
+    /// Sender: a random number.
     pub producer: u64,
-    /// How many messages the producer had sent before.
+    /// Number of messages that the producer has sent before.
     pub sequence: u64,
 }
 
-/// What became of messages that were sent.
+/// Outcome of sent messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Sent {
-    /// The number of the first, the others follow; `None`: the channel is full.
+    /// Number of the first message, the others follow; `None`: the channel is full.
     pub first: Option<u64>,
 }
 
-/// What `GET /channels/{id}/room` asks.
+/// Query of `GET /channels/{id}/room`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct ChannelRoom {
-    /// Bytes of the body.
+    /// Size of the body in bytes.
     pub bytes: u64,
-    /// How long to wait, a minute at most.
+    /// Time to wait in milliseconds, a minute at most.
     pub wait_ms: u64,
 }
 
-/// What `GET /channels/{id}/messages` asks.
+/// Query of `GET /channels/{id}/messages`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct ChannelReading {
-    /// From this message on, or the first after it that is there.
+    /// First message, or the first later message that exists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<u64>,
-    /// As this reader, which goes on where it has read, unless `from` says otherwise.
+    /// Reader, which continues where it has read, unless `from` is set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reader: Option<String>,
-    /// It has read what is before this message.
+    /// All messages before this one are read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read: Option<u64>,
-    /// Bytes of an answer that has more than what was sent with one request.
+    /// Maximum size of an answer in bytes. An answer has at least the messages of one request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
-    /// How long to wait, a minute at most.
+    /// Time to wait in milliseconds, a minute at most.
     #[serde(default)]
     pub wait_ms: u64,
 }
 
-/// A channel as its element sees it.
+/// State of a channel.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct ChannelState {
-    /// Number of the first message that it holds.
+    /// Number of the first stored message.
     pub first: u64,
-    /// Number of the next one that is sent.
+    /// Number of the next message.
     pub next: u64,
-    /// Bytes of what it holds.
+    /// Bytes of the stored messages.
     pub held_bytes: u64,
-    /// Bytes that it can hold.
+    /// Capacity in bytes.
     pub capacity_bytes: u64,
-    /// Readers, and the number of the message that each reads next.
+    /// Readers, and the number of the next message of each.
     pub readers: std::collections::BTreeMap<String, u64>,
 }
 

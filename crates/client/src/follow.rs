@@ -105,7 +105,7 @@ fn unwritten(layout: &Layout, size: u64) -> Vec<Range<u64>> {
 
 impl Transfer {
     /// Reads a file from its beginning to its end, piece by piece. If one or several mounts write it, its bytes are passed on in order as
-    /// they are added, until it is sealed. Otherwise the bytes of the present version are passed on.
+    /// they are added, until it is sealed. Otherwise the bytes of the present version are passed on, once no client writes the file.
     ///
     /// # Errors
     /// The file may not be read; the version was abandoned ([`Error::GivenUp`]), or some of its bytes were changed after they were passed
@@ -164,7 +164,7 @@ impl Transfer {
         }
     }
 
-    /// Returns the state of a version of which `bytes` bytes were read.
+    /// Returns the state of a version. `bytes` is the number of bytes that were read.
     async fn news(&self, version: &Growing, path: &str, bytes: u64) -> Result<News, Error> {
         let news = self.look(&version.known()).await?;
         news.ok_or_else(|| Error::GivenUp {

@@ -413,7 +413,7 @@ impl Objects {
         let request = Request::builder()
             .method(Method::POST)
             .uri(format!("{}{path}", address(&remote)))
-            // Each request needs a capability; those of the other objects are checked when the body is read.
+            // Each request needs a capability in its header; the element checks the capabilities of all objects in the body.
             .header(CAPABILITY_HEADER, capability)
             .header("content-type", "application/json");
         let response = self.send_work(&remote, request, body.into()).await?;

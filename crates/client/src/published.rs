@@ -33,7 +33,7 @@ impl From<LayoutError> for Wrong {
 }
 
 impl Visible {
-    /// Applies an answer of the server. Returns whether it had new information.
+    /// Applies an answer of the server. Returns whether it contained new information.
     ///
     /// # Errors
     /// The answer is invalid.

@@ -519,8 +519,8 @@ impl Transfer {
         }
     }
 
-    /// Whether an element that was asked at the server's address is suspended, or has just started. Waits for it as long as for an offline
-    /// element. `until` is the end of that wait, once it has begun.
+    /// Whether an unreachable element has resumed, or has a new address, so that the read can be repeated. Waits for a suspended element;
+    /// `until` is the end of that wait, once it has begun.
     async fn awakes(
         &self,
         element: u32,

@@ -125,7 +125,7 @@ async fn outcome(does: Does) -> Error {
     let server = Server::connect(&Endpoint::Unix(path), None).await.unwrap();
     let error = server.status().await.unwrap_err();
     drop(server);
-    // After a reset, the connection may stay although its client is gone.
+    // After a reset, the connection may stay although its client has closed it.
     served.abort();
     if let Err(end) = served.await {
         assert!(end.is_cancelled(), "{end}");

@@ -50,7 +50,7 @@ pub(crate) struct Paths {
 }
 
 impl Paths {
-    /// Returns the paths of a job of which only the result is known.
+    /// Returns the paths of a job if only the path of its result is known.
     pub(crate) fn of_result(result: &str) -> Vec<u8> {
         Self::to_bytes(result, &[], &[])
     }

@@ -326,7 +326,7 @@ impl App {
     }
 
     /// Registers the application with a key of at least 8 letters: a new application, or one that was registered with this key and ended
-    /// less than a minute ago, by whichever process. Outcomes of its labels are kept until they are requested.
+    /// less than a minute ago, whichever process ended it. Outcomes of its labels are kept until they are requested.
     ///
     /// # Errors
     /// As for [`Self::register`]; and if another process has the application.
@@ -1040,7 +1040,7 @@ impl Outcome {
     }
 }
 
-/// A published label. Dropping it gives up the outcome; the label is carried out all the same.
+/// A published label. After its drop the outcome cannot be requested; the label is carried out all the same.
 #[derive(Debug)]
 pub struct Ticket {
     inner: Arc<Inner>,

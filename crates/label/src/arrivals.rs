@@ -36,7 +36,7 @@ const PAUSE: Duration = Duration::from_millis(200);
 pub struct Arrival {
     /// Path as an address: `tidemill:/…`.
     pub path: String,
-    /// Number of the version.
+    /// Number of the version: it counts the closes with new content.
     pub version: u64,
     /// Size in bytes.
     pub size: u64,

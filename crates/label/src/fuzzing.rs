@@ -10,7 +10,7 @@ use std::sync::{Arc, OnceLock};
 
 /// Bytes of the input that set the ends of the log and the bytes that the other thread changes.
 const LEAD: usize = 32;
-/// Most records that are read for one input.
+/// Maximum number of records that are read for one input.
 const RECORDS: usize = 64;
 
 /// The memory of the log, shared with a thread that changes it.
@@ -60,7 +60,7 @@ fn shared() -> &'static Shared {
 /// Reads a log that contains these bytes.
 ///
 /// # Panics
-/// If a path, the data or the answer of a record is outside of the log.
+/// A path, the data or the answer of a record is outside of the log.
 pub fn read(bytes: &[u8]) {
     let Some((lead, ring)) = bytes.split_at_checked(LEAD) else {
         return;

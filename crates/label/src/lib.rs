@@ -11,8 +11,8 @@
 //! let app = App::register("simulation", &Settings::default())?;
 //! let step = vec![0_u8; 1 << 20];
 //! let written = app.publish(&Label::write("tidemill:/run/step-1", 0, &step))?;
-//! // … computing goes on …
-//! written.wait()?; // it is in the array, for all to see
+//! // … the computation continues …
+//! written.wait()?; // stored in the array, visible to all
 //! # Ok::<(), tidemill_label::Error>(())
 //! ```
 

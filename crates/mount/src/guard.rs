@@ -78,7 +78,7 @@ impl Guard {
     /// Starts the process, for the mount with this device number.
     ///
     /// # Errors
-    /// If this user may not end the connection, or there is no shell.
+    /// This user may not end the connection, or there is no shell.
     pub(crate) fn start(device: &str) -> io::Result<Self> {
         Self::of(Arc::new(connection(device)?))
     }

@@ -39,7 +39,7 @@ pub struct Config {
     pub endpoint: Endpoint,
     /// Content of the array's token file, for a server that is reached over TCP.
     pub credential: Option<Credential>,
-    /// An existing directory.
+    /// An existing directory, which becomes the mountpoint.
     pub mountpoint: PathBuf,
     /// Whether object files of elements on this host are opened in place. Otherwise all bytes are sent over HTTP, as to other hosts.
     pub in_place: bool,

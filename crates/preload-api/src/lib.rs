@@ -40,8 +40,8 @@ pub const REQUEST_BYTES_MAX: usize = Request::BYTES + 2 * PATH_BYTES_MAX + VALUE
 pub const ANSWER_BYTES_MAX: usize = Answer::BYTES + VALUE_BYTES_MAX;
 /// In place of an error number: the path leaves the array, and continues on the host with the path that follows.
 pub const LEAVES: u64 = 1 << 32;
-/// From this byte on a file's locks mark who has it open: no program may lock there, or see such a lock. The open file with number `n`
-/// locks byte `HANDLES_AT + n`.
+/// From this byte on a file's locks mark which open files exist: no program may lock there, or see such a lock. The open file with number
+/// `n` locks byte `HANDLES_AT + n`.
 pub const HANDLES_AT: u64 = 1 << 62;
 /// A time that is not changed.
 pub const TIME_OMITTED: i64 = i64::MIN;

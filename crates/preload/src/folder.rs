@@ -38,7 +38,8 @@ pub(crate) fn find() {
     }
 }
 
-/// Requests the path in the array without symbolic links; 0 bytes if it is on the host: `leads` then has the path.
+/// Requests the path in the array without symbolic links. Returns its length; if the path is on the host, returns the result of `host` as
+/// an error.
 fn resolve(
     at: c_int,
     path: *const c_char,

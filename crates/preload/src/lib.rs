@@ -4,7 +4,7 @@
 //! `mount/src/preload/mod.rs`). All other calls are passed to the system unchanged. An open file is a descriptor from that process, so
 //! reading, writing, mapping, seeking, duplicating and passing on are not intercepted at all.
 //!
-//! **The library keeps no state about descriptors**: the name in `/proc/self/fd` shows what a descriptor is. So no state has to be
+//! **The library keeps no state about descriptors**: the name in `/proc/self/fd` shows the kind of a descriptor. So no state has to be
 //! maintained through `dup`, `fork`, `vfork`, `exec` and threads. The only state of a process is its working directory, if that is in the
 //! array; the environment passes it on.
 //!

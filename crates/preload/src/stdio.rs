@@ -85,7 +85,7 @@ fn turned(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut F
         c::set_errno(errno);
         return std::ptr::null_mut();
     }
-    // The C library sets a stream's mode when it opens a file that exists for all.
+    // The C library sets a stream's mode when it opens a file: every user can open `/dev/null`.
     let words = [c"/dev/null".as_ptr() as usize, mode as usize, at, 0, 0, 0];
     let again = c::pointer(c::real(&FREOPEN, words));
     if again.is_null() {

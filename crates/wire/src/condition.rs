@@ -5,14 +5,14 @@
 
 use crate::v1;
 
-/// Exit code of `tidemill health` for a state that affects no files.
+/// Exit code of `tidemill health` for a state that affects no access to files.
 const NOTICE: u32 = 0;
-/// For a state in which all files can be read, but redundancy or capacity is missing.
+/// For a state in which all files can be read, but a part of the array or a copy is missing.
 const DEGRADED: u32 = 3;
 /// For a state in which files cannot be read.
 const UNAVAILABLE: u32 = 4;
 
-/// Key of the metadata of a gRPC status that names the state because of which the server refuses.
+/// Key of the metadata of a gRPC status with the name of the state that is the reason of the refusal.
 pub const METADATA: &str = "tidemill-state";
 
 /// A state.
@@ -123,7 +123,7 @@ impl Kind {
         name.is_some_and(|name| name.as_bytes() == self.name.as_bytes())
     }
 
-    /// Returns the state because of which the server refused; `None` if the server named none.
+    /// Returns the state that is the reason of the server's refusal; `None` if the server named none.
     #[must_use]
     pub fn why(status: &tonic::Status) -> Option<Self> {
         ALL.iter().copied().find(|kind| kind.is_why(status))

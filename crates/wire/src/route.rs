@@ -195,7 +195,7 @@ pub struct SealResult {
     pub object: u64,
     /// Final length in bytes; 0 if it was refused.
     pub size: u64,
-    /// 200, or the HTTP status that a seal of it alone would have had.
+    /// 200, or the HTTP status that a single seal of it would return.
     pub status: u16,
     /// Reason of the refusal; empty otherwise.
     pub message: String,

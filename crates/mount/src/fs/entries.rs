@@ -2,9 +2,9 @@
 //!
 //! An answer of the server is as old as its question, and others change entries without asking. So every cached value needs a proof: an
 //! answer is used only if its name has not changed since the question, either from here ([`Entries::changed`]) or by another client, as the
-//! server reports ([`Entries::foreign`]). The cache answers that a name does not exist only for a directory of which every entry is cached
-//! or noted as unsure. Where a proof fails, the name is [`Known::Unsure`]: the server is asked, which is slow but never wrong. Therefore
-//! state that several names share may only make names unsure.
+//! server reports ([`Entries::foreign`]). The cache answers that a name does not exist only if every entry of the directory is cached or
+//! noted as unsure. Where a proof fails, the name is [`Known::Unsure`]: the server is asked, which is slow but never wrong. Therefore state
+//! that several names share may only make names unsure.
 
 use std::collections::HashMap;
 use std::collections::hash_map::{DefaultHasher, Entry as Place};

@@ -106,7 +106,7 @@ pub(crate) struct Opened {
 }
 
 impl Opened {
-    /// Returns the description of a followed file, of which the kernel keeps nothing.
+    /// Returns the description of a followed file. The kernel keeps nothing of such a file.
     fn followed(handle: u64) -> Self {
         Self {
             handle,
@@ -288,7 +288,7 @@ impl Fs {
         object.read(offset, length)
     }
 
-    /// Writes.
+    /// Writes bytes at `offset`.
     pub(crate) fn write(
         &self,
         handle: u64,

@@ -603,7 +603,7 @@ impl Fs {
                 inner.decide_late();
                 continue;
             };
-            // Messages after this one are refused as well. If the stream has ended in the meantime, nothing is lost.
+            // If the stream has ended in the meantime, later messages are refused as well, and nothing is lost.
             if joins && refused == (0, Errno::STALE) {
                 self.lose(&mut inner);
             }
@@ -735,7 +735,7 @@ impl Fs {
         });
     }
 
-    /// Whether a lock would let a program read outdated bytes: a file that is open in place for reading only, since before it had locks,
+    /// Whether a lock would let a program read outdated bytes. A file that was opened in place for reading only, before it got locks,
     /// cannot show a later version. A lock of the whole file may protect anything, so it is not refused.
     fn is_outdated(&self, lock: &Lock, handle: u64) -> bool {
         !lock.exclusive && lock.owner.space == Space::Ranges && self.has_old_version(handle)

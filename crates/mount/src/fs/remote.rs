@@ -1,4 +1,5 @@
-//! An object on another host, with read-ahead and write-behind in large pieces. Requests are sent to its element (next: `element/src`).
+//! An object on another host. Reads fetch large pieces ahead, and writes are sent later in large pieces. Requests are sent to its element
+//! (next: `element/src`).
 //!
 //! All calls may wait for the element.
 

@@ -132,7 +132,7 @@ impl Right {
                 together: self.together,
                 ..v1::Open::default()
             }),
-            // The server answers the same for an object that is being written already.
+            // The server returns the same answer for an object that is being written already.
             None => Op::NewVersion(v1::NewVersion {
                 ino: self.ino,
                 object: self.object,

@@ -165,7 +165,7 @@ impl Memory {
         let opened = self.ask(stat.size, None)?;
         let (target, path) = self.make(&opened)?;
         self.copy(&target, stat)?;
-        // All bytes must have arrived before the server learns that the version is there.
+        // All bytes must have arrived before the new place is reported to the server.
         target.flush()?;
         if let (Some(path), Some(file)) = (path, target.local()) {
             // An earlier attempt that failed may have left a file.

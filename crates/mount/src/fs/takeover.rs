@@ -50,7 +50,7 @@ impl Fs {
             return Ok(None);
         };
         if self.backend.lends() {
-            // A program that had the old version open may have kept a descriptor.
+            // Programs may have kept descriptors of the old version.
             return Ok(None);
         }
         let place = self.backend.place(to.element, Pace::MayWait)?;

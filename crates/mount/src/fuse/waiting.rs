@@ -212,7 +212,7 @@ fn is_gone(thread: u32) -> bool {
 }
 
 /// Whether a pending signal asks a thread to end. Ignored and blocked signals do not count; the signals in `ENDING` count whether or not
-/// the program handles them.
+/// the program handles them. A program that does not end continues by itself after the interruption.
 fn is_told_to_end(status: &str, by_any: bool) -> bool {
     let mask = |name: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(name));

@@ -1,4 +1,5 @@
-//! Answers requests of programs: translates them, checks what a kernel would check, and decides nothing else (next: `mount/src/fs/mod.rs`).
+//! Answers requests of programs. It translates them, checks the permissions that a kernel would check, and decides nothing else (next:
+//! `mount/src/fs/mod.rs`).
 
 use super::attributes::MODE_BITS;
 use super::given::{Given, Lent};

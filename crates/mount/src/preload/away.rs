@@ -55,7 +55,7 @@ struct Item {
     bytes: u64,
     /// Whether a worker stores it now.
     busy: bool,
-    /// Whether a program that had it open when the file system was killed still has it open.
+    /// Whether a program still has the file open, from before the file system was killed.
     held: bool,
     /// Error of the last failed attempt.
     why: Option<(Errno, String)>,
@@ -143,7 +143,7 @@ impl Items {
         within(None, 1) && (stranger.is_none() || within(stranger, SHARE_OF_OTHERS))
     }
 
-    /// Checks whether programs have closed files that they had open when the file system was killed.
+    /// Checks whether programs have closed the files that were open when the file system was killed.
     fn look_at_held(&mut self) {
         for item in self.by_number.values_mut().filter(|item| item.held) {
             if let What::Left(left) = &item.what

@@ -567,7 +567,7 @@ impl Fs {
         found.ok_or_else(|| Errno::NOENT.into())
     }
 
-    /// Takes text written to `submit` or `cancel`, of which each finished line counts, a question, or files to create.
+    /// Takes text written to `submit` or `cancel`, one line at a time, or a question, or files to create.
     pub(crate) fn control_write(&self, handle: u64, bytes: &[u8], pace: Pace) -> Result<(), Error> {
         let open = self.open_special(handle)?;
         if let (Special::NewFiles(_), Some(opener)) = (open.special, &open.opener) {

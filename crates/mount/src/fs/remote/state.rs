@@ -1,6 +1,6 @@
 //! The bytes of an object on another host that are on their way: written bytes to the element, read bytes from it.
 //!
-//! The state has neither clock nor network, and is behind one lock, so that a read knows of every write before it. The rules:
+//! The state has neither clock nor network. One lock protects all of it, so that a read knows of every write before it. The rules:
 //!
 //! - A read first waits for the writes that were under way when it began ([`State::mark`], [`State::settled`]).
 //! - A piece is requested under the lock. When a write arrives or fails, pieces of the same bytes are dropped: they may have been requested

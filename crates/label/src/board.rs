@@ -202,8 +202,7 @@ impl Board {
         Some(log)
     }
 
-    /// Makes a record's put visible, if it is not yet. Returns false if no entry is free, or another application has just put the same
-    /// file.
+    /// Makes a record's put visible, if it is not yet. Returns false if no entry is free, or another application has put the file just now.
     pub(crate) fn put(&self, log: &Log, hash: u64, at: u64) -> bool {
         let Some(own) = file_of(log) else {
             return false;

@@ -240,8 +240,7 @@ impl Work {
         let records = std::mem::take(&mut self.records);
         let ops: Vec<Op> = records.iter().map(op).collect();
         let tasks = supertasks(&ops, self.open.is_some());
-        // Written labels that are reported once they survive power loss. One sync serves all of them, but a supertask of several steps has
-        // its own.
+        // Written labels that are reported once they survive power loss. One sync serves all; a supertask of several steps has its own.
         let mut unsynced: Vec<Record> = Vec::new();
         for task in tasks {
             let alone = task.len() > 1;

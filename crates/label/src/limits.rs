@@ -55,8 +55,8 @@ impl Limits {
         Ok(limits)
     }
 
-    /// Returns the room for labels of an application that asks for `asked` bytes, 0 for `default`. The returned lock has to be held until
-    /// its log exists.
+    /// Returns the room for labels of an application that asks for `asked` bytes, 0 for `default`. Hold the returned lock until its log
+    /// exists.
     pub(crate) fn allow(
         &self,
         folder: &Folder,

@@ -1,8 +1,8 @@
 //! Many new small files, created by one call of the mount (next: `mount/src/fs/control/new_files.rs`).
 //!
-//! If a file cannot be created in this way, because its name exists, its folder is not writable, an element is full or the mount is
-//! unreachable, it is written as a single file, which reports the reason. So the outcome of an unanswered call need not be known: a label
-//! that is carried out again writes the same bytes to the same place.
+//! A file that cannot be created in this way is written as a single file, which reports the reason: its name exists, its folder is not
+//! writable, an element is full or the mount is unreachable. So the outcome of an unanswered call need not be known: a label that is
+//! carried out again writes the same bytes to the same place.
 
 use crate::app::{CUT, DURABLE};
 use crate::log::{Kind, Log, Record};
@@ -107,8 +107,7 @@ fn open(root: &Root) -> Result<Opened> {
     Ok((file, device))
 }
 
-/// Returns the root of the mount: the application's folder may be inside the mount, where any user can create a folder like the control
-/// folder.
+/// Returns the root of the mount: the application's folder may be inside it, where any user can create a folder like the control folder.
 fn top(root: &Root) -> Result<OwnedFd> {
     let mut folder = root.open()?;
     let (mount, mut inode) = device(&folder)?;

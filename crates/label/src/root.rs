@@ -1,5 +1,4 @@
-//! The folder that an array is mounted on: paths are below it, and operations wait for an unreachable array (next:
-//! `mount/src/fuse/mod.rs`).
+//! The folder that an array is mounted on. Operations wait for an unreachable array (next: `mount/src/fuse/mod.rs`).
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, makedev, openat, statx};
 use rustix::io::Errno;

@@ -1,13 +1,12 @@
-//! Ends the kernel's connection of a mount whose process cannot end by itself. It writes to the kernel's `abort` file, and starts one
-//! process.
+//! Ends the kernel's connection of a mount whose process cannot end by itself, with the kernel's `abort` file and a small process.
 //!
 //! A thread that notifies the kernel of a change may wait in the kernel for a folder's lock. A program that holds the lock waits for an
 //! answer of the mount. If the answering threads are killed, neither ends: the waiting thread keeps `/dev/fuse` open. The kernel ends such
 //! a connection if a process writes to its file `abort`.
 //!
 //! The mount writes there at its end. If the mount is killed, a small process writes there instead: a shell that has only that file and a
-//! pipe open. The other end of the pipe belongs to one thread of the mount, which has a table of open files of its own, so that the pipe is
-//! closed however long other threads wait.
+//! pipe open. The other end of the pipe belongs to one thread of the mount. That thread has a table of open files of its own, so that the
+//! pipe is closed however long other threads wait.
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};

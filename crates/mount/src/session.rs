@@ -1,5 +1,4 @@
-//! Attaches the file system to a mountpoint and detaches it. It connects to the server, starts the threads of the mount, and mounts (next:
-//! `mount/src/fuse/mod.rs`).
+//! Attaches the file system to a mountpoint and detaches it: connects, starts threads, mounts (next: `mount/src/fuse/mod.rs`).
 
 use crate::error::Error;
 use crate::fs::Fs;

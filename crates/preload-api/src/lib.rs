@@ -54,8 +54,8 @@ pub const NOBODY: u64 = u32::MAX as u64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub enum Op {
-    /// Opens a file: `flags` and `mode` as of `open`; `a` is 0 or [`GIVE_AWAY`]. The answer has a descriptor, and `value` says whether its
-    /// close has to be reported.
+    /// Opens a file: `flags` and `mode` as of `open`; `a` is 0 or [`GIVE_AWAY`]. Returns a descriptor, and in `value` whether to report its
+    /// close.
     Open = 1,
     /// Returns attributes.
     Stat,
@@ -104,9 +104,8 @@ pub enum Op {
     Resolve,
     /// Locks an open file as `flock` does, with the operation in `flags`.
     Flock,
-    /// Returns the sender's closed files that are not stored. The answer's `value` is the number of files on their way, `stat.size` the
-    /// number of failed files (with `a`, those are tried once more). The text has four texts for each failed file, each followed by a zero:
-    /// `waits` or `refused`, its path, the reason, and the path of its bytes.
+    /// Returns the sender's unstored closed files. `value`: number on their way; `stat.size`: number of failed files (`a`: retry them
+    /// first). Text, for each failed file, each followed by a zero: `waits` or `refused`, its path, the reason, the path of its bytes.
     Wait,
 }
 
@@ -157,8 +156,7 @@ pub struct Request {
     pub flags: u64,
     /// As in the system call.
     pub mode: u64,
-    /// Inode of the directory at which the first path begins, unless it begins with a slash. If the path is empty, the request is about
-    /// this directory.
+    /// Inode of the directory at which the first path begins, unless it begins with a slash. Target of the request if the path is empty.
     pub base: u64,
     /// The same for the second path.
     pub base2: u64,

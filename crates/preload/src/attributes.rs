@@ -1,5 +1,4 @@
-//! Attributes of files: `stat` and similar calls, rights, owners, times, sizes, extended attributes (next:
-//! `mount/src/preload/attributes.rs`).
+//! Attributes of files: `stat` and similar calls, rights, times, sizes, extended attributes (next: `mount/src/preload/attributes.rs`).
 
 use crate::c::{self, Real};
 use crate::place::{self, Call, Kind};

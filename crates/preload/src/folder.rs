@@ -38,8 +38,7 @@ pub(crate) fn find() {
     }
 }
 
-/// Requests the path in the array without symbolic links. Returns its length; if the path is on the host, returns the result of `host` as
-/// an error.
+/// Requests the path in the array without symbolic links. Returns its length; for a path on the host, the result of `host` as an error.
 fn resolve(
     at: c_int,
     path: *const c_char,

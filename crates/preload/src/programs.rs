@@ -1,5 +1,4 @@
-//! Programs that are started: they get the working directory and this library, and may be stored in the array themselves. The module
-//! changes the environment of the new program.
+//! Programs that are started: they get the working directory and this library, and may be stored in the array themselves.
 
 use crate::c::{self, Real};
 use crate::open::opened;

@@ -1,7 +1,7 @@
 //! States that an administrator must act on: their names, their remedies, and the exit code of `tidemill health`.
 //!
-//! `docs/operating.md` has one row for each. An element reports its own states in its status; the server adds the states that it detects
-//! itself (next: `server/src/conditions.rs`).
+//! `docs/operating.md` has one row for each. An element reports its own states in its status; the server adds those that it detects itself
+//! (next: `server/src/conditions.rs`).
 
 use crate::v1;
 

@@ -48,7 +48,7 @@ pub struct Short {
 }
 
 impl Short {
-    /// Returns the short path of a path.
+    /// Returns a short path to the same socket.
     ///
     /// # Errors
     /// The folder of a long path cannot be opened.

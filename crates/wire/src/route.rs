@@ -4,39 +4,29 @@
 //! |---|---|
 //! | `GET /objects/{id}` | the bytes; honours one `Range: bytes=a-b`; `206` with `Content-Range` |
 //! | `GET /objects/{id}?damaged=true` | the bytes of an object that is damaged, as far as they can be read |
-//! | `POST /objects/{id}/ranges` | the bytes of ranges of a sealed object, one after the other (body: a JSON list of `[first, end]`, `end`
-//! not included; at most [`RANGES_MAX`], [`RANGES_BYTES_MAX`] bytes); `416` if a range is beyond its end |
+//! | `POST /objects/{id}/ranges` | the bytes of ranges of a sealed object, one after the other (body: a JSON list of `[first, end]`, `end` not included; at most [`RANGES_MAX`], [`RANGES_BYTES_MAX`] bytes); `416` if a range is beyond its end |
 //! | `HEAD /objects/{id}` | length only |
 //! | `PUT /objects/{id}?offset=N` | writes the body at `N` (0 if absent) of an unsealed object, which is created if necessary |
 //! | `POST /objects/{id}/truncate?size=N` | sets the length of an unsealed object |
-//! | `POST /objects/{id}/copy?from={id}&bytes=N` | creates an unsealed object from the first `N` bytes of a sealed object of the same
-//! element, whose capability is in [`SOURCE_HEADER`]; it does not exist before it is complete; idempotent |
-//! | `POST /objects/{id}/outside` | creates a sealed object from a file of the store outside in which the element stores its objects (body:
-//! its path there); for root and the array's own user; answers `{"size": N}` |
+//! | `POST /objects/{id}/copy?from={id}&bytes=N` | creates an unsealed object from the first `N` bytes of a sealed object of the same element, whose capability is in [`SOURCE_HEADER`]; it does not exist before it is complete; idempotent |
+//! | `POST /objects/{id}/outside` | creates a sealed object from a file of the store outside in which the element stores its objects (body: its path there); for root and the array's own user; answers `{"size": N}` |
 //! | `POST /objects/{id}/reserve?size=N` | reserves room for an unsealed object of `N` bytes, where room is counted |
 //! | `POST /objects/{id}/allocate?offset=N&length=N&mode=N` | `fallocate(2)` on an unsealed object; answers `{"size": N}` |
 //! | `POST /objects/{id}/sync` | answers when the bytes of an object, sealed or not, survive power loss |
-//! | `POST /objects/{id}/confirm?hash=HEX` | answers if a sealed object has this BLAKE3 hash; reads it if it was not hashed before, and,
-//! unless it was read within the last 10 minutes, if it has another hash: `409` |
-//! | `POST /objects/{id}/rank` | `101`: starts a rank of a task that reads the object, as the connection then states (`ranks` of the
-//! element) |
+//! | `POST /objects/{id}/confirm?hash=HEX` | answers if a sealed object has this BLAKE3 hash; reads it if it was not hashed before, and, unless it was read within the last 10 minutes, if it has another hash: `409` |
+//! | `POST /objects/{id}/rank` | `101`: starts a rank of a task that reads the object, as the connection then states (`ranks` of the element) |
 //! | `POST /objects/{id}/peer?label=N&rank=N&port=N` | `101`: the connection leads to that port of such a rank |
 //! | `POST /objects/{id}/seal` | seals it (body: [`SealBody`] as JSON); answers `{"size": N}`; idempotent |
-//! | `POST /seal` | seals many at once (body: list of [`SealItem`], whose first capability is in the header, too); answers a list of
-//! [`SealResult`], in order |
-//! | `POST /copies?bytes=B` | the data for copies of many small objects (body: list of [`CopyItem`](crate::copies::CopyItem), whose first
-//! capability is in the header, too): their hashes and, if `B` is `true`, their bytes, as [`encode`](crate::copies::encode) writes them |
+//! | `POST /seal` | seals many at once (body: list of [`SealItem`], whose first capability is in the header, too); answers a list of [`SealResult`], in order |
+//! | `POST /copies?bytes=B` | the data for copies of many small objects (body: list of [`CopyItem`](crate::copies::CopyItem), whose first capability is in the header, too): their hashes and, if `B` is `true`, their bytes, as [`encode`](crate::copies::encode) writes them |
 //! | `GET /objects?folder=N` | the objects of one of its 256 folders as JSON: a list of [`Listed`] |
 //! | `GET /objects/{id}/attributes`, `GET` or `PUT /objects/{id}/attributes/{page}/{number}` | attributes |
 //! | `GET /objects/{id}/members` | the objects of a collection as JSON |
 //! | `POST /channels/{id}` | creates a channel that the server has announced; idempotent |
 //! | `GET /channels/{id}` | [`ChannelState`] |
-//! | `POST /channels/{id}/messages` | sends messages ([`ChannelSending`]; body: each with its length before it, four bytes, the lowest
-//! first), all or none: [`Sent`]; idempotent for a producer's last request; `409` if the producer's last request was another one, or it
-//! never fits |
+//! | `POST /channels/{id}/messages` | sends messages ([`ChannelSending`]; body: each with its length before it, four bytes, the lowest first), all or none: [`Sent`]; idempotent for a producer's last request; `409` if the producer's last request was another one, or it never fits |
 //! | `GET /channels/{id}/room` | waits until a request of a given size fits ([`ChannelRoom`]); answers whether it does |
-//! | `GET /channels/{id}/messages` | waits for messages ([`ChannelReading`]): the number of the first, eight bytes, the lowest first, and
-//! the messages as they are sent; empty if none arrived |
+//! | `GET /channels/{id}/messages` | waits for messages ([`ChannelReading`]): the number of the first, eight bytes, the lowest first, and the messages as they are sent; empty if none arrived |
 //! | `POST /channels/{id}/readers/{name}?read=N` | the reader has read all messages before message `N` |
 //! | `DELETE /channels/{id}/readers/{name}` | removes the reader |
 //! | `GET /status` | the status object as JSON |
@@ -46,8 +36,8 @@
 //! An object that is damaged, or lost below the element, is answered with `410`; so is a channel that does not exist.
 //!
 //! Object ids are 16 hexadecimal digits. Every request has a capability in the header [`CAPABILITY_HEADER`]; without it no more of the
-//! request is read. The capability is that of the object. A task needs a capability for its task collection, `GET /status` and `GET /tasks`
-//! need one for the status object, and `GET /objects` needs one to remove the status object, which only the server has.
+//! request is read. The capability is that of the object. A task needs a capability for its task collection. `GET /status` and `GET /tasks`
+//! need one for the status object. `GET /objects` needs one to remove the status object, which only the server has.
 
 use tidemill_core::id::ObjectId;
 

@@ -1,5 +1,4 @@
-//! Open files: reads, writes, syncs and closes by handle. Bytes are read and written through `object`; closed versions are sealed (next:
-//! `mount/src/fs/seal.rs`).
+//! Open files: reads, writes, syncs and closes by handle, through `object`. Closed versions are sealed (next: `mount/src/fs/seal.rs`).
 
 use super::object::Object;
 use super::table::{Bound, Node, Phase, Way, Writing};

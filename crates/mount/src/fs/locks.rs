@@ -527,8 +527,7 @@ impl Fs {
         });
     }
 
-    /// Releases the locks of an open file that is closed for good, and the locks that processes took with it and whose closes are not
-    /// reported.
+    /// Releases the locks of an open file that is closed for good, and locks that processes took with it and whose closes are not reported.
     pub(crate) fn unlock_released(self: &Arc<Self>, ino: u64, handle: u64, id: Option<u64>) {
         let file = id.map(|id| Owner {
             mount: 0,

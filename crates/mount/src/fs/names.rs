@@ -1,5 +1,4 @@
-//! Operations on the namespace: look-up, creation, links, renames, removal, attributes. They send operations to the server (next:
-//! `server/src`) and keep the answers in the table.
+//! Operations on the namespace: look-up, creation, links, renames, removal, attributes. The server carries them out (next: `server/src`).
 
 use super::backend::{attr_of, unsupported};
 use super::entries::{Known, Slot};

@@ -1,5 +1,4 @@
-//! The bytes of one object as open files use them: an object file opened in place, or an object on another host (next:
-//! `mount/src/fs/remote.rs`).
+//! The bytes of one object for open files: an object file opened in place, or an object elsewhere (next: `mount/src/fs/remote.rs`).
 
 use super::remote::{Remote, now_ns};
 use super::right::Right;
@@ -458,8 +457,8 @@ fn reopened(file: &File, how: OFlags) -> Result<File, Errno> {
     Ok(open(path, how | OFlags::CLOEXEC, Mode::empty())?.into())
 }
 
-/// Returns the file, open for writing. If it is open for reading only ([`Object::let_go`]), it is reopened for this moment. A sealed file
-/// is never writable.
+/// Returns the file, open for writing: reopened for this moment if it is read-only here ([`Object::let_go`]). A sealed file is never
+/// writable.
 fn writable(file: &Arc<File>) -> Result<Arc<File>, Error> {
     if fcntl_getfl(file)? & OFlags::RWMODE != OFlags::RDONLY {
         return Ok(file.clone());

@@ -1,5 +1,4 @@
-//! Decides how to send a change of the namespace again when its answer was lost. It only builds operations; `backend` sends them (next:
-//! `mount/src/fs/backend.rs`).
+//! Decides how to send a change of the namespace again when its answer was lost; `backend` sends it (next: `mount/src/fs/backend.rs`).
 //!
 //! A request that creates an inode carries reserved ids, by which the server recognises it; the same holds for versions and their objects.
 //! Other requests are recognised by their effect: before such a request is sent again, this mount looks whether the first attempt was

@@ -220,8 +220,7 @@ impl State {
         self.gone || self.fresh.is_some_and(|until| Instant::now() < until)
     }
 
-    /// Returns the attributes that users see now, and the number of 512-byte blocks. If a version is being written, its size and mtime
-    /// count.
+    /// Returns the attributes that users see now, with size and mtime of the version being written, and the number of 512-byte blocks.
     pub(crate) fn shown(&self) -> (Attr, u64) {
         let mut attr = self.attr;
         let mut blocks = attr.size.div_ceil(512);
@@ -293,8 +292,7 @@ impl State {
         }
     }
 
-    /// Replaces the object being written here by one that other mounts write, too. Its content is the same, also for programs that have it
-    /// open.
+    /// Replaces the object being written here by one that other mounts write, too. Its content is the same, also for its openers.
     pub(crate) fn share(&mut self, object: &Arc<Object>) {
         if let Some(writing) = self.writing.as_mut() {
             writing.object = Some(object.clone());
@@ -324,8 +322,7 @@ impl State {
     }
 
     /// Uses the current alias for an object, with this way of access if the other users of the object allow it. If the alias is in use for
-    /// another object, the next alias becomes the current one and the error is `ESTALE`: the kernel then looks the name up again and
-    /// repeats the open.
+    /// another object, the next alias becomes the current one and the error is `ESTALE`: the kernel then repeats look-up and open.
     pub(crate) fn bind(&mut self, key: Key, object: &Arc<Object>, way: Way) -> Result<(), Error> {
         if key.alias != self.alias {
             return Err(Errno::STALE.into());
@@ -467,7 +464,7 @@ pub(crate) struct Change<'a> {
 }
 
 impl Change<'_> {
-    /// Ends the change: the names now have these values. Returns the time of the entry, or `None` if a concurrent change makes the values
+    /// Ends the change: the names now have these values. Returns the time of the entry; `None` if a concurrent change makes them
     /// unreliable.
     pub(crate) fn settle(mut self, truths: &[Known]) -> Option<u64> {
         self.end(truths)
@@ -507,8 +504,7 @@ impl Table {
     /// Notes that another client changed an inode: answers to earlier questions are not used any more.
     pub(crate) fn foreign_change(&self, ino: u64) {
         let slot = self.foreign.of(ino);
-        // Set before the change, for answers that create the node concurrently, and again after it, for answers that have read the slot
-        // already.
+        // Set before the change, for answers that create the node concurrently, and after it, for answers that have read the slot already.
         slot.store(self.tick(), Ordering::Release);
         if let Some(node) = self.get(ino) {
             // An answer that is under way is newer than the cached state, though it is not valid for long.

@@ -264,8 +264,8 @@ impl Together {
         Ok(())
     }
 
-    /// Returns the pieces that the server may not know, for the seal of the part, and the number of bytes with which the part began if this
-    /// mount wrote it alone at first.
+    /// Returns the pieces that the server may not know, for the seal of the part. If this mount wrote the version alone at first, also
+    /// returns the number of bytes with which the part began.
     pub(crate) fn last_word(&self) -> (Vec<v1::Told>, Option<u64>) {
         let Some(own) = &self.own else {
             return (Vec::new(), None);

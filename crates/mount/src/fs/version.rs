@@ -32,8 +32,7 @@ const WRITER_PAUSE: Duration = Duration::from_millis(20);
 const PASS_OVER: Duration = Duration::from_secs(3);
 /// The same limit for an element that was chosen a second time: the server is about to notice the failure.
 const PASS_AGAIN: Duration = Duration::from_secs(1);
-/// Maximum number of openers that wait for busy files at once. Each takes a thread, and other operations need threads, too. More openers
-/// are refused.
+/// Maximum number of openers that wait for busy files at once; others are refused. Each takes a thread, and other operations need some.
 const BUSY_WAITERS_MAX: usize = 32;
 /// Bytes copied at once from a version that is not on this host.
 const COPY_BYTES: usize = 4 << 20;
@@ -517,8 +516,7 @@ impl Fs {
                         writing.writers += 1;
                     }
                     if truncate {
-                        // The handle is counted as a writer, so the object stays open. The state is unlocked, because no other operation
-                        // may have to wait for the truncation.
+                        // The handle counts as a writer, so the object stays open. No other operation may have to wait for the state.
                         let cut = || object.truncate(0);
                         let cut = parking_lot::MutexGuard::unlocked(state, cut);
                         if let Err(error) = cut {

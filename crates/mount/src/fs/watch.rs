@@ -194,8 +194,7 @@ impl Fs {
         if phase == Some(Phase::Sealing) {
             return self.sealer.hurry();
         }
-        // Otherwise the mount cannot tell whether the file is closed, and sends no answer: the version is sealed soon, or when the mount
-        // has ended.
+        // Otherwise the mount cannot tell whether the file is closed: it is sealed soon, or when the mount has ended.
         if heard || phase.is_none() {
             self.tell(question, phase.is_some());
         }
@@ -214,9 +213,9 @@ impl Fs {
         });
     }
 
-    /// Waits until every close that returned before is noted here. The kernel delivers requests in their order, so that is the case when a
-    /// later request has arrived, here a look-up of a name that no other process asks for. Returns whether it arrived: it does not if the
-    /// file system was detached concurrently.
+    /// Waits until every close that returned before is noted here. The kernel delivers requests in their order. So the closes are noted
+    /// when a later request has arrived, here a look-up of a name that no other process asks for. Returns whether it arrived: it does not
+    /// if the file system was detached concurrently.
     fn hear_releases(&self, question: u64, ino: u64) -> bool {
         if let Some(closes) = self.closes.get() {
             closes.settle(ino);

@@ -1,5 +1,4 @@
-//! Files that the kernel reads and writes by itself: one backing per file, shared by all its openers. Backings are registered at the
-//! kernel.
+//! Files that the kernel reads and writes by itself: the kernel has one backing per file, shared by all its openers.
 //!
 //! **Invariant**: a backing is used for the file that it was created for and no other; all open handles of one kernel inode have the same
 //! backing; a writer never gets a sealed file.

@@ -69,8 +69,7 @@ impl Asked {
     }
 }
 
-/// Whether a thread is in `flock`. `None`: the thread does not sleep yet, and its call is not visible before. A thread that may not be
-/// examined counts as not in `flock`.
+/// Whether a thread is in `flock`; `None`: it does not sleep yet, and its call is not visible before. An unreadable thread is not.
 fn is_flock(thread: u32) -> Option<bool> {
     let Ok(call) = std::fs::read_to_string(format!("/proc/{thread}/syscall")) else {
         return Some(false);

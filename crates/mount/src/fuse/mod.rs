@@ -1,5 +1,4 @@
-//! The adapter between the kernel and [`crate::fs`]: it translates requests and answers, and decides nothing else (next:
-//! `mount/src/fs/mod.rs`).
+//! The adapter between the kernel and [`crate::fs`]: translates requests and answers, decides nothing else (next: `mount/src/fs/mod.rs`).
 //!
 //! One thread reads requests. It answers a request itself if that needs no wait. A request that has to wait for a server is given to a
 //! pool, so that a slow element delays no other requests.

@@ -1,5 +1,4 @@
-//! Answers requests of programs. It translates them, checks the permissions that a kernel would check, and decides nothing else (next:
-//! `mount/src/fs/mod.rs`).
+//! Answers requests of programs: translates them, makes the checks of a kernel, and decides nothing else (next: `mount/src/fs/mod.rs`).
 
 use super::attributes::MODE_BITS;
 use super::given::{Given, Lent};

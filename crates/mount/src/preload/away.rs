@@ -1,5 +1,4 @@
-//! Files that programs hand over (`tidemill preload --async`): closed by the program, and stored by this process while the program
-//! continues (next: `mount/src/fs/seal.rs`).
+//! Files that programs hand over (`tidemill preload --async`): this process stores them after their close (next: `mount/src/fs/seal.rs`).
 //!
 //! Until then their bytes are in `shelf`. This module decides which files are stored again, by which thread and for how long. If an element
 //! or the server is offline, the file waits. If the file is refused, it is tried again as well, and `tidemill preload --wait` reports the
@@ -426,8 +425,7 @@ impl Away {
         }
     }
 
-    /// Prepares the open of a file: bytes that an earlier process has left are stored first, if possible. An open for writing ends files
-    /// that could not be stored.
+    /// Prepares an open: bytes that an earlier process has left are stored first, if possible. An open for writing ends files that failed.
     fn clear(&self, ino: u64, write: bool, store: impl Fn(u64, What)) {
         let deadline = patience::deadline();
         let mut items = self.items.lock();

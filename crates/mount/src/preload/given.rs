@@ -544,8 +544,8 @@ impl Given {
         self.fs.control_flush(lent.handle, Pace::MayWait)
     }
 
-    /// Prepares the close of a descriptor: changes are transferred, so that errors can be reported, unless the file is handed over and
-    /// there is room.
+    /// Prepares the close of a descriptor: transfers changes, so that errors can be reported, unless the file is handed over and there is
+    /// room.
     pub(super) fn flush(&self, file: (u64, u64)) -> Result<(), Error> {
         for lent in self.of_file(file) {
             if let Some(copy) = lent.written_copy() {

@@ -1,6 +1,6 @@
 //! The adapter between programs under `tidemill preload` and `fs`, as `fuse` is for the kernel (next: `mount/src/fs/mod.rs`).
 //!
-//! Programs talk to it over a Unix socket. Names and attributes are requested. For an open file a program gets a descriptor of the object's
+//! Programs talk to it over a Unix socket. Names and attributes are requested. To open a file, a program gets a descriptor: of the object's
 //! file in its element's folder, or of a copy if the object is on another host. It then reads and writes the file without this process
 //! (`docs/decisions/0045-programs-without-a-mount.md`).
 //!
@@ -425,8 +425,7 @@ impl Serving {
     }
 }
 
-/// Connects to the file system in this folder and checks that it answers. The connection keeps the file system running for as long as it is
-/// open.
+/// Connects to the file system in this folder and checks that it answers. The open connection keeps the file system running.
 ///
 /// # Errors
 /// No process serves there, or this user may not use it.
@@ -487,8 +486,7 @@ pub struct Standing {
     pub not_stored: Vec<NotStored>,
 }
 
-/// Returns this user's files that were handed over to the file system of a connection and are not stored. `again`: refused files are tried
-/// once more.
+/// Returns this user's files that a file system has got and not stored. `again`: refused files are tried once more.
 ///
 /// # Errors
 /// The file system has ended.

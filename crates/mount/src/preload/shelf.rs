@@ -1,5 +1,4 @@
-//! The folder of handed-over files, each with a record of its identity, so that neither outlives the other. It creates and removes files in
-//! that folder.
+//! The folder of handed-over files, each with a record of its identity, so that neither outlives the other. It only changes that folder.
 //!
 //! The name of a file is a number; its record has the same name with the suffix `.r`. The record exists before a program gets the file, and
 //! is removed when the bytes are stored. Whichever process dies in between, the next file system of the folder finds both.

@@ -1,5 +1,5 @@
-//! The control folder `.tidemill` at the root of the mount, like `/proc` for jobs (AnalyzeThis §3.3). Requests are sent to the server
-//! (next: `server/src`).
+//! The control folder `.tidemill` at the root of the mount, like `/proc` for jobs (AnalyzeThis §3.3). It asks the server (next:
+//! `server/src`).
 //!
 //! | path | purpose |
 //! |---|---|

@@ -69,7 +69,7 @@ impl Asked {
     }
 }
 
-/// Whether a thread is in `flock`; `None`: it does not sleep yet, and its call is not visible before. An unreadable thread is not.
+/// Whether a thread is in `flock`; `None`: it is not asleep yet, so its call is not visible. An unreadable thread counts as outside.
 fn is_flock(thread: u32) -> Option<bool> {
     let Ok(call) = std::fs::read_to_string(format!("/proc/{thread}/syscall")) else {
         return Some(false);

@@ -486,7 +486,7 @@ pub struct Standing {
     pub not_stored: Vec<NotStored>,
 }
 
-/// Returns this user's files that a file system has got and not stored. `again`: refused files are tried once more.
+/// Returns this user's files that the connected file system has received and not stored. `again`: refused files are tried once more.
 ///
 /// # Errors
 /// The file system has ended.

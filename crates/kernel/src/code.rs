@@ -1,5 +1,5 @@
-//! The code of a run as it was found: each file of it is opened once, with the rights of whoever runs it, and nothing but
-//! the open file is looked at from then on. Who owns the folder of a program can let its name lead elsewhere at any moment.
+//! Opened code of a run. The launcher opens each code file once, with the rights of the run's user, and uses only the open file from then
+//! on. The owner of a program's folder can change the target of the program's name at any moment.
 
 use std::ffi::{CStr, CString};
 use std::fs::{File, Metadata};
@@ -33,15 +33,15 @@ pub(crate) struct Opened {
     pub(crate) file: File,
     /// Its blake3 hash in hexadecimal.
     pub(crate) hash: String,
-    /// Whether the kernel's user can execute it where it lies.
+    /// Whether the kernel's user can execute the file at its own path.
     pub(crate) reached: bool,
 }
 
-/// Opens the files of a run's code, in their order. What is among the inputs it may have, all else if its user may read it,
-/// and execute what is a program.
+/// Opens the code files of a run, in their order. The run's user needs no right to read code that is an input of the run. The user must
+/// be able to read all other code, and to execute programs.
 ///
 /// # Errors
-/// If its user may not have one, or it is no plain file.
+/// If the user has no right to a file, or if a file is no plain file.
 pub(crate) fn open(run: &Run, ids: Ids) -> Result<Vec<Opened>, PrepareError> {
     let files = run.code.parts().filter_map(|code| {
         let path = code.file()?;
@@ -88,12 +88,12 @@ fn open_one(path: &Path, executed: bool, run: &Run, ids: Ids) -> Result<Opened, 
     })
 }
 
-/// The input that is this file, if one is.
+/// Returns the input that is this file, if any.
 pub(crate) fn input_of<'a>(run: &'a Run, path: &Path) -> Option<&'a RunInput> {
     run.inputs.iter().find(|input| input.path == path)
 }
 
-/// The hash that stands for code with these files, in hexadecimal.
+/// Returns the hash of code with these files, in hexadecimal.
 pub(crate) fn hash(code: &Code, files: &[Opened]) -> String {
     let mut files = files.iter();
     let part = |part: &Code| match part {
@@ -108,11 +108,12 @@ pub(crate) fn hash(code: &Code, files: &[Opened]) -> String {
 }
 
 fn open_code(path: &Path) -> io::Result<(File, Metadata)> {
-    // No name of a process leads to what this one has open.
+    // Magic links are refused: a name below `/proc` must not lead to an open file of this process.
     open_plain(CWD, path, ResolveFlags::NO_MAGICLINKS)
 }
 
-/// Opens code with the rights of a user, of whose groups only one is known; and whether its kernel reaches it.
+/// Opens code with the rights of a user, of whose groups only the primary one counts. The second value tells whether the kernel's user
+/// can reach the file.
 fn open_as(user: User, kernel: User, path: &Path, executed: bool) -> io::Result<(File, bool)> {
     let rights = Rights::of(user)?;
     let (file, _) = open_code(path)?;
@@ -125,7 +126,7 @@ fn open_as(user: User, kernel: User, path: &Path, executed: bool) -> io::Result<
     Ok((file, reached))
 }
 
-/// Whether this thread may read and execute a file.
+/// Checks that this thread may read and execute a file.
 fn may_execute(at: impl AsFd, path: &CStr) -> io::Result<()> {
     let (call, at) = (libc::SYS_faccessat2, at.as_fd().as_raw_fd());
     let (mode, flags) = (
@@ -139,10 +140,10 @@ fn may_execute(at: impl AsFd, path: &CStr) -> io::Result<()> {
     }
 }
 
-/// The rights over files that this thread has until this is dropped. Where this process is not root they are its own.
+/// Rights of this thread over files, until this value is dropped. If this process does not run as root, they are its own rights.
 struct Rights;
 
-/// The groups of this process.
+/// Groups of this process.
 static OWN_GROUPS: LazyLock<Vec<Gid>> =
     LazyLock::new(|| rustix::process::getgroups().unwrap_or_default());
 
@@ -170,19 +171,19 @@ impl Drop for Rights {
     fn drop(&mut self) {
         let groups = || Ok(rustix::thread::set_thread_groups(&OWN_GROUPS)?);
         if OWN_USER.uid == 0 && take(*OWN_USER).and_then(|()| groups()).is_err() {
-            // Whoever uses this thread next would act as somebody else.
+            // The next user of this thread would act with the rights of somebody else.
             std::process::abort();
         }
     }
 }
 
-/// Gives this thread the rights over files that a user has.
+/// Gives this thread a user's rights over files.
 fn take(user: User) -> io::Result<()> {
     // SAFETY: bare system calls with numbers, which concern this thread only.
     let now = unsafe {
         libc::syscall(libc::SYS_setfsgid, user.gid);
         libc::syscall(libc::SYS_setfsuid, user.uid);
-        // Both say what was before; asking for nobody changes nothing.
+        // Both calls return the previous number. A call with an invalid number changes nothing.
         [libc::SYS_setfsuid, libc::SYS_setfsgid].map(|call| libc::syscall(call, u32::MAX))
     };
     if now == [i64::from(user.uid), i64::from(user.gid)] {
@@ -192,7 +193,7 @@ fn take(user: User) -> io::Result<()> {
     }
 }
 
-/// Whether `user` may do all of `bits` (4 read, 2 write, 1 execute) with a file, without capabilities.
+/// Returns whether `user` may do all of `bits` (4 read, 2 write, 1 execute) with a file, without capabilities.
 pub(crate) fn may(data: &Metadata, user: User, bits: u32) -> bool {
     let shift = if data.uid() == user.uid {
         6
@@ -204,7 +205,7 @@ pub(crate) fn may(data: &Metadata, user: User, bits: u32) -> bool {
     (data.mode() >> shift) & bits == bits
 }
 
-/// The interpreter that a script names in its first line; `None` if it is no script.
+/// Returns the interpreter that a script names in its first line; `None` if the file is no script.
 fn interpreter(file: &File) -> io::Result<Option<String>> {
     let mut line = [0; FIRST_LINE_BYTES];
     let length = file.read_at(&mut line, 0)?;

@@ -1,4 +1,4 @@
-//! What can go wrong before a kernel runs. What goes wrong while it runs is an [`crate::End`].
+//! Errors before a kernel runs. Failures of a running kernel are an [`crate::End`].
 
 use std::io;
 use std::path::PathBuf;
@@ -12,26 +12,26 @@ pub enum SetupError {
          this array may be trusted with everything the element can reach"
     )]
     WeakSandbox {
-        /// What is missing.
+        /// Missing parts of the sandbox.
         missing: String,
     },
     /// The filter of system calls could not be built.
     #[error("the filter of system calls cannot be built: {0}")]
     Filter(String),
-    /// The process that ends kernels when this one dies.
+    /// The process that ends the kernels when this process dies could not be started.
     #[error("cannot start the process that ends kernels when this one dies: {0}")]
     Keeper(#[source] io::Error),
-    /// The program that built-in and native kernels run in.
+    /// The program that built-in and native kernels run in cannot be opened.
     #[error("cannot open {path}, the program that built-in and native kernels run in: {source}")]
     Child {
         /// Its path.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
 }
 
-/// Why a private folder could not be made.
+/// Reason why a private folder could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum PrepareError {
     /// A path that must be absolute is not.
@@ -43,12 +43,12 @@ pub enum PrepareError {
          empty parts, and not begin with `.tidemill`"
     )]
     Name(String),
-    /// A stack that does not write one output.
+    /// A stack that does not write exactly one output.
     #[error(
         "a stack of kernels writes one output, the standard output of its last kernel, but the task names {0}"
     )]
     StackOutput(usize),
-    /// A stack as a stage of a stack.
+    /// A stage of a stack is itself a stack.
     #[error("a stack of kernels can't be part of another stack")]
     NestedStack,
     /// Two inputs or outputs have one name, or one is a folder of another.
@@ -71,10 +71,10 @@ pub enum PrepareError {
         name: String,
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
-    /// An input that the task could change if it were linked into its folder.
+    /// The task could change this input through a hard link in its folder.
     #[error(
         "input {name:?} ({path}) belongs to the task's own user or is writable by it, so a hard link would let \
          the task change it; present inputs as symbolic links"
@@ -85,13 +85,13 @@ pub enum PrepareError {
         /// The file.
         path: PathBuf,
     },
-    /// There is no number that a kernel of this user could run under.
+    /// Kernels cannot run under this user or group, because its number is in the range of the kernels' own numbers.
     #[error(
         "kernels of user or group {0} can't be run: numbers from {from} on are those of kernels",
         from = crate::sandbox::ids::KERNELS
     )]
     UserNumber(u32),
-    /// No such built-in kernel.
+    /// A built-in kernel of this name does not exist.
     #[error("built-in kernel {name:?} does not exist; known are: {known}")]
     UnknownBuiltin {
         /// The name asked for.
@@ -104,10 +104,10 @@ pub enum PrepareError {
     Code {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
-    /// Modules cannot be run here.
+    /// This program was built without support for modules.
     #[error(
         "this element was built without WASM, so it cannot run modules; build `tidemill` with `--features wasm`, \
          or use the kernel as a shared object"
@@ -118,7 +118,7 @@ pub enum PrepareError {
     Module {
         /// The module.
         path: PathBuf,
-        /// What the compiler says.
+        /// Message of the compiler.
         reason: String,
     },
     /// The process that compiles modules could not be run.
@@ -126,10 +126,10 @@ pub enum PrepareError {
     Compiler {
         /// The module.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         source: Box<SpawnError>,
     },
-    /// The folder of compiled modules is not one that only this program's user can write to.
+    /// Other users can write to the folder of compiled modules, or it does not belong to this program's user.
     #[error(
         "compiled modules are not kept in {path}: it must be a folder of user {uid} that nobody else can write to"
     )]
@@ -139,7 +139,7 @@ pub enum PrepareError {
         /// The user.
         uid: u32,
     },
-    /// The task's user may not have a file of this host as code.
+    /// The task's user has no right to use this file of the host as code.
     #[error("user {uid} may not read the kernel's code {path}, or may not execute it")]
     Forbidden {
         /// The program.
@@ -147,27 +147,27 @@ pub enum PrepareError {
         /// The user.
         uid: u32,
     },
-    /// A script names an interpreter that is not there.
+    /// The interpreter that a script names does not exist.
     #[error(
         "the script {path} names the interpreter {interpreter:?} in its first line, which is not there"
     )]
     Interpreter {
         /// The script.
         path: PathBuf,
-        /// What its first line names.
+        /// Interpreter in the script's first line.
         interpreter: String,
     },
-    /// Making the folder or something in it failed.
+    /// The folder, or a file or folder in it, could not be made.
     #[error("cannot make {path}: {source}")]
     Make {
-        /// What was to be made.
+        /// Path that could not be made.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
 }
 
-/// Why a prepared run could not be started.
+/// Reason why a prepared run could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum SpawnError {
     /// An argument or variable holds a zero byte.
@@ -178,79 +178,79 @@ pub enum SpawnError {
     Execute {
         /// The program.
         program: String,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
-    /// A part of the sandbox could not be put up, so nothing was run.
+    /// A part of the sandbox could not be set up, so no code ran.
     #[error("the sandbox could not be put up ({step}): {source}")]
     Sandbox {
         /// The step that failed.
         step: &'static str,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
     /// The rules of file access could not be made.
     #[error("the rules of file access cannot be made: {0}")]
     Rules(#[from] landlock::RulesetError),
-    /// A file that the kernel is to read cannot be opened.
+    /// A file that the kernel may read cannot be opened.
     #[error("cannot open {path}, which the kernel is to read: {source}")]
     Readable {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
-    /// No pipe, process or thread could be had.
+    /// The system provided no pipe, process or thread.
     #[error("cannot start a process: {0}")]
     Process(io::Error),
 }
 
-/// Why an output cannot be kept.
+/// Reason why an output cannot be kept.
 #[derive(Debug, thiserror::Error)]
 pub enum OutputError {
-    /// The kernel did not write it.
+    /// The kernel did not write the output.
     #[error("the kernel ended well but did not write its output {0:?}")]
     Missing(String),
-    /// It is a folder, a link or something else.
+    /// The output is a folder, a link or another kind of file than a plain one.
     #[error("the output {0:?} is not a plain file of its own, or its path has a symbolic link")]
     NotAFile(String),
-    /// It is no folder, though it was one when the kernel began.
+    /// The output is no longer a folder, although it was a folder when the kernel started.
     #[error("the output {0:?} is not a folder any more")]
     NotAFolder(String),
-    /// There is no file in it.
+    /// The folder contains no file.
     #[error("the kernel ended well but wrote no file into its output {0:?}")]
     Empty(String),
-    /// Something in a folder is neither a file nor a folder.
+    /// The folder contains an entry that is neither a file nor a folder.
     #[error(
         "{0:?}, which the kernel wrote, is neither a plain file nor a folder: links, pipes and devices can't be kept"
     )]
     Strange(String),
-    /// Something in a folder has a name that is no text.
+    /// The folder contains an entry whose name is not valid text.
     #[error("{0:?}, which the kernel wrote, has a name that is not UTF-8 and can't be kept")]
     NoText(String),
-    /// There is more in a folder than can be kept.
+    /// The folder contains more entries than can be kept.
     #[error(
         "there are more than {files_max} files, or more than {depth_max} folders in one another, in the output {name:?}; pack them, or split the task"
     )]
     TooMany {
         /// Its name.
         name: String,
-        /// Files that it may have.
+        /// Maximum number of files.
         files_max: usize,
-        /// Folders that may lie in one another.
+        /// Maximum depth of nested folders.
         depth_max: usize,
     },
-    /// It could not be looked at.
+    /// The output could not be examined.
     #[error("the output {name:?} cannot be kept: {source}")]
     Io {
         /// Its name.
         name: String,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
 }
 
-/// Words for the errors of `execve` that mislead as they are.
+/// Returns clear text for the errors of `execve` whose own text misleads.
 fn explain_execute(error: &io::Error) -> String {
     match error.raw_os_error() {
         Some(libc::ENOENT) => "it, or the interpreter or loader that it names, is not there".into(),

@@ -1,9 +1,8 @@
-//! Exact sums of floating-point numbers, their squares and products, and what is computed from them with a
-//! single rounding.
+//! Exact sums of floating-point numbers, their squares and products, and results that are computed from them with a single rounding.
 //!
-//! A sum is kept as one very long integer, as Kulisch proposed and Neal ("Fast exact summation using small and
-//! large superaccumulators", 2015, §2) lays it out: digits of 32 bits in words of 64, so that carries wait. An
-//! exact sum does not depend on the order of its terms.
+//! A sum is stored as one very long integer, as Kulisch proposed and Neal described ("Fast exact summation using small and large
+//! superaccumulators", 2015, §2). It has digits of 32 bits in words of 64 bits, so carries can be deferred. An exact sum does not depend
+//! on the order of its terms.
 
 use num_bigint::{BigInt, Sign};
 use serde::{Deserialize, Serialize};
@@ -11,19 +10,19 @@ use serde::{Deserialize, Serialize};
 /// Bits of a digit.
 const DIGIT: i32 = 32;
 
-/// Bits behind the point: those of the square of the smallest number, and some.
+/// Bits after the binary point: those of the square of the smallest number, and some more.
 pub(crate) const PLACES: i32 = 2176;
 
-/// The exponent of the lowest digit's lowest bit.
+/// Exponent of the lowest bit of the lowest digit.
 const LOWEST: i32 = -PLACES;
 
-/// Digits: up to the square of the largest number, times 2^128 for how many there are.
+/// Number of digits: enough for the square of the largest number, times 2^128 terms.
 const DIGITS: usize = 140;
 
-/// Terms after which carries must be made: each adds less than 2^32 to a digit.
+/// Number of terms after which carries must be propagated: each term adds less than 2^32 to a digit.
 const TERMS_MAX: u32 = 1 << 30;
 
-/// An exact sum of integers times powers of two.
+/// Exact sum of integers times powers of two.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(into = "Packed", try_from = "Packed")]
 pub(crate) struct Exact {
@@ -41,8 +40,7 @@ impl Default for Exact {
 }
 
 impl Exact {
-    /// Adds `value * 2^exponent`. The exponent is at least -2176, and both are such that the sum stays below
-    /// 2^2300.
+    /// Adds `value * 2^exponent`. The exponent must be at least -2176, and the sum must stay below 2^2300.
     #[allow(
         clippy::cast_possible_truncation,
         reason = "a value is cut into its digits"
@@ -58,7 +56,7 @@ impl Exact {
         let place = (exponent - LOWEST).cast_unsigned();
         let (digit, shift) = ((place / 32) as usize, place % 32);
         let low = value.cast_unsigned() << shift;
-        // Twice, as a shift by all 128 bits is none.
+        // The shift is done in two steps, because a shift by all 128 bits would shift by none.
         let high = (value >> (127 - shift)) >> 1;
         for (place, word) in self.digits[digit..digit + 4].iter_mut().enumerate() {
             *word += i64::from((low >> (32 * place)) as u32);
@@ -83,7 +81,7 @@ impl Exact {
         self.terms += 1;
     }
 
-    /// Brings all digits but the highest into 0 to 2^32 - 1.
+    /// Propagates carries, so that all digits except the highest are from 0 to 2^32 - 1.
     fn carry(&mut self) {
         let mut carry = 0;
         for digit in &mut self.digits[..DIGITS - 1] {
@@ -95,7 +93,7 @@ impl Exact {
         self.terms = 0;
     }
 
-    /// The sum as an integer times `2^-2176`.
+    /// Returns the sum as an integer in units of `2^-2176`.
     pub(crate) fn integer(&self) -> BigInt {
         let mut carried = self.clone();
         carried.carry();
@@ -108,23 +106,24 @@ impl Exact {
         BigInt::from_signed_bytes_le(&bytes)
     }
 
-    /// The sum without what is behind the point.
+    /// Returns the sum without its fraction.
     pub(crate) fn whole(&self) -> BigInt {
         self.integer() >> PLACES
     }
 
-    /// The nearest `f64`; half-way cases go to the even one.
+    /// Returns the nearest `f64`; half-way cases are rounded to even.
     pub(crate) fn value(&self) -> f64 {
         ratio(&self.integer(), &BigInt::from(1), LOWEST)
     }
 
-    /// Divided by an integer, and rounded once.
+    /// Returns the sum divided by an integer, rounded once.
     pub(crate) fn value_over(&self, divisor: &BigInt) -> f64 {
         ratio(&self.integer(), divisor, LOWEST)
     }
 }
 
-/// An exact sum as it is stored: the first digit that is not zero, and digits from there on, in two's complement.
+/// Stored form of an exact sum: the position of the first digit that is not zero, and the digits from that position on, in two's
+/// complement.
 #[derive(Clone, Serialize, Deserialize)]
 struct Packed {
     first: u16,
@@ -170,7 +169,7 @@ impl TryFrom<Packed> for Exact {
     }
 }
 
-/// Mantissa and exponent of a finite number: it is `mantissa * 2^exponent`.
+/// Returns mantissa and exponent of a finite number, which is `mantissa * 2^exponent`.
 pub(crate) fn parts(value: f64) -> (i64, i32) {
     let bits = value.to_bits();
     let exponent = i32::try_from((bits >> 52) & 0x7ff).expect("an exponent has 11 bits");
@@ -188,7 +187,7 @@ pub(crate) fn parts(value: f64) -> (i64, i32) {
     (signed, exponent)
 }
 
-/// `numerator / denominator * 2^exponent`, rounded once to the nearest, half-way cases to even.
+/// Returns `numerator / denominator * 2^exponent`, rounded once to the nearest; half-way cases are rounded to even.
 pub(crate) fn ratio(numerator: &BigInt, denominator: &BigInt, exponent: i32) -> f64 {
     if denominator.sign() == Sign::NoSign {
         return f64::NAN;
@@ -199,7 +198,7 @@ pub(crate) fn ratio(numerator: &BigInt, denominator: &BigInt, exponent: i32) -> 
     let negative = (numerator.sign() == Sign::Minus) != (denominator.sign() == Sign::Minus);
     let (over, under) = (numerator.magnitude(), denominator.magnitude());
     let bits = |number: &num_bigint::BigUint| i64::try_from(number.bits()).unwrap_or(i64::MAX);
-    // As many bits in the quotient as rounding needs, and then some.
+    // The quotient gets at least as many bits as rounding needs.
     let shift = 66 + bits(under) - bits(over);
     let by = usize::try_from(shift.unsigned_abs()).unwrap_or(usize::MAX);
     let (over, under) = if shift >= 0 {
@@ -217,21 +216,21 @@ pub(crate) fn ratio(numerator: &BigInt, denominator: &BigInt, exponent: i32) -> 
     if negative { -size } else { size }
 }
 
-/// The square root of `numerator / denominator * 2^exponent`, less than one unit in the last place from the true
-/// one. The exponent is even.
+/// Returns the square root of `numerator / denominator * 2^exponent`, with an error of less than one unit in the last place. The exponent
+/// must be even.
 pub(crate) fn root_of_ratio(numerator: &BigInt, denominator: &BigInt, exponent: i32) -> f64 {
     let bits = |number: &BigInt| i32::try_from(number.bits()).unwrap_or(i32::MAX);
-    // So scaled that the square is near 1: it may be too small or too large for a float where its root is not.
+    // The scale brings the square near 1, because the square may be out of the range of a float although its root is not.
     let scale = (bits(numerator) - bits(denominator)) / 2;
     let root = ratio(numerator, denominator, -2 * scale).sqrt();
     let scale = scale + exponent / 2;
     root * power((scale / 2).clamp(-1000, 1000)) * power((scale - scale / 2).clamp(-1000, 1000))
 }
 
-/// `value * 2^exponent` rounded; the lowest bit of a value of more than 60 bits may stand for all below it.
+/// Returns `value * 2^exponent`, rounded. The lowest bit of a value of more than 60 bits may stand for all bits below it.
 fn round(value: u128, exponent: i64) -> f64 {
     let bits = i64::from(128 - value.leading_zeros());
-    // The exponent of the result's last bit.
+    // Exponent of the result's last bit.
     let last = (exponent + bits - 53).max(-1074);
     if last > 971 {
         return f64::INFINITY;
@@ -250,11 +249,11 @@ fn round(value: u128, exponent: i64) -> f64 {
     #[allow(clippy::cast_precision_loss, reason = "it has at most 53 bits")]
     let mantissa = rounded as f64;
     let last = i32::try_from(last).expect("it is between -1074 and 971");
-    // In two steps, as 2^last itself may be too small.
+    // The multiplication takes two steps, because 2^last itself may be too small for a float.
     mantissa * power(last / 2) * power(last - last / 2)
 }
 
-/// `2^exponent`, for an exponent from -1022 to 1023.
+/// Returns `2^exponent`, for an exponent from -1022 to 1023.
 pub(crate) fn power(exponent: i32) -> f64 {
     let biased = u64::try_from(exponent + 1023).expect("the exponent is that of a normal number");
     f64::from_bits(biased << 52)
@@ -270,7 +269,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The same numbers as integers times 2^-1074.
+    /// Returns the exact sum of the same numbers as an integer in units of 2^-1074.
     fn reference(values: &[f64]) -> BigInt {
         values
             .iter()

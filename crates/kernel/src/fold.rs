@@ -1,9 +1,9 @@
-//! What a kernel can be made of: a fold, which takes its input in any pieces, or a stream, which gives bytes
-//! for bytes. Knows no kernel; those are in `builtin`.
+//! The two interfaces of kernels: a fold accepts its input in any pieces; a stream turns bytes into bytes. This module knows no
+//! particular kernel; the kernels are in `builtin`.
 //!
-//! **The law of folds.** However the input is cut into pieces, in whatever order they come and whatever partial
-//! states are merged in whatever order: the result is the same, bit for bit. So a kernel may run on a whole
-//! file, on stripes, or on a write buffer, and what several elements found is put together by anyone.
+//! **The law of folds.** The result is the same, bit for bit, however the input is cut into pieces, in whatever order the pieces arrive,
+//! and in whatever order partial states are merged. So a kernel may run on a whole file, on stripes, or on a write buffer, and any
+//! process can merge the partial states of several elements.
 
 use std::fmt::Debug;
 use std::io::{self, Write};
@@ -13,46 +13,46 @@ use serde::de::DeserializeOwned;
 
 use crate::builtin::BuiltinError;
 
-/// Version of the form in which partial states are written.
+/// Version of the format of partial states.
 pub const STATE_VERSION: u8 = 1;
 
-/// A kernel that takes its input in pieces; see the law above.
+/// Kernel that accepts its input in pieces; see the law above.
 pub(crate) trait Fold: Send + Debug {
-    /// Takes in a piece that begins at `offset` of the input. Pieces do not overlap.
+    /// Processes a piece that begins at `offset` of the input. Pieces do not overlap.
     ///
-    /// Between two inputs that are no series (files of text, say) lies a gap of at least one byte.
+    /// Between two inputs that are no series (files of text, for example) there is a gap of at least one byte.
     fn update(&mut self, offset: u64, bytes: &[u8]) -> Result<(), BuiltinError>;
 
-    /// What was found so far, without the kernel's arguments.
+    /// Returns the partial state so far, without the kernel's arguments.
     fn state(&self) -> Result<Vec<u8>, BuiltinError>;
 
-    /// Takes in what another fold of the same kernel and arguments found in other pieces.
+    /// Merges the state of another fold of the same kernel and arguments, made from other pieces.
     fn merge(&mut self, state: &[u8]) -> Result<(), BuiltinError>;
 
-    /// Writes the result. All pieces have been taken in.
+    /// Writes the result after all pieces have been processed.
     fn finish(self: Box<Self>, out: &mut dyn Write) -> Result<(), BuiltinError>;
 }
 
-/// A kernel that gives bytes as bytes come, in order and in bounded memory unless it says otherwise.
+/// Kernel that writes output as input arrives, in order and in bounded memory unless its description says otherwise.
 pub(crate) trait Stream: Send + Debug {
-    /// Takes the next piece and writes what follows from it.
+    /// Processes the next piece and writes the output that follows from it.
     fn push(&mut self, bytes: &[u8], out: &mut dyn Write) -> Result<(), BuiltinError>;
 
-    /// What comes now is another input. Most take all as one.
+    /// Marks the begin of another input. Most streams treat all inputs as one.
     fn next_input(&mut self, _: &mut dyn Write) -> Result<(), BuiltinError> {
         Ok(())
     }
 
-    /// Writes the rest. The input is at its end.
+    /// Writes the rest of the output at the end of the input.
     fn finish(self: Box<Self>, out: &mut dyn Write) -> Result<(), BuiltinError>;
 }
 
-/// Writes a state as bytes.
+/// Serialises a state.
 pub(crate) fn encode<S: Serialize>(state: &S) -> Result<Vec<u8>, BuiltinError> {
     postcard::to_allocvec(state).map_err(|_| BuiltinError::State("it is too large"))
 }
 
-/// Reads what [`encode`] wrote.
+/// Deserialises a state that [`encode`] wrote.
 pub(crate) fn decode<S: DeserializeOwned>(bytes: &[u8]) -> Result<S, BuiltinError> {
     match postcard::take_from_bytes(bytes) {
         Ok((state, [])) => Ok(state),
@@ -60,11 +60,10 @@ pub(crate) fn decode<S: DeserializeOwned>(bytes: &[u8]) -> Result<S, BuiltinErro
     }
 }
 
-/// A running fold of a built-in kernel; [`crate::fold_builtin`] makes one.
+/// Running fold of a built-in kernel; [`crate::fold_builtin`] makes one.
 ///
-/// A state is [`STATE_VERSION`], then the first 8 bytes of the blake3 hash of the kernel's name, revision and
-/// arguments, then what the kernel keeps, as postcard writes it. It is merged only into a fold of the same kernel
-/// with the same arguments.
+/// A state consists of [`STATE_VERSION`], the first 8 bytes of the blake3 hash of the kernel's name, revision and arguments, and the
+/// kernel's own state in postcard format. It is merged only into a fold of the same kernel with the same arguments.
 #[derive(Debug)]
 pub struct Folding {
     pub(crate) fold: Box<dyn Fold>,
@@ -72,20 +71,19 @@ pub struct Folding {
 }
 
 impl Folding {
-    /// Takes in a piece that begins at byte `offset` of the input. Pieces must not overlap, and all bytes of
-    /// the input must be in one. Inputs that are not to be one text (no line or word spans them) lie at least
-    /// one byte apart.
+    /// Processes a piece that begins at byte `offset` of the input. Pieces must not overlap, and each byte of the input must be in one
+    /// piece. If inputs are not one text (no line or word spans them), leave a gap of at least one byte between them.
     ///
     /// # Errors
-    /// If the kernel cannot take these bytes.
+    /// If the kernel cannot process these bytes.
     pub fn update(&mut self, offset: u64, bytes: &[u8]) -> Result<(), BuiltinError> {
         self.fold.update(offset, bytes)
     }
 
-    /// The partial state.
+    /// Returns the partial state.
     ///
     /// # Errors
-    /// If it cannot be written as bytes.
+    /// If the state cannot be serialised.
     pub fn state(&self) -> Result<Vec<u8>, BuiltinError> {
         let mut state = vec![STATE_VERSION];
         state.extend(self.key);
@@ -93,10 +91,10 @@ impl Folding {
         Ok(state)
     }
 
-    /// Takes in a partial state, of other pieces than those taken in here.
+    /// Merges a partial state of pieces that this fold has not processed.
     ///
     /// # Errors
-    /// If it is damaged, or is of another kernel, of other arguments or of another version.
+    /// If the state is damaged, or belongs to another kernel, other arguments or another version.
     pub fn merge(&mut self, state: &[u8]) -> Result<(), BuiltinError> {
         let Some(([version, key @ ..], body)) = state.split_first_chunk::<9>() else {
             return Err(BuiltinError::State("it is too short"));
@@ -115,14 +113,14 @@ impl Folding {
     /// Writes the result.
     ///
     /// # Errors
-    /// If there is no result (no values, say), or it cannot be written.
+    /// If there is no result (for example no values), or if it cannot be written.
     pub fn finish(self, out: &mut dyn Write) -> Result<(), BuiltinError> {
         self.fold.finish(out)
     }
 }
 
-/// A running stream of a built-in kernel, writing to `next`; [`crate::stream_builtin`] makes one. What is
-/// written to it is pushed through the kernel, so that streams are put together by writing one into another.
+/// Running stream of a built-in kernel that writes to `next`; [`crate::stream_builtin`] makes one. All bytes that are written to it pass
+/// through the kernel. Streams are chained by writing one into another.
 #[derive(Debug)]
 pub struct Streaming<W: Write> {
     pub(crate) stream: Box<dyn Stream>,
@@ -130,10 +128,10 @@ pub struct Streaming<W: Write> {
 }
 
 impl<W: Write> Streaming<W> {
-    /// Writes the rest, and gives back what was written to.
+    /// Writes the rest of the output, and returns the writer.
     ///
     /// # Errors
-    /// If the input ended too early, or what comes next cannot be written to.
+    /// If the input ended too early, or if the writer fails.
     pub fn finish(mut self) -> Result<W, BuiltinError> {
         self.stream.finish(&mut self.next)?;
         Ok(self.next)
@@ -141,7 +139,7 @@ impl<W: Write> Streaming<W> {
 }
 
 impl<W: Write> Write for Streaming<W> {
-    /// Pushes all of `bytes`. A [`BuiltinError`] of the kernel is inside the error.
+    /// Pushes all of `bytes` through the kernel. The returned error contains the kernel's [`BuiltinError`].
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self.stream.push(bytes, &mut self.next) {
             Ok(()) => Ok(bytes.len()),

@@ -1,7 +1,7 @@
-//! What lies in a folder that is an output: looked through after the kernel has ended and the folder has come back.
+//! Lists the files of an output that is a folder, after the kernel has ended and this process has taken the folder back.
 //!
-//! Nothing in it is followed. Folders are made this process's own as they are entered, so that what was seen in one is
-//! still there when it is taken; what is told here is names and lengths only.
+//! The listing follows no links. Each folder gets this process as its owner when the listing enters it, so an entry that was seen still
+//! exists when it is taken. The result contains only names and lengths.
 
 use std::ffi::CStr;
 use std::io;
@@ -14,12 +14,12 @@ use rustix::io::Errno;
 use crate::error::OutputError;
 use crate::private::{OWN_USER, enter, next, take_back};
 
-/// How much may lie in a folder that is an output.
+/// Maximum contents of an output that is a folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FolderBounds {
-    /// Files.
+    /// Number of files.
     pub files: usize,
-    /// Folders in one another.
+    /// Depth of nested folders.
     pub depth: usize,
 }
 
@@ -52,7 +52,7 @@ struct Walk<'a> {
     output: &'a str,
     most: FolderBounds,
     found: Vec<(String, u64)>,
-    /// Files and folders so far.
+    /// Files and folders found so far.
     entries: usize,
 }
 
@@ -62,7 +62,7 @@ impl Walk<'_> {
         OutputError::Io { name, source }
     }
 
-    /// Opens a part of the way to the output.
+    /// Opens one component of the path to the output.
     fn enter(&self, folder: &Arc<OwnedFd>, part: &str) -> Result<OwnedFd, OutputError> {
         let name = std::ffi::CString::new(part).map_err(|error| self.failed(error.into()))?;
         let folder: &OwnedFd = folder;
@@ -74,7 +74,7 @@ impl Walk<'_> {
         })
     }
 
-    /// Notes what lies in a folder, whose name ends in a slash.
+    /// Records the contents of a folder whose name ends in a slash.
     fn folder(&mut self, folder: &OwnedFd, name: &str, depth: usize) -> Result<(), OutputError> {
         let again = rustix::io::fcntl_dupfd_cloexec(folder, 0);
         let again = again.map_err(|error| self.failed(error.into()))?;
@@ -82,7 +82,7 @@ impl Walk<'_> {
         while let Some(entry) = next(&mut entries) {
             let entry = entry.map_err(|error| self.failed(error))?;
             self.entries += 1;
-            // Twice, since folders count here too.
+            // The limit is doubled, because folders count here too.
             if self.entries > 2 * self.most.files {
                 return Err(self.too_many());
             }
@@ -109,7 +109,7 @@ impl Walk<'_> {
                 if self.found.len() == self.most.files {
                     return Err(self.too_many());
                 }
-                // Root reads it whatever its mode is.
+                // Root can read the file with any mode.
                 if OWN_USER.uid != 0 && data.st_mode & Mode::RUSR.bits() == 0 {
                     let mode = Mode::RUSR | Mode::WUSR;
                     rustix::fs::chmodat(folder, name, mode, AtFlags::empty())
@@ -150,7 +150,7 @@ mod tests {
 
     const MOST: FolderBounds = FolderBounds { files: 4, depth: 2 };
 
-    /// What is told of the output `o/p/` after `fill` has made what lies in it.
+    /// Returns the listing of the output `o/p/` after `fill` has made its contents.
     fn listed(fill: impl FnOnce(&Path)) -> Result<Vec<(String, u64)>, OutputError> {
         let root = tempfile::tempdir().unwrap();
         let output = root.path().join("o/p");
@@ -169,7 +169,7 @@ mod tests {
             for (file, content) in [("z", ""), (".zattrs", "{}"), ("a/b/0.0", "x"), ("a!", "y")] {
                 fs::write(output.join(file), content).unwrap();
             }
-            // Whoever made them has taken their own rights away.
+            // The kernel has removed its own rights to these folders.
             for closed in ["z", "a/b"] {
                 fs::set_permissions(output.join(closed), fs::Permissions::from_mode(0o000))
                     .unwrap();

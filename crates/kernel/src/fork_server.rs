@@ -1,13 +1,14 @@
-//! Starts children of this program without executing it again: a small process that was loaded once forks them.
+//! Fork server: a small process that loads this program once and forks children that run kernels, without executing the program again. It
+//! receives orders on a socket from the launcher, and answers on the same socket.
 //!
-//! Loading the program takes longer than most kernels that are parts of it: tens of thousands of addresses in it
-//! are set each time. So the first such kernel starts a server, which waits for orders on a socket, and each order
-//! makes one child: a copy of the server that puts up the sandbox around itself, says so, and runs the kernel. The server
-//! has run no user code and holds no secret: what was ordered before is overwritten, and whatever a kernel does to its
-//! copy is gone with it. It is the server that says which process it made, never the copy: that has a user.
+//! Loading the program takes longer than most kernels that are parts of it, because each load relocates tens of thousands of addresses.
+//! So the first such kernel starts a server, which waits for orders on a socket. Each order makes one child: a copy of the server that
+//! sets up the sandbox around itself, reports this, and runs the kernel. The server has run no user code and holds no secret: each order
+//! is overwritten after use, and changes that a kernel makes to its copy end with the copy. The server reports the id of the child, never
+//! the child itself, because the child belongs to a user.
 //!
-//! Children are made with the server's own parent (`CLONE_PARENT`), so that the element waits for them, measures
-//! them and takes them with it when it ends, as those that it starts itself.
+//! Children get the server's own parent (`CLONE_PARENT`). So the element waits for them, measures them and ends them when it ends,
+//! exactly like children that it starts itself.
 
 use std::ffi::CString;
 use std::io::{self, IoSlice, IoSliceMut, Read};
@@ -29,31 +30,31 @@ use crate::run::User;
 use crate::sandbox::calls::{self, Filters};
 use crate::spawn::{self, Image, Process, Program};
 
-/// What the child is told to be.
+/// Argument that makes a child process a fork server.
 pub(crate) const KIND: &str = "fork-server";
 
-/// The number that the first descriptor has which a child keeps; the others follow. All that the server has or
-/// is sent lies below.
+/// Number of the first descriptor that a child keeps; the others follow. All descriptors that the server has or receives have lower
+/// numbers.
 pub(crate) const KEPT_FIRST: RawFd = 200;
 
-/// Longest order, in bytes. Runs with more arguments are started in the other way.
+/// Longest order, in bytes. Runs with more arguments are started by executing the program.
 const ORDER_BYTES_MAX: usize = 64 << 10;
 
-/// Most descriptors of an order; the system allows 253.
+/// Maximum number of descriptors in an order; the system allows 253.
 const DESCRIPTORS_MAX: usize = 128;
 
-/// What comes with every order: the reply, three streams and the folder.
+/// Number of descriptors in every order: the reply, three streams and the folder.
 const DESCRIPTORS_MIN: usize = 5;
 
-/// What the server answers: the child's id, which comes with its descriptor, or what kept the server from making it,
-/// negative.
+/// Answer of the server: the id of the child, whose process descriptor is attached, or a negative error number if the child could not be
+/// made.
 type Made = i32;
 
-/// What a child answers: the step of the sandbox that failed and why, or -1 and 0. The server has said who it is.
+/// Answer of a child: the failed step of the sandbox and its error number, or -1 and 0. The server has reported the child's id.
 type Answer = [i32; 2];
 
-/// What a child is to do. Its descriptors come along: those of every order, the namespaces, the ruleset if there is one,
-/// and those it keeps.
+/// Order for a child. Its descriptors are sent with it: those of every order, the namespaces, the ruleset if there is one, and the
+/// descriptors that the child keeps.
 #[derive(Debug, Serialize, Deserialize)]
 struct Order {
     args: Vec<String>,
@@ -62,20 +63,20 @@ struct Order {
     limits: Vec<(u32, u64, u64)>,
     idle: bool,
     namespaces: usize,
-    /// Which filter of system calls: that of runs that own files, or the other.
+    /// Filter of system calls: the filter of runs that own files, or the other filter.
     filter: Option<calls::Kind>,
     ruleset: bool,
 }
 
-/// The server as the element sees it. It ends when this is dropped.
+/// Handle of the element to the server. The server ends when this handle is dropped.
 #[derive(Debug)]
 pub(crate) struct ForkServer {
-    /// Locked from an order until the server has said what it made.
+    /// Locked from an order until the server has answered.
     socket: Mutex<Option<OwnedFd>>,
     process: Mutex<Child>,
 }
 
-/// Starts a process of this program that takes orders by packets ([`send`]), and ends with the socket.
+/// Starts a process of this program that receives orders as packets ([`send`]) and ends when the socket is closed.
 pub(crate) fn start_ordered(program: &OwnedFd, kind: &str) -> io::Result<(OwnedFd, Child)> {
     let pair = socketpair(
         AddressFamily::UNIX,
@@ -90,7 +91,7 @@ pub(crate) fn start_ordered(program: &OwnedFd, kind: &str) -> io::Result<(OwnedF
 }
 
 impl ForkServer {
-    /// Starts the server from `program`, an open file, in the control group with these doors, which its children share.
+    /// Starts the server from `program`, an open file, in the control group of these doors. Its children are in the same group.
     pub(crate) fn start(program: &OwnedFd, doors: &[OwnedFd]) -> io::Result<Self> {
         let (own, process) = start_ordered(program, KIND)?;
         for door in doors {
@@ -105,8 +106,8 @@ impl ForkServer {
         })
     }
 
-    /// Starts a child as `image` says; `filter` says which filter of system calls it has. `None` if the server cannot
-    /// do it: it is gone, or the order is too large.
+    /// Starts a child as `image` says, with the filter of system calls `filter`. Returns `None` if the server cannot do it: it has ended,
+    /// or the order is too large.
     pub(crate) fn spawn(
         &self,
         image: &Image,
@@ -136,7 +137,7 @@ impl ForkServer {
         let mut descriptors = vec![reply.as_fd()];
         descriptors.extend(image.streams.iter().map(AsFd::as_fd));
         descriptors.push(image.folder.as_fd());
-        // SAFETY: whoever made the image holds them open.
+        // SAFETY: the creator of the image holds them open.
         let lent = |lent: &RawFd| unsafe { BorrowedFd::borrow_raw(*lent) };
         descriptors.extend(image.namespaces.iter().map(lent));
         descriptors.extend(image.ruleset.iter().map(AsFd::as_fd));
@@ -152,7 +153,7 @@ impl ForkServer {
         Some(started(reader, process))
     }
 
-    /// Has a child made; `None` if the server is gone.
+    /// Orders a child; returns `None` if the server has ended.
     fn order(&self, order: &[u8], descriptors: &[BorrowedFd<'_>]) -> Option<io::Result<Process>> {
         let socket = self.socket.lock();
         let socket = socket.as_ref()?;
@@ -172,7 +173,7 @@ impl Drop for ForkServer {
     }
 }
 
-/// Sends bytes with descriptors.
+/// Sends bytes together with descriptors.
 pub(crate) fn send(
     socket: &impl AsFd,
     bytes: &[u8],
@@ -188,7 +189,7 @@ pub(crate) fn send(
     Ok(())
 }
 
-/// Receives bytes with descriptors; how many bytes, 0 at the end.
+/// Receives bytes together with descriptors. Returns the number of bytes, 0 at the end.
 pub(crate) fn receive(socket: &impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
     let mut more = RecvAncillaryBuffer::new(&mut space);
@@ -206,7 +207,8 @@ pub(crate) fn receive(socket: &impl AsFd, bytes: &mut [u8]) -> io::Result<(usize
     Ok((got.bytes, descriptors.flatten().collect()))
 }
 
-/// What the server made. It is the server that says who the child is: the child has a user, who might answer for it.
+/// Returns the process that the server made. The id is the server's word, because a child belongs to a user and could answer for the
+/// server.
 fn made(socket: &impl AsFd) -> io::Result<io::Result<Process>> {
     let mut bytes = [0; size_of::<Made>()];
     let (length, descriptors) = receive(socket, &mut bytes)?;
@@ -217,7 +219,7 @@ fn made(socket: &impl AsFd) -> io::Result<io::Result<Process>> {
     Ok(match descriptors.into_iter().next() {
         Some(pidfd) if pid > 0 => Ok(Process { pid, pidfd }),
         None if pid > 0 => {
-            // This process has no descriptor left for it, and can't watch it.
+            // This process has no free descriptor for the child, so it cannot watch the child.
             end(pid);
             Err(io::Error::from_raw_os_error(libc::EMFILE))
         }
@@ -225,18 +227,18 @@ fn made(socket: &impl AsFd) -> io::Result<io::Result<Process>> {
     })
 }
 
-/// Ends a child that was not waited for, with what it made, and waits for it.
+/// Ends a child that was not waited for, with its process group, and waits for it.
 fn end(pid: Made) {
     // SAFETY: these take numbers, which are the child's until it has been waited for; a null status is allowed.
     unsafe {
-        // It may not yet have the group that bears its number.
+        // The child may not yet have the group with its number.
         libc::kill(pid, libc::SIGKILL);
         libc::kill(-pid, libc::SIGKILL);
         libc::waitpid(pid, std::ptr::null_mut(), 0);
     }
 }
 
-/// Waits until a child is confined, or says why it is not.
+/// Waits until a child is confined, or returns the error that it reports.
 fn started(mut reply: impl Read, process: Process) -> Result<Process, SpawnError> {
     let mut bytes = [0; size_of::<Answer>()];
     let answered = reply.read_exact(&mut bytes);
@@ -251,10 +253,10 @@ fn started(mut reply: impl Read, process: Process) -> Result<Process, SpawnError
     Err(failure)
 }
 
-/// The server's own part: it returns when the element is gone.
+/// Runs the server; returns when the element has ended.
 pub(crate) fn serve() {
-    // Threads that start kernels take no signals, and this was inherited.
-    // SAFETY: a zeroed set is valid storage for sigemptyset; nothing is handled here.
+    // Threads that start kernels block all signals, and this process inherited their mask. SAFETY: a zeroed set is valid storage for
+    // sigemptyset; no handler is installed here.
     unsafe {
         let mut none = std::mem::zeroed::<libc::sigset_t>();
         libc::sigemptyset(&raw mut none);
@@ -274,7 +276,8 @@ pub(crate) fn serve() {
         let made = match copy() {
             Ok(None) => child(&order[..length], descriptors, filters, parent),
             Ok(Some((pid, pidfd))) => {
-                // Before anybody knows the child, which may end at once: nobody else has open what it writes.
+                // The descriptors are closed before any other process knows the child, which may end at once: then no process holds the
+                // child's outputs open.
                 drop(descriptors);
                 send(&socket, &pid.to_ne_bytes(), &[pidfd.as_fd()])
             }
@@ -286,12 +289,12 @@ pub(crate) fn serve() {
         if made.is_err() {
             return;
         }
-        // The next child is another user's.
+        // The next child belongs to another user.
         order[..length].fill(0);
     }
 }
 
-/// Makes a copy of this process, whose parent is this one's; `None` in the copy.
+/// Makes a copy of this process with the same parent; returns `None` in the copy.
 fn copy() -> io::Result<Option<(Made, OwnedFd)>> {
     let mut pidfd: RawFd = -1;
     // SAFETY: this process has one thread, so the copy of its memory is whole; it takes no new stack, and the
@@ -314,10 +317,10 @@ fn copy() -> io::Result<Option<(Made, OwnedFd)>> {
     }
 }
 
-/// A child says which step of its sandbox failed, and why, or that none did.
+/// Reports the failed step of a child's sandbox and its cause, or success.
 fn answer(reply: &OwnedFd, answer: Answer) {
     let bytes: Vec<u8> = answer.into_iter().flat_map(i32::to_ne_bytes).collect();
-    // An element that does not listen is gone, and this process goes with it.
+    // If the element does not listen, it has ended, and this process ends with it.
     let _ = rustix::io::write(reply, &bytes);
 }
 
@@ -326,7 +329,7 @@ fn refuse(reply: &OwnedFd, (step, errno): (usize, i32)) -> ! {
     std::process::exit(1)
 }
 
-/// A child's part: puts up the sandbox and runs the kernel.
+/// Runs a child: sets up the sandbox and runs the kernel.
 fn child(
     order: &[u8],
     descriptors: Vec<OwnedFd>,
@@ -378,7 +381,7 @@ fn child(
         if let Err(failure) = unsafe { spawn::confine_copy(&image, parent) } {
             refuse(&reply, failure);
         }
-        // They are closed all at once.
+        // All of these descriptors are closed at once below.
         let count = kept.len();
         std::mem::forget((image, kept, namespaces));
         (reply, order.args, order.environment, count)
@@ -386,13 +389,13 @@ fn child(
     answer(&reply, [-1, 0]);
     std::mem::forget(reply);
     let kept_end = KEPT_FIRST.cast_unsigned() + u32::try_from(kept).unwrap_or(0);
-    // SAFETY: nothing uses those any more; what is kept and the streams stay.
+    // SAFETY: no code uses the closed descriptors any more; the kept descriptors and the streams stay open.
     unsafe {
         libc::syscall(libc::SYS_close_range, 3, KEPT_FIRST.cast_unsigned() - 1, 0);
         libc::syscall(libc::SYS_close_range, kept_end, u32::MAX, 0);
         libc::clearenv();
     }
-    // As executing a program would do: it may look at itself.
+    // A program has this right after `execve`, too: it may inspect itself.
     spawn::show_memory(true);
     for variable in environment {
         if let Some((name, value)) = variable.split_once('=') {
@@ -441,7 +444,7 @@ mod tests {
             .arg("1000")
             .spawn()
             .unwrap();
-        // As it comes where no descriptor is free.
+        // The server answers like this when no descriptor is free.
         let pid = Made::try_from(child.id()).unwrap();
         send(&server, &pid.to_ne_bytes(), &[]).unwrap();
         let refused = made(&own).unwrap().unwrap_err();

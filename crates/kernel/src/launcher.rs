@@ -1,4 +1,4 @@
-//! The entrance of this crate: prepares runs and starts them under the sandbox.
+//! Launcher: prepares runs, and starts kernels as confined processes.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -34,47 +34,47 @@ use crate::spare::Spares;
 use crate::spawn::{self, Image, Process, Program};
 use crate::watch::{self, Watched};
 
-/// Where programs are looked for by default.
+/// Default folders in which programs are searched.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Files that a kernel may have open.
+/// Maximum number of files that a kernel may have open.
 const OPEN_FILES_MAX: u64 = 4096;
 
-/// Processes and threads that may be started beside a kernel by other work of its user, if that is not
-/// root, before the kernel can start no more: the last resort should a fork bomb outrun the watcher.
+/// Number of processes and threads that other work of a kernel's user may start, if that user is not root, before the kernel can start no
+/// more. This limit is the last resort if a fork bomb is faster than the watcher.
 const OTHER_PROCESSES_MAX: u64 = 1024;
 
-/// More than what a system writes to `/proc/loadavg`.
+/// Upper limit for the length of `/proc/loadavg`, in bytes.
 const LOAD_BYTES_MAX: usize = 256;
 
-/// Processor time that a process may use beyond its time limit on all cores, before the operating system
-/// ends it. It matters only when the element is gone and nobody watches the time.
+/// Processor time that a process may use beyond its time limit on all cores before the operating system ends it. This limit matters only
+/// if the element has ended and no process watches the time.
 const CPU_GRACE: Duration = Duration::from_secs(10);
 
-/// A file just written cannot be executed while another thread's child, between fork and exec, still holds
-/// it open; so that is tried again.
+/// Number of tries to execute a file. A file that was just written cannot be executed while the child of another thread, between fork and
+/// exec, still holds it open.
 const BUSY_TRIES: u32 = 50;
 const BUSY_PAUSE: Duration = Duration::from_millis(2);
 
-/// How kernels are run on this host.
+/// Settings of the kernels on this host.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Files and folders that every kernel may read and execute.
     pub system_paths: Vec<PathBuf>,
-    /// The folders programs are looked for in; also the `PATH` of kernels.
+    /// Folders in which programs are searched; also the `PATH` of kernels.
     pub path: Vec<PathBuf>,
-    /// The program that built-in and native kernels run in: one whose `main` begins with
-    /// [`crate::child::main_if_child`]. `None`: this very program.
+    /// Program that built-in and native kernels run in. Its `main` must begin with [`crate::child::main_if_child`]. `None`: this program
+    /// itself.
     pub child: Option<PathBuf>,
-    /// The folder that compiled modules are kept in, in one that others cannot write to; made when there is one.
-    /// `None`: one for this user in the system's folder for temporary files.
+    /// Folder of compiled modules. Its parent must not be writable for others. It is made when the first module is compiled. `None`: a
+    /// folder of this user in the system's folder for temporary files.
     pub modules: Option<PathBuf>,
-    /// Whether to go on where the host lacks a part of the sandbox; see [`SandboxSupport::missing`].
+    /// Whether to continue if the host lacks a part of the sandbox; see [`SandboxSupport::missing`].
     pub allow_weak_sandbox: bool,
-    /// Whether kernels have processors and devices only where nobody else wants them (`SCHED_IDLE`), so that
-    /// reads and writes of clients do not wait for them.
+    /// Whether kernels get processors and devices only while they are idle (`SCHED_IDLE`), so that reads and writes of clients do not
+    /// wait for kernels.
     pub idle: bool,
-    /// What all kernels of a launcher may have together, where the host allows control groups.
+    /// Limits for all kernels of a launcher together, if the host allows control groups.
     pub together: Option<Together>,
 }
 
@@ -92,7 +92,7 @@ impl Default for Settings {
     }
 }
 
-/// Starts kernels. One serves a whole element and may be shared by threads.
+/// Starts kernels. One launcher serves a whole element and can be shared between threads.
 #[derive(Debug)]
 pub struct Launcher {
     settings: Settings,
@@ -105,23 +105,23 @@ pub struct Launcher {
     spares: Spares,
     modules: Modules,
     group: Option<Arc<ControlGroup>>,
-    /// How many threads there are on this host, read at each start.
+    /// Source of the number of threads on this host, read at each start.
     load: Option<File>,
-    /// Started by the first run that it is for.
+    /// Fork server; the first run that needs it starts it.
     server: Mutex<Option<Arc<ForkServer>>>,
 }
 
-/// Makes processes whose parents ended without waiting for them children of this process, so that what
-/// they used is counted with their kernel.
+/// Makes this process the parent of processes whose parents ended without waiting for them, so that their usage is counted with their
+/// kernel.
 fn adopt_orphans() {
-    // SAFETY: this option takes a plain number and only changes who parents processes to come.
+    // SAFETY: this option takes a plain number and only changes the parent of future processes.
     if unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) } != 0 {
         tracing::warn!("what processes used that no kernel waits for will not be counted");
     }
 }
 
 impl Launcher {
-    /// Looks the host over and opens what all kernels share.
+    /// Examines the host and opens the files that all kernels share.
     ///
     /// # Errors
     /// If a part of the sandbox is missing and the settings do not allow that.
@@ -140,7 +140,7 @@ impl Launcher {
         }
         let ids = Ids::of_this_host();
         if support.switches_user {
-            // Threads that start kernels lend their memory to children that have other users.
+            // Threads that start kernels share their memory with children that have other users.
             spawn::show_memory(false);
         }
         let unmade = |error| tracing::warn!(%error, "kernels share the network of this host, though they can't use it");
@@ -149,7 +149,7 @@ impl Launcher {
             .child
             .clone()
             .unwrap_or_else(|| "/proc/self/exe".into());
-        // Held open, so that kernels still start when the file is replaced by a newer release.
+        // The file stays open, so that kernels still start after a newer release has replaced it.
         let child = open_path(&path).map_err(|error| SetupError::Child {
             path,
             source: error.into(),
@@ -178,38 +178,38 @@ impl Launcher {
         })
     }
 
-    /// What the host offers to confine kernels with.
+    /// Returns the parts of the sandbox that the host supports.
     #[must_use]
     pub fn support(&self) -> SandboxSupport {
         self.support
     }
 
-    /// Whether all kernels are in one control group that bounds what they have together.
+    /// Returns whether all kernels are in one control group that limits their common usage.
     #[must_use]
     pub fn bounds_together(&self) -> bool {
         self.group.is_some()
     }
 
-    /// Whether runs can be held to a time of processors.
+    /// Returns whether this launcher can limit the processor time of runs.
     #[must_use]
     pub fn bounds_cpu(&self) -> bool {
         self.group.as_ref().is_some_and(|group| group.bounds_cpu())
     }
 
-    /// Whether kernels run as users that nobody else on this host is. Where they do not, other processes of a kernel's
-    /// user can interfere with it.
+    /// Returns whether kernels run as users that no other process on this host has. If not, other processes of a kernel's user can
+    /// interfere with the kernel.
     #[must_use]
     pub fn has_users_of_kernels(&self) -> bool {
         self.ids == Ids::OfKernels
     }
 
-    /// Whether kernels have users, a network and messages apart from this host's.
+    /// Returns whether kernels have users, a network and messages that are separate from those of this host.
     #[must_use]
     pub fn has_namespaces(&self) -> bool {
         self.namespaces.is_some()
     }
 
-    /// How it runs kernels.
+    /// Returns the settings.
     #[must_use]
     pub fn settings(&self) -> &Settings {
         &self.settings
@@ -221,11 +221,11 @@ impl Launcher {
         program::find_program(name, &self.settings.path)
     }
 
-    /// Makes the private folder of a run: links to its inputs, folders for its outputs.
+    /// Makes the private folder of a run: links to its inputs, and folders for its outputs.
     ///
     /// # Errors
-    /// If a name cannot be used, a file is missing, or the folder is there already or cannot be made. What
-    /// was made until then stays for the caller to remove.
+    /// If a name cannot be used, a file is missing, or the folder exists already or cannot be made. The caller must remove the parts that
+    /// were made until then.
     pub fn prepare(&self, run: Run) -> Result<Prepared, PrepareError> {
         prepare::check(&run)?;
         let opened = code::open(&run, self.ids)?;
@@ -242,19 +242,19 @@ impl Launcher {
         Ok(prepared)
     }
 
-    /// The hash of the code that a run would have now, in hexadecimal.
+    /// Returns the hash of the code that a run would use now, in hexadecimal.
     ///
     /// # Errors
-    /// If its user may not have that.
+    /// If the run's user has no right to the code.
     pub fn code_hash(&self, run: &Run) -> Result<String, PrepareError> {
         prepare::check_code(run)?;
         Ok(code::hash(&run.code, &code::open(run, self.ids)?))
     }
 
-    /// Makes a network for a rank of several.
+    /// Makes a network for one rank of several.
     ///
     /// # Errors
-    /// Where this host gives kernels no network of their own.
+    /// If kernels have no network of their own on this host.
     pub fn network(&self, rank: usize) -> io::Result<Arc<Network>> {
         if self.namespaces.is_none() {
             return Err(io::ErrorKind::Unsupported.into());
@@ -274,7 +274,7 @@ impl Launcher {
         Ok(prepared)
     }
 
-    /// Prepares the run of a child that reduces what it is told to by `socket`.
+    /// Prepares the run of a child that executes the reductions it receives on `socket`.
     pub(crate) fn prepare_reducer(&self, run: Run, socket: File) -> Result<Prepared, PrepareError> {
         let mut prepared = prepare::prepare(run, self.ids, Some(&self.spares), Vec::new())?;
         prepared.streams.get_mut().stdin = Some(socket);
@@ -282,19 +282,18 @@ impl Launcher {
         Ok(prepared)
     }
 
-    /// Takes back the private folder of a run that has ended, to use it again for another run of the same
-    /// user. `false` if it can't be: then removing it is left to the caller. Spare folders lie beside it and
-    /// are named `spare-*`.
+    /// Takes the private folder of an ended run back, to use it for another run of the same user. Returns `false` if this is not
+    /// possible; then the caller must remove the folder. Spare folders are stored in the same parent folder and are named `spare-*`.
     #[must_use]
     pub fn recycle(&self, folder: &Path) -> bool {
         self.spares.put(folder)
     }
 
-    /// Starts a prepared run in a confined process of its own. It is killed when the result is dropped, and
-    /// when this process ends.
+    /// Starts a prepared run in a confined process of its own. The process is killed when the result is dropped, and when this process
+    /// ends.
     ///
     /// # Errors
-    /// If it could not be confined or executed; then nothing of the kernel ran.
+    /// If the process could not be confined or executed; then no code of the kernel ran.
     pub fn spawn(&self, prepared: &Prepared) -> Result<Running, SpawnError> {
         let mut tries = 0;
         loop {
@@ -350,7 +349,7 @@ impl Launcher {
                 &run.limits,
                 (!self.runs_as_root(run)).then(|| self.threads()),
             ),
-            // Somebody waits for what a reducer answers, as for bytes that are read.
+            // A client waits for the answer of a reducer, as it waits for bytes of a read.
             idle: self.settings.idle && !prepared.reduces,
             ruleset: self.ruleset(prepared)?,
             filter: filter.map(|(kind, filters)| filters.of(kind)),
@@ -358,7 +357,8 @@ impl Launcher {
         let group = self.group.clone().map(|group| (group.ended(), group));
         let started = Instant::now();
         let process = self.start(prepared, image, filter.map(|(kind, _)| kind))?;
-        // What starts meanwhile has what this process has open, for a moment that may be longer than the kernel runs.
+        // A process that starts at the same time inherits the open files of this process, for a moment that may be longer than the kernel
+        // runs.
         prepared.close_streams();
         self.keeper.started(process.pid);
         let watched = Arc::new(Watched {
@@ -381,7 +381,7 @@ impl Launcher {
         Ok(Running::new(watched, stdout_reader, stderr_reader))
     }
 
-    /// The namespaces of a run. One that has this process's own user is root's where that is root, and stays outside.
+    /// Returns the namespaces of a run. A run with this process's own user, root, stays in the namespaces of the host.
     fn namespaces(&self, prepared: &Prepared) -> Vec<RawFd> {
         let enters = prepared.run.user.is_some() || !self.support.switches_user;
         let own = prepared
@@ -395,7 +395,7 @@ impl Launcher {
             .collect()
     }
 
-    /// The user that a run takes, by the numbers of its namespaces.
+    /// Returns the user that a run takes, in the numbers of its namespaces.
     fn user(&self, prepared: &Prepared) -> Option<User> {
         if self.namespaces.is_some() || prepared.network.is_some() {
             prepared.run.user
@@ -404,14 +404,14 @@ impl Launcher {
         }
     }
 
-    /// Whether a run has rights over files that root has.
+    /// Returns whether a run has root's rights over files.
     fn runs_as_root(&self, run: &Run) -> bool {
         run.user.map_or(self.support.switches_user, |user| {
             user.uid == 0 && self.ids == Ids::OfOwners
         })
     }
 
-    /// Threads on this host now, which is at least what any one user has: the limit counts all of a user's.
+    /// Returns the number of threads on this host now. It is at least the number of any one user; the limit counts all threads of a user.
     fn threads(&self) -> u64 {
         let mut bytes = [0; LOAD_BYTES_MAX];
         let read = (self.load.as_ref()).and_then(|load| load.read_at(&mut bytes, 0).ok());
@@ -421,7 +421,7 @@ impl Launcher {
         total.unwrap_or(OTHER_PROCESSES_MAX)
     }
 
-    /// Starts what is no program by the server that forks kernels, and all else by executing it.
+    /// Starts a run: through the fork server if its code is no program, else by executing it.
     fn start(
         &self,
         prepared: &Prepared,
@@ -434,7 +434,7 @@ impl Launcher {
             if let Some(started) = server.spawn(&image, filter) {
                 return started;
             }
-            // The next run has a new one.
+            // The next run starts a new server.
             *self.server.lock() = None;
         }
         image.args = arguments(prepared, kept(prepared))?;
@@ -456,7 +456,7 @@ impl Launcher {
         server.clone()
     }
 
-    /// The filters, and which of them a run gets.
+    /// Returns the filters of system calls and the kind that a run gets.
     fn filter(
         &self,
         prepared: &Prepared,
@@ -499,7 +499,7 @@ impl Launcher {
         }
         for input in &run.inputs {
             let link = run.folder.join(&input.name);
-            // One that is on another file system has a symbolic link in any case.
+            // An input on another file system always has a symbolic link.
             if run.inputs_as == InputsAs::Symlink || link.is_symlink() {
                 readable.push(open(&input.path)?);
             }
@@ -513,13 +513,13 @@ impl Launcher {
     }
 }
 
-/// Cores that the processes of a kernel can use at once. Asked once: the answer takes a dozen files.
+/// Number of cores that the processes of a kernel can use at once. It is read once, because this needs about a dozen files.
 static CORES: LazyLock<u32> = LazyLock::new(|| {
     let cores = thread::available_parallelism().map_or(1, usize::from);
     u32::try_from(cores).unwrap_or(u32::MAX)
 });
 
-/// The filters of system calls, built once.
+/// Returns the filters of system calls, which are built once.
 pub(crate) fn filters() -> Result<&'static Filters, SetupError> {
     static FILTERS: LazyLock<Result<Filters, String>> = LazyLock::new(|| {
         let cuts = sandbox_support().cuts();
@@ -530,7 +530,7 @@ pub(crate) fn filters() -> Result<&'static Filters, SetupError> {
         .map_err(|error| SetupError::Filter(error.clone()))
 }
 
-/// The pipe's reading end does not block, so that one thread can serve several.
+/// The reading end of the pipe does not block, so one thread can serve several pipes.
 fn pipe() -> Result<(OwnedFd, OwnedFd), SpawnError> {
     let pipe = || -> rustix::io::Result<_> {
         let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
@@ -550,12 +550,12 @@ fn c_path(path: &Path) -> Result<CString, SpawnError> {
     c_string(path.as_os_str().as_bytes())
 }
 
-/// The compiled modules of a run, open.
+/// Returns the open compiled modules of a run.
 fn kept(prepared: &Prepared) -> Vec<RawFd> {
     prepared.modules.iter().map(AsRawFd::as_raw_fd).collect()
 }
 
-/// The arguments of a run whose child finds its modules as these descriptors.
+/// Returns the arguments of a run whose child gets its modules as these descriptors.
 fn arguments(
     prepared: &Prepared,
     modules: impl IntoIterator<Item = RawFd>,
@@ -595,8 +595,8 @@ fn resource_limits(limits: &Limits, threads: Option<u64>) -> Vec<(libc::c_uint, 
     let mut all = vec![
         (libc::RLIMIT_CORE, both(0)),
         (libc::RLIMIT_CPU, cpu),
-        // Private writable memory. The whole address space would count mapped inputs, and the empty
-        // ranges that run-time libraries reserve.
+        // Private writable memory is limited. A limit of the address space would count mapped inputs, and the empty ranges that run-time
+        // libraries reserve.
         (libc::RLIMIT_DATA, both(limits.memory_bytes)),
         (libc::RLIMIT_FSIZE, both(limits.output_bytes)),
         (libc::RLIMIT_NOFILE, both(OPEN_FILES_MAX)),

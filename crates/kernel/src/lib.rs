@@ -1,8 +1,8 @@
-//! Kernels: the code that labels run beside the data.
+//! Kernels: the code that labels run near the data.
 //!
-//! This crate makes the private folder of a run, starts the kernel in a confined process of its own,
-//! watches its limits and says how it ended. It also holds the built-in kernels and the runtime that loads
-//! native ones. It knows nothing of labels, objects or the network: an element fills in a [`Run`].
+//! This crate makes the private folder of a run, starts the kernel in a confined process of its own, watches its limits and reports how
+//! it ended. It also contains the built-in kernels and the runtime that loads native kernels. It knows nothing of labels, objects or the
+//! network: an element fills in a [`Run`].
 //!
 //! ```no_run
 //! use tidemill_kernel::{Code, Launcher, Run, RunInput, Settings};
@@ -23,10 +23,14 @@
 //! # }
 //! ```
 //!
-//! **What confines a kernel.** It cannot reach files beside its folder, its inputs and the system's programs
-//! (Landlock); has no network and cannot leave its process group (seccomp and namespaces); runs as a user that nobody
-//! outside is, without capabilities; is bounded in time, memory, output and processes; dies when its element dies.
-//! [`sandbox_support`] says what the host offers of that.
+//! **Confinement of a kernel.**
+//! - It cannot reach files other than its folder, its inputs and the system's programs (Landlock).
+//! - It has no network and cannot leave its process group (seccomp and namespaces).
+//! - It runs as a user that no process outside has, without capabilities.
+//! - Its time, memory, output and number of processes are limited.
+//! - It dies when its element dies.
+//!
+//! [`sandbox_support`] reports which of these parts the host supports.
 
 pub mod array;
 mod builtin;

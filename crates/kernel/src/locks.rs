@@ -1,21 +1,21 @@
-//! What the system tells of who else has a file open: leases, and locks that belong to an open file.
+//! Leases and open-file locks: reports whether other processes have a file open.
 
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd as _;
 
-/// Processes that are named in a list of writers.
+/// Maximum number of processes in a list of writers.
 const NAMED_MAX: usize = 8;
 
-/// Chooses the signal that is sent when a lease is to be let go (`fcntl(2)`).
+/// Command that chooses the signal for a broken lease (`fcntl(2)`).
 const F_SETSIG: libc::c_int = 10;
 
-/// Whether anybody has the file open for writing: by a descriptor, by a map into memory, or through a file system that
-/// hands reads and writes on to it (FUSE passthrough). `file` must be open for reading only. `None`: the file system, or
-/// the owner of the file, does not let us ask.
+/// Returns whether any process has the file open for writing: by a descriptor, by a map into memory, or through a file system that passes
+/// reads and writes on to it (FUSE passthrough). `file` must be open for reading only. `None`: the file system, or the owner of the file,
+/// does not let this process ask.
 ///
-/// A lease to read is given by the system only while there is no writer; it is let go at once.
+/// The system grants a lease to read only while there is no writer. The lease is released at once.
 #[must_use]
 pub fn has_writers(file: &File) -> Option<bool> {
     let set = |what: libc::c_int, value: libc::c_int| {
@@ -25,8 +25,8 @@ pub fn has_writers(file: &File) -> Option<bool> {
             _ => Err(io::Error::last_os_error()),
         }
     };
-    // Whoever opens the file for writing while we have the lease waits until it is let go, and we are sent a signal: one
-    // that does nothing, since the usual one (SIGIO) would end us.
+    // A process that opens the file for writing while this process has the lease waits until the lease is released, and this process gets
+    // a signal. That signal must do nothing, because the usual signal (SIGIO) would end this process.
     set(F_SETSIG, libc::SIGURG).ok()?;
     match set(libc::F_SETLEASE, libc::F_RDLCK) {
         Ok(()) => set(libc::F_SETLEASE, libc::F_UNLCK)
@@ -37,19 +37,19 @@ pub fn has_writers(file: &File) -> Option<bool> {
     }
 }
 
-/// A file as a list of open files shows it.
+/// A file as `/proc` lists it.
 #[derive(Clone, Copy, Debug)]
 pub struct Shown<'a> {
-    /// Its inode.
+    /// Inode of the file.
     pub inode: u64,
-    /// The last component of its path.
+    /// Last component of its path.
     pub name: &'a OsStr,
 }
 
-/// The processes that have one of these files open for writing, as far as `/proc` lets us see. Text for people; empty if
-/// none is seen.
+/// Returns the processes that have one of these files open for writing, as far as `/proc` shows them. The text is for people, and is
+/// empty if no process is found.
 ///
-/// The files themselves are not asked: one of a file system that hangs would make us hang, too.
+/// The function does not access the files themselves, because a file system that hangs would block it.
 #[must_use]
 pub fn who_writes(files: &[Shown<'_>]) -> String {
     let mut found = Vec::new();
@@ -81,7 +81,7 @@ pub fn who_writes(files: &[Shown<'_>]) -> String {
     found.join(", ")
 }
 
-/// The inode of a descriptor that can be written to, as its `fdinfo` tells.
+/// Returns the inode of a descriptor that is open for writing, according to its `fdinfo`.
 fn written_inode(text: &str) -> Option<u64> {
     let field = |name: &str| text.lines().find_map(|line| line.strip_prefix(name));
     let flags = i32::from_str_radix(field("flags:")?.trim(), 8).ok()?;
@@ -89,20 +89,20 @@ fn written_inode(text: &str) -> Option<u64> {
     (flags & libc::O_ACCMODE != libc::O_RDONLY).then_some(inode)
 }
 
-/// How a byte of a file is locked.
+/// Kind of a lock on a byte of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lock {
-    /// By one only.
+    /// One holder.
     Exclusive,
-    /// By any number.
+    /// Any number of holders.
     Shared,
 }
 
-/// Locks one byte of a file for as long as it is open here; `false` if somebody else, or another open file of this
-/// process, holds it. A lock that is held already changes its kind.
+/// Locks one byte of a file for as long as the file is open here. Returns `false` if another process, or another open file of this
+/// process, holds the lock. If this file holds the lock already, the lock changes its kind.
 ///
 /// # Errors
-/// If the file system knows no such locks.
+/// If the file system does not support such locks.
 pub fn try_lock_byte(file: &File, byte: i64, lock: Lock) -> io::Result<bool> {
     let kind = match lock {
         Lock::Exclusive => libc::F_WRLCK,
@@ -145,7 +145,7 @@ mod tests {
         assert_eq!(has_writers(&reader), Some(true));
         drop(other);
         assert_eq!(has_writers(&reader), Some(false));
-        // The lease is let go: who opens the file for writing does not wait.
+        // The lease is released, so a process that opens the file for writing does not wait.
         let again = File::options().write(true).open(&path).unwrap();
         assert_eq!(has_writers(&reader), Some(true));
         drop(again);

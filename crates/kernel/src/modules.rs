@@ -1,9 +1,10 @@
-//! Compiled modules, kept by the user who runs them, by the content of the module and by what else they depend on.
+//! Cache of compiled modules. Each entry belongs to the user who runs the module, and its key is the content of the module and all other
+//! facts that the compiled form depends on.
 //!
-//! What lies here is run as it is, so it is trusted only in a folder that this program's user made and nobody else
-//! can write to. Modules are compiled in a child that is confined like a kernel: what it is given comes from users. The
-//! child gets a copy that nobody else can write to, and that was hashed itself: what is kept for a hash was made of the
-//! bytes that have it. No user runs what another one had compiled, and none waits for all that another one compiles.
+//! The entries are run without further checks, so the cache trusts only a folder that this program's user made and that no other user can
+//! write to. Modules come from users, so they are compiled in a child that is confined like a kernel. The child gets a copy that no other
+//! user can write to; the hash is computed from that copy. So the entry of a hash was made from the bytes that have this hash. No user
+//! runs a module that was compiled for another user, and no user waits for all modules that another user compiles.
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File, Metadata, Permissions};
@@ -24,36 +25,36 @@ use crate::prepare::Prepared;
 use crate::private::{OWN_USER, remove_folder};
 use crate::run::{Code, InputsAs, Limits, Run};
 
-/// Compiled modules that are kept.
+/// Maximum number of compiled modules in the cache.
 const MODULES_MAX: usize = 256;
 
-/// Their bytes in all. The one just compiled stays however large it is.
+/// Maximum size of the cache, in bytes. The module that was compiled last stays, however large it is.
 const COMPILED_BYTES_KEPT: u64 = 1 << 30;
 
-/// Bytes that a module may have, as the compiler says: it refuses what has more.
+/// Maximum size of a module, in bytes, as in the compiler, which refuses larger ones.
 const SOURCE_BYTES_MAX: u64 = 64 << 20;
 
 /// Bytes of a module that are copied at once.
 const PIECE_BYTES: usize = 256 << 10;
 
-/// Modules compiled at once, each of another user: each takes a core.
+/// Maximum number of modules compiled at once, each for another user. Each takes a core.
 const COMPILING_MAX: usize = 2;
 
-/// Users of whom it is known when they had a module compiled last.
+/// Maximum number of users whose last turn is remembered.
 const TURNS_KEPT_MAX: usize = 1024;
 
-/// Bounds on compiling one.
+/// Limits of one compilation.
 const COMPILE_TIME_MAX: Duration = Duration::from_secs(60);
 const COMPILE_MEMORY_BYTES_MAX: u64 = 2 << 30;
 const COMPILED_BYTES_MAX: u64 = 512 << 20;
 
-/// Files of compiled modules end so.
+/// Suffix of files of compiled modules.
 const ENDING: &str = "cwasm";
 
-/// The name of what it makes in the compiler's private folder.
+/// Name of the output in the compiler's private folder.
 const COMPILED: &str = "compiled";
 
-/// The compiled modules of one [`Launcher`].
+/// Compiled modules of one [`Launcher`].
 #[derive(Debug)]
 pub(crate) struct Modules {
     folder: PathBuf,
@@ -61,7 +62,7 @@ pub(crate) struct Modules {
     next: AtomicU64,
 }
 
-/// Whose module is compiled next. One at a time of each user: two runs of one new module want the same result.
+/// Turns to compile. Each user has at most one, because two runs of one new module need the same result.
 #[derive(Debug, Default)]
 struct Turns {
     state: Mutex<Waiting>,
@@ -70,16 +71,16 @@ struct Turns {
 
 #[derive(Debug, Default)]
 struct Waiting {
-    /// Who has a module compiled.
+    /// Users for whom a module is being compiled.
     compiling: Vec<u32>,
-    /// Who waits, in the order in which they came.
+    /// Waiting users, in the order of their arrival.
     waiting: BTreeMap<u64, u32>,
-    /// When each user's last turn was, counted in turns.
+    /// Last turn of each user, as the number of that turn.
     last: BTreeMap<u32, u64>,
     count: u64,
 }
 
-/// A turn to compile, until it is dropped.
+/// A turn to compile, held until it is dropped.
 #[derive(Debug)]
 struct Turn<'a> {
     turns: &'a Turns,
@@ -87,7 +88,7 @@ struct Turn<'a> {
 }
 
 impl Turns {
-    /// Waits for a turn. Of those who wait, the one goes first whose user has had none for longest.
+    /// Waits for a turn. The next turn is given to the waiting user whose last turn is the oldest.
     fn wait(&self, user: u32) -> Turn<'_> {
         let mut state = self.state.lock();
         let ticket = state.count;
@@ -148,7 +149,7 @@ impl Modules {
         }
     }
 
-    /// The compiled form of the module at a path that was opened for a user, compiled now if it was not before.
+    /// Returns the compiled form of the module at a path that was opened for a user. Compiles the module if it is not in the cache.
     pub(crate) fn open(
         &self,
         launcher: &Launcher,
@@ -200,7 +201,7 @@ impl Modules {
         }
     }
 
-    /// A copy of a module that nobody else can change: of the bytes that have its hash.
+    /// Makes a copy of a module that no other user can change. The copy has the bytes of the module's hash.
     fn copy(&self, module: &Opened) -> io::Result<File> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let path = (self.folder).join(format!("module-{}-{number}", std::process::id()));
@@ -211,7 +212,7 @@ impl Modules {
         let mut hasher = blake3::Hasher::new();
         let mut piece = vec![0; PIECE_BYTES];
         let mut length = 0;
-        // Of what is too long the compiler gets enough to see that.
+        // Of a module that is too long, the compiler gets enough bytes to detect that.
         while length <= SOURCE_BYTES_MAX {
             let count = match module.file.read_at(&mut piece, length) {
                 Ok(0) => break,
@@ -238,9 +239,9 @@ impl Modules {
     ) -> Result<(), PrepareError> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let folder = (self.folder).join(format!("compile-{}-{number}", std::process::id()));
-        // No user: it must not run as one who could reach into it and so into what others will run.
+        // The run has no user: the compiler must not run as a user who could reach into it and so into modules that others will run.
         let mut run = Run::new(Code::Wasm(path.to_owned()), &folder);
-        // It has this process's user, whose files it must not change.
+        // The run has this process's user, whose files it must not change.
         run.inputs_as = InputsAs::Symlink;
         run.outputs.push(COMPILED.into());
         run.stdout = Some(COMPILED.into());
@@ -258,8 +259,8 @@ impl Modules {
         made
     }
 
-    /// Removes compiled modules until the rest is within bounds: of the user who has most of what is too much, the one not
-    /// used for longest. Processes that have one open keep it.
+    /// Removes compiled modules until the cache is within its limits: of the user who has the largest share of the limit that is
+    /// exceeded, the module that was unused for longest. Processes that have a module open keep it.
     fn prune(&self, newest: &Path) {
         let Ok(entries) = fs::read_dir(&self.folder) else {
             return;
@@ -310,7 +311,7 @@ impl Modules {
     }
 }
 
-/// A compiled module that is kept; the one not used for longest is the least.
+/// A compiled module in the cache; the module that was unused for longest is the least.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Kept {
     used: SystemTime,
@@ -319,13 +320,13 @@ struct Kept {
     path: PathBuf,
 }
 
-/// The user that a module was compiled for; those of former releases were compiled for all and are not used any more.
+/// Returns the user that a module was compiled for. Modules of former releases were compiled for all users and are not used any more.
 fn user_of(path: &Path) -> Option<u32> {
     let name = path.file_name()?.to_str()?;
     name.split_once('-')?.0.parse().ok()
 }
 
-/// Has a module compiled by a prepared child, and keeps what that made.
+/// Compiles a module in a prepared child, and keeps the result.
 fn compile(
     launcher: &Launcher,
     path: &Path,
@@ -363,12 +364,12 @@ fn compile(
     })
 }
 
-/// Whether something is this user's, and nobody else can write to it.
+/// Returns whether a file or folder belongs to this user, and no other user can write to it.
 fn is_own(data: &Metadata) -> bool {
     data.uid() == OWN_USER.uid && data.mode() & 0o022 == 0
 }
 
-/// Opens a compiled module and notes that it was used; `None` if there is none that can be trusted.
+/// Opens a compiled module and records that it was used; returns `None` if there is none that can be trusted.
 fn open_own(path: &Path) -> io::Result<Option<File>> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = match rustix::fs::open(path, flags, Mode::empty()) {
@@ -380,7 +381,7 @@ fn open_own(path: &Path) -> io::Result<Option<File>> {
     if !data.is_file() || !is_own(&data) {
         return Ok(None);
     }
-    // The time of change serves as that of use, which many file systems do not keep.
+    // The modification time serves as the time of use, which many file systems do not record.
     let _ = file.set_modified(SystemTime::now());
     Ok(Some(file))
 }
@@ -461,12 +462,12 @@ mod tests {
             reached: true,
         };
         let copy = modules.copy(&opened).unwrap();
-        // Who can write to the module changes it after it was hashed.
+        // A user who can write to the module changes it after it was hashed.
         let writer = File::options().write(true).open(&path).unwrap();
         writer.write_all_at(b"forged!", 0).unwrap();
         assert_eq!(io::read_to_string(copy).unwrap(), "genuine");
         assert!(modules.copy(&opened).is_err());
-        // Nothing of it stays.
+        // No file of the copy stays.
         let left = fs::read_dir(folder.path().join("kept")).unwrap();
         assert_eq!(left.count(), 0);
     }
@@ -485,10 +486,10 @@ mod tests {
             state.last.insert(user, ticket);
             state.next()
         };
-        // One of each user, two at once.
+        // One module of each user, two at once.
         assert_eq!(take(0, None), Some(2));
         assert_eq!(take(2, None), None);
-        // And one who waits for the first goes before others' second.
+        // Users without a turn so far are served before the second turn of other users.
         assert_eq!(take(4, Some(5)), None);
         assert_eq!(take(1, Some(6)), None);
         assert_eq!(take(3, Some(7)), None);

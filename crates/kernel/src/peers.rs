@@ -1,10 +1,10 @@
-//! The network of a kernel that is one of several processes (ranks): a namespace of its own in which nothing is but its peers.
+//! Network of a kernel that is one of several processes (ranks): a namespace that contains only its peers.
 //!
-//! A small process, started for it, makes the namespace: a loopback device whose addresses are those of ranks, `198.18.0.1` for the
-//! first. What a rank listens on it does by its own address; at those of others this program listens there itself, and carries what comes to
-//! the one who is meant. So a kernel can reach its peers through whoever runs it, and nobody else: no device leads out.
+//! A small process makes the namespace: a loopback device whose addresses are those of ranks, `198.18.0.1` for the first. A rank listens
+//! on its own address. On the addresses of other ranks, this program listens itself, and forwards each connection to the rank that has
+//! the address. So a kernel reaches its peers, and nothing else, through the program that runs it: no device leads outside.
 //!
-//! The process makes sockets as it is told, hands them over, and ends when it is told no more.
+//! The process makes sockets on order, sends them back, and ends when its order socket is closed.
 
 use std::fs;
 use std::io;
@@ -21,32 +21,32 @@ use crate::fork_server::{receive, send, start_ordered};
 use crate::sandbox::ids::Ids;
 use crate::sandbox::namespaces::Namespaces;
 
-/// What the child is told to be.
+/// Argument that makes a child process a network of peers.
 pub(crate) const KIND: &str = "peers";
 
-/// Most ranks of one run.
+/// Maximum number of ranks in one run.
 pub const RANKS_MAX: usize = 64;
 
-/// Ports that one rank may listen on at a time.
+/// Maximum number of ports that one rank may listen on at a time.
 const PORTS_MAX: usize = 16;
 
-/// The only device there is.
+/// The only device of the namespace.
 const DEVICE: &[u8] = b"lo";
 
-/// The state `TCP_LISTEN` as `/proc/net/tcp` writes it.
+/// The state `TCP_LISTEN` in the notation of `/proc/net/tcp`.
 const LISTENS: &str = "0A";
 
-/// What the process is told: what to do, which rank, which port.
+/// Size of an order, in bytes: the kind, the rank and the port.
 const ORDER_BYTES: usize = 4;
 const UP: u8 = 0;
 const LISTEN: u8 = 1;
 const CONNECT: u8 = 2;
 const PORTS: u8 = 3;
 
-/// Longest answer: an errno value or 0, and ports.
+/// Longest answer, in bytes: an errno value or 0, and ports.
 const ANSWER_BYTES: usize = 4 + 2 * PORTS_MAX;
 
-/// The network of one rank. It is gone when this is dropped and nobody in it is left.
+/// Network of one rank. It is deleted when this value is dropped and no process in it is left.
 #[derive(Debug)]
 pub struct Network {
     rank: u8,
@@ -63,7 +63,7 @@ impl Network {
         let rank = rank.ok_or(io::ErrorKind::InvalidInput)?;
         let (own, mut process) = start_ordered(program, KIND)?;
         let made = (|| {
-            // It says so when it is in its namespaces.
+            // The process answers when it is in its namespaces.
             answered(&own)?;
             let pid = i32::try_from(process.id()).ok().and_then(Pid::from_raw);
             let namespaces = Namespaces::of_process(pid.ok_or(io::ErrorKind::NotFound)?, ids)?;
@@ -71,7 +71,7 @@ impl Network {
             Ok(namespaces)
         })();
         let namespaces = made.inspect_err(|_: &io::Error| {
-            // The first error is the one to tell.
+            // The first error is the one to report.
             let _ = process.kill().and_then(|()| process.wait());
         })?;
         Ok(Self {
@@ -86,28 +86,28 @@ impl Network {
         &self.namespaces
     }
 
-    /// Listens in the place of another rank. Blocks for a moment.
+    /// Listens on the address of another rank. Blocks for a moment.
     ///
     /// # Errors
-    /// What the system says.
+    /// The error of the system.
     pub fn listen(&self, rank: usize, port: u16) -> io::Result<TcpListener> {
         let rank = u8::try_from(rank).map_err(io::Error::other)?;
         Ok(self.socket(LISTEN, rank, port)?.into())
     }
 
-    /// Begins to connect to the kernel, as one of its peers. Blocks for a moment. The stream does not block; when it can be
-    /// written to it is connected, or has an error to tell: the kernel need not accept it.
+    /// Starts a connection to the kernel, as one of its peers. Blocks for a moment. The stream does not block. When it becomes writable,
+    /// it is connected or has an error to report: the kernel need not accept the connection.
     ///
     /// # Errors
-    /// What the system says: it may not listen there.
+    /// The error of the system: the kernel may not listen there.
     pub fn connect(&self, port: u16) -> io::Result<TcpStream> {
         Ok(self.socket(CONNECT, self.rank, port)?.into())
     }
 
-    /// The ports on which the kernel listens now. Blocks for a moment.
+    /// Returns the ports on which the kernel listens now. Blocks for a moment.
     ///
     /// # Errors
-    /// What the system says.
+    /// The error of the system.
     pub fn ports(&self) -> io::Result<Vec<u16>> {
         let socket = self.socket.lock();
         let socket = socket.as_ref().ok_or(io::ErrorKind::NotConnected)?;
@@ -156,10 +156,10 @@ fn answered(socket: &impl AsFd) -> io::Result<Answered> {
     }
 }
 
-/// The process's own part: it returns when it is told no more.
+/// Runs the process of a network; returns when its order socket is closed.
 pub(crate) fn serve() {
     let orders = io::stdin();
-    // What asks the element to end must not end this one before its kernel.
+    // A signal that asks the element to end must not end this process before its kernel.
     for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM] {
         // SAFETY: ignoring a signal runs no code.
         unsafe { libc::signal(signal, libc::SIG_IGN) };
@@ -210,7 +210,7 @@ fn obey(what: u8, rank: u8, port: u16) -> io::Result<Answered> {
     Ok((Vec::new(), Some(made)))
 }
 
-/// Connects without waiting until that is done: nothing else could be ordered meanwhile.
+/// Starts a connection without waiting for its completion: the process could accept no other order until then.
 fn begin_to_connect(at: SocketAddrV4) -> io::Result<OwnedFd> {
     let (kind, flags) = (
         SocketType::STREAM,
@@ -223,13 +223,13 @@ fn begin_to_connect(at: SocketAddrV4) -> io::Result<OwnedFd> {
     }
 }
 
-/// Of a range that is kept for tests of networks. It is none of those that mean the host itself: there libraries look whether
-/// they are on one host, which here tells them nothing.
+/// Returns the address of a rank, from a range that is reserved for tests of networks. Addresses of the host itself are not used: from
+/// them, libraries conclude that ranks are on one host, which is not certain here.
 fn address(rank: u8) -> Ipv4Addr {
     Ipv4Addr::new(198, 18, 0, rank + 1)
 }
 
-/// Gives the device its address. All of the network around it is this host then, as is so with loopback devices.
+/// Gives the device its address. All addresses of the network around it then belong to this host, as on all loopback devices.
 fn up(rank: u8) -> io::Result<()> {
     let socket = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None)?;
     // SAFETY: a zeroed request is a valid one.
@@ -240,7 +240,7 @@ fn up(rank: u8) -> io::Result<()> {
     request.ifr_ifru.ifru_flags =
         libc::c_short::try_from(libc::IFF_UP | libc::IFF_RUNNING).map_err(io::Error::other)?;
     control(&socket, libc::SIOCSIFFLAGS, &mut request)?;
-    // It takes the place of 127.0.0.1, which the device has now.
+    // The address replaces 127.0.0.1, which the device has now.
     let own = libc::sockaddr_in {
         sin_family: libc::sa_family_t::try_from(libc::AF_INET).map_err(io::Error::other)?,
         sin_port: 0,
@@ -256,14 +256,14 @@ fn up(rank: u8) -> io::Result<()> {
 }
 
 fn control(socket: &OwnedFd, what: libc::c_ulong, request: &mut libc::ifreq) -> io::Result<()> {
-    // SAFETY: both requests take this structure, which lives meanwhile.
+    // SAFETY: both requests take this structure, which lives longer than the call.
     match unsafe { libc::ioctl(socket.as_raw_fd(), what as _, &raw mut *request) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-/// Where somebody listens at a rank's own address, or at all.
+/// Returns the ports on which a process listens, at the rank's own address or at any address.
 fn ports(rank: u8) -> io::Result<Vec<u16>> {
     let own = u32::from_ne_bytes(address(rank).octets());
     let text = fs::read_to_string("/proc/self/net/tcp")?;
@@ -297,7 +297,7 @@ mod tests {
         let at = SocketAddrV4::new(Ipv4Addr::LOCALHOST, port);
         let began = Instant::now();
         let begun: Vec<_> = (0..8).map(|_| begin_to_connect(at).unwrap()).collect();
-        // Some are in its queue. For others there is no room: each would wait for two minutes.
+        // Some connections are in the kernel's queue. The queue has no space for the others; each of them would wait for two minutes.
         assert!(began.elapsed() < Duration::from_secs(60));
         assert_eq!(begun.len(), 8);
     }

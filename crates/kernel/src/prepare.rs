@@ -1,7 +1,7 @@
 //! Makes the private folder of a run.
 //!
-//! The folder holds the inputs and, later, the outputs under the names of the job, and a reserved folder
-//! `.tidemill` for temporary files. In the end it belongs to the user that the kernel runs as; nobody else can look into it.
+//! The folder contains the inputs and, later, the outputs under the names of the job, and a reserved folder `.tidemill` for temporary
+//! files. In the end the folder belongs to the user that the kernel runs as; no other user can read it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, DirBuilder, File, Metadata, OpenOptions, Permissions};
@@ -26,55 +26,55 @@ use crate::run::{Code, InputsAs, READ_VARIABLE, Run, Stage, User};
 use crate::sandbox::ids::Ids;
 use crate::spare::Spares;
 
-/// The part of a private folder that is not for inputs and outputs.
+/// Reserved part of a private folder, without inputs and outputs.
 pub const RESERVED: &str = ".tidemill";
 
-/// Temporary files of the kernel, within [`RESERVED`].
+/// Folder of the kernel's temporary files, within [`RESERVED`].
 pub(crate) const TEMPORARY: &str = "tmp";
 
-/// What the names of the pipes begin with by which it asks and is answered, within [`RESERVED`].
+/// Prefix of the names of the pipes for questions and answers, within [`RESERVED`].
 const READ: &str = "read";
 
 /// A run whose private folder is ready; [`crate::Launcher::spawn`] starts it.
 #[derive(Debug)]
 pub struct Prepared {
     pub(crate) run: Run,
-    /// Its user as the system knows it, which the folder belongs to.
+    /// Owner of the folder, in the numbers of the host.
     pub(crate) user: Option<User>,
-    /// The code that is executed or loaded, which may be a copy.
+    /// Code that is executed or loaded; it may be a copy.
     pub(crate) code: Code,
-    /// The files of it that lie outside of the folder.
+    /// Code files outside of the folder.
     pub(crate) files: Vec<File>,
     hash: String,
     pub(crate) folder: Arc<OwnedFd>,
     pub(crate) streams: Mutex<Streams>,
-    /// Where it asks, and where it is answered.
+    /// Pipes for questions of the kernel and for answers.
     pipes: Mutex<Option<[File; 2]>>,
-    /// What was compiled of its modules, in the order of its stages.
+    /// Compiled modules, in the order of the stages.
     pub(crate) modules: Vec<File>,
-    /// Whether it compiles the module on its standard input rather than running it.
+    /// Whether the run compiles the module on its standard input rather than executing it.
     pub(crate) compiles: bool,
-    /// Whether it reduces arrays as its standard input, a socket, says.
+    /// Whether the run reduces arrays on orders from its standard input, a socket.
     pub(crate) reduces: bool,
-    /// The network that it has with its peers.
+    /// Network that the run shares with its peers.
     pub(crate) network: Option<Arc<Network>>,
-    /// Device and inode of what lies in the folder before the kernel runs.
+    /// Device and inode of each file in the folder before the kernel runs.
     pub(crate) given: BTreeSet<(u64, u64)>,
 }
 
-/// This process's own ends of a kernel's standard streams, where they are files.
+/// This process's own ends of a kernel's standard streams, if they are files.
 #[derive(Debug, Default)]
 pub(crate) struct Streams {
     pub(crate) stdin: Option<File>,
     pub(crate) stdout: Option<File>,
 }
 
-/// Makes the private folder of `run`, whose files of code are `opened`, and all that lies in it. Without `spares` it
-/// is a new one, and does not become one.
+/// Makes the private folder of `run`, whose code files are `opened`, with all its contents. Without `spares` the folder is a new one, and
+/// does not become a spare one.
 ///
 /// # Errors
-/// If a name cannot be used, a file is missing, or the folder is there already or cannot be made. What was
-/// made until then stays for the caller to remove.
+/// If a name cannot be used, a file is missing, or the folder exists already or cannot be made. The caller must remove the parts that
+/// were made until then.
 pub(crate) fn prepare(
     run: Run,
     ids: Ids,
@@ -88,7 +88,7 @@ pub(crate) fn prepare(
         user: outside,
         made: folders_of(&run),
     };
-    // Where others have the user of kernels they may hold what a folder had before.
+    // If other processes have the kernel's user, they may hold former contents of the folder open.
     let alone = run.user.is_none() || ids == Ids::OfKernels;
     if !spares.is_some_and(|spares| alone && spares.take(&run, &folder.made)) {
         make_folder(&run.folder)?;
@@ -128,7 +128,7 @@ pub(crate) fn prepare(
     })
 }
 
-/// Puts the inputs where the kernel looks for them; gives the one that is its standard input, open.
+/// Puts the inputs at the paths that the kernel uses. Returns the open input that is its standard input, if any.
 fn link_inputs(
     run: &Run,
     user: User,
@@ -142,7 +142,7 @@ fn link_inputs(
             source,
         };
         let data = fs::symlink_metadata(&input.path).map_err(error)?;
-        // Whoever runs it may feed it by a pipe.
+        // The program that starts the run may feed the input through a pipe.
         if !data.file_type().is_fifo() {
             plain_file(&input.path).map_err(error)?;
         }
@@ -150,13 +150,13 @@ fn link_inputs(
         match run.inputs_as {
             InputsAs::HardLink => {
                 let changes = |user: User| data.uid() == user.uid || may(&data, user, WRITE);
-                // Neither the kernel nor its owner outside.
+                // Neither the kernel's user nor its owner on the host may be able to change the input.
                 if changes(user) || run.user.is_some_and(changes) {
                     let (name, path) = (input.name.clone(), input.path.clone());
                     return Err(PrepareError::WritableInput { name, path });
                 }
                 match fs::hard_link(&input.path, &link) {
-                    // It is in memory, in a folder that kernels pass through.
+                    // The input is in memory, in a folder that kernels may traverse.
                     Err(other) if other.kind() == std::io::ErrorKind::CrossesDevices => {
                         if run.user.is_some() {
                             passes(user, &input.path).map_err(error)?;
@@ -176,7 +176,7 @@ fn link_inputs(
     Ok(stdin)
 }
 
-/// Refuses a file in memory that the user can't come to.
+/// Refuses a file in memory that the user cannot reach.
 fn passes(user: User, path: &Path) -> io::Result<()> {
     let above: Vec<_> = path.ancestors().skip(1).collect();
     for folder in above.into_iter().rev() {
@@ -191,41 +191,41 @@ fn passes(user: User, path: &Path) -> io::Result<()> {
 }
 
 impl Prepared {
-    /// What is to run.
+    /// Returns the run.
     #[must_use]
     pub fn run(&self) -> &Run {
         &self.run
     }
 
-    /// Makes it one of several processes, which has this network and finds who started them at the other end of its standard
-    /// input.
+    /// Makes the run one of several processes. It gets this network, and its standard input is connected to its starter.
     pub fn join(&mut self, network: Arc<Network>, starter: OwnedFd) {
         self.network = Some(network);
         self.streams.get_mut().stdin = Some(starter.into());
     }
 
-    /// The hash of its code, in hexadecimal.
+    /// Returns the hash of the code, in hexadecimal.
     #[must_use]
     pub fn code_hash(&self) -> &str {
         &self.hash
     }
 
-    /// Takes an output after the kernel has ended, and with it the folders that it lies in: nobody else can change them
-    /// any more. It is a plain file with no other name, reached through no link.
+    /// Takes an output after the kernel has ended, and with it the folders on its path: no other user can change them any more. The
+    /// output is a plain file with no other name, reached through no link.
     ///
     /// # Errors
-    /// If the kernel did not write it, or made something else than a file of that name.
+    /// If the kernel did not write the output, or made something else than a file of that name.
     pub fn output(&self, name: &str) -> Result<Made, OutputError> {
-        // One that is a stream is then open for writing nowhere, though the kernel was never started.
+        // An output that is a stream is then not open for writing anywhere, even if the kernel was never started.
         self.close_streams();
         private::take(&self.folder, name)
     }
 
-    /// All files in the folder that is the output `name`, which ends in a slash, in order of their names: names, to be
-    /// taken by [`Self::output`], and lengths in bytes. Folders in which no file lies are passed over.
+    /// Returns all files in the folder that is the output `name`, which ends in a slash, in order of their names. Each entry has a name,
+    /// which can be passed to [`Self::output`], and a length in bytes. Folders without files are skipped.
     ///
     /// # Errors
-    /// If it is no folder any more, holds no file, or something that can't be kept, or more than `most`.
+    /// If the output is no longer a folder, contains no file, contains an entry that cannot be kept, or contains more entries than
+    /// `most`.
     pub fn output_files(
         &self,
         name: &str,
@@ -235,19 +235,19 @@ impl Prepared {
         folder::list(&self.folder, name, most)
     }
 
-    /// The pipes of a run that may ask, the one that it writes to first: open for both, so that neither end ever waits for the
-    /// other to be opened, and without blocking.
+    /// Returns the pipes of a run that may ask; the kernel writes to the first. Each is open for reading and writing, without blocking,
+    /// so neither end ever waits for the other to be opened.
     pub fn take_pipes(&self) -> Option<[File; 2]> {
         self.pipes.lock().take()
     }
 
-    /// The kernel has its streams: this process needs its own ends no more.
+    /// Closes this process's own ends of the kernel's streams, once the kernel has them.
     pub(crate) fn close_streams(&self) {
         *self.streams.lock() = Streams::default();
     }
 }
 
-/// What can be told of a run before anything is looked at.
+/// Checks a run without access to any file.
 pub(crate) fn check(run: &Run) -> Result<(), PrepareError> {
     check_names(run)?;
     check_code(run)
@@ -267,7 +267,7 @@ fn check_names(run: &Run) -> Result<(), PrepareError> {
     }
     let mut files = BTreeSet::new();
     let inputs = run.inputs.iter().map(|input| input.name.as_str());
-    // Folders are made, so that a slash at the end says no more than the name does.
+    // Folders are created, so a slash at the end adds nothing to the name.
     let outputs = run.outputs.iter();
     let outputs = outputs.map(|name| name.strip_suffix('/').unwrap_or(name));
     for name in inputs.chain(outputs) {
@@ -302,7 +302,7 @@ fn check_names(run: &Run) -> Result<(), PrepareError> {
     }
 }
 
-/// Whether a name stays within the private folder and out of its reserved part.
+/// Returns whether a name stays within the private folder and out of its reserved part.
 fn valid(name: &str) -> bool {
     let mut parts = name.split('/');
     !name.contains('\0')
@@ -310,7 +310,7 @@ fn valid(name: &str) -> bool {
         && parts.next() != Some(RESERVED)
 }
 
-/// Whether there can be such code.
+/// Checks that such code can exist.
 pub(crate) fn check_code(run: &Run) -> Result<(), PrepareError> {
     if matches!(run.code, Code::Stack(_)) && (run.outputs.len() != 1 || run.stdout.is_none()) {
         return Err(PrepareError::StackOutput(run.outputs.len()));
@@ -342,8 +342,8 @@ fn plain_file(path: &Path) -> io::Result<Metadata> {
     }
 }
 
-/// The code in a form that the task's user can execute, with the files of it that are not in the folder: a program that this
-/// user does not reach, as is so with sealed objects, is copied.
+/// Returns the code in a form that the task's user can execute, with its files outside of the folder. A program that this user cannot
+/// reach, such as a sealed object, is copied.
 fn usable_code(
     run: &Run,
     opened: Vec<Opened>,
@@ -378,7 +378,8 @@ fn usable_code(
     Ok((code, files))
 }
 
-/// Where a kernel finds a shared object: the folder of objects is closed to users, a link in the private one is not.
+/// Returns the path at which a kernel finds a shared object: the folder of objects is closed to users, but a link in the private folder
+/// is not.
 fn usable_object(path: &Path, run: &Run) -> PathBuf {
     let linked = run.inputs_as == InputsAs::HardLink;
     let input = input_of(run, path).filter(|_| linked);
@@ -397,7 +398,7 @@ fn copy_program(
         path: path.to_owned(),
         source,
     };
-    // The copy bears the name that the task knows, as that is what scripts see of themselves.
+    // The copy has the name that the task knows, because scripts see this name.
     let known = input_of(run, path);
     let name = known
         .map_or(path, |input| Path::new(&input.name))
@@ -419,13 +420,13 @@ fn copy_program(
     Ok(copy)
 }
 
-/// The folders in the private one of a run, each behind those that it lies in: the reserved ones and those of names.
+/// Returns the folders inside the private folder of a run, each after its parents: the reserved folders and those of inputs and outputs.
 fn folders_of(run: &Run) -> BTreeSet<String> {
     let temporary = format!("{RESERVED}/{TEMPORARY}");
     let mut folders = BTreeSet::from([RESERVED.to_owned(), temporary]);
     let inputs = run.inputs.iter().map(|input| &input.name);
     for name in inputs.chain(&run.outputs) {
-        // The slash at the end of an output that is a folder makes it one of its own parents.
+        // The slash at the end of an output that is a folder makes the folder its own parent here.
         let parents = name.match_indices('/').map(|(end, _)| &name[..end]);
         folders.extend(parents.map(str::to_owned));
     }
@@ -440,17 +441,18 @@ fn make_folder(path: &Path) -> Result<(), PrepareError> {
     })
 }
 
-/// A folder being filled. It is handed to its user last, with all folders in it, so that nobody interferes meanwhile.
+/// A private folder that is being filled. Its user gets it last, with all folders in it, so that no process of that user interferes
+/// before.
 struct PrivateFolder {
     root: PathBuf,
-    /// As the system knows it.
+    /// User in the numbers of the host.
     user: Option<User>,
-    /// The folders in it.
+    /// Folders in it.
     made: BTreeSet<String>,
 }
 
 impl PrivateFolder {
-    /// Makes a file of its user.
+    /// Makes a file that belongs to the folder's user.
     fn new_file(&self, path: &Path) -> Result<File, PrepareError> {
         let make = |source| PrepareError::Make {
             path: path.to_owned(),
@@ -465,7 +467,7 @@ impl PrivateFolder {
         Ok(file)
     }
 
-    /// Makes the pipes by which the kernel asks and is answered.
+    /// Makes the pipes for the kernel's questions and for the answers.
     fn pipes(&self) -> Result<[File; 2], PrepareError> {
         let pipe = |end: &str| {
             let path = self.root.join(RESERVED).join(format!("{READ}.{end}"));
@@ -504,7 +506,7 @@ impl PrivateFolder {
     }
 }
 
-/// The variables that every kernel gets, and those that the run adds.
+/// Returns the environment variables that every kernel gets, and those that the run adds.
 pub(crate) fn environment(run: &Run, path: &str) -> BTreeMap<String, String> {
     let folder = run.folder.to_string_lossy().into_owned();
     let mut all = BTreeMap::from([

@@ -1,9 +1,9 @@
-//! The private folder of a run as it goes to the task's user and comes back.
+//! Private folder of a run: its transfer to the task's user and back.
 //!
-//! While it is filled, all of it is this process's own; it is handed over at the very end. When the kernel has ended it is
-//! taken back from the top: a folder that belongs to this process can't be changed by others, whatever they have open, so
-//! what was opened in it stays where it is. After that no path is looked up twice: files are opened within folders that
-//! are open, through no link and on one device.
+//! While the folder is filled, all of it belongs to this process; the transfer to the user is the last step. After the kernel has ended,
+//! this process takes the folder back from the top. Other processes cannot change a folder that belongs to this process, whatever they
+//! have open, so an opened entry stays in its place. After that no path is resolved twice: files are opened within open folders, through
+//! no link and on one device.
 
 use std::ffi::{CStr, OsString};
 use std::fs::{File, Metadata};
@@ -22,7 +22,7 @@ use rustix::path::Arg;
 use crate::error::OutputError;
 use crate::run::User;
 
-/// Names of folders on their way out; a number follows.
+/// Prefix of the names of folders that are being removed; a number follows.
 const GONE: &str = ".tidemill-gone-";
 
 pub(crate) const WITHIN: ResolveFlags = ResolveFlags::BENEATH
@@ -30,14 +30,13 @@ pub(crate) const WITHIN: ResolveFlags = ResolveFlags::BENEATH
     .union(ResolveFlags::NO_MAGICLINKS)
     .union(ResolveFlags::NO_XDEV);
 
-/// The user of this process, which it keeps.
+/// The user of this process, which never changes.
 pub(crate) static OWN_USER: LazyLock<User> = LazyLock::new(|| User {
     uid: rustix::process::geteuid().as_raw(),
     gid: rustix::process::getegid().as_raw(),
 });
 
-/// A file with the folder that it lies in, which only this process can change. Whoever has it by this does not look for it
-/// by its path again.
+/// A file together with its folder, which only this process can change. The holder of this value need not resolve the file's path again.
 #[derive(Debug)]
 pub struct Made {
     file: File,
@@ -46,10 +45,10 @@ pub struct Made {
 }
 
 impl Made {
-    /// A file in a folder that only this process can change.
+    /// Opens a file in a folder that only this process can change.
     ///
     /// # Errors
-    /// If it can't be opened, or is no plain file.
+    /// If the file cannot be opened, or is no plain file.
     pub fn open(path: &Path) -> io::Result<Self> {
         let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -66,15 +65,15 @@ impl Made {
         &self.file
     }
 
-    /// Its length in bytes.
+    /// Returns the length of the file in bytes.
     ///
     /// # Errors
-    /// If the system can't tell.
+    /// If the system cannot report the length.
     pub fn size(&self) -> io::Result<u64> {
         Ok(self.file.metadata()?.len())
     }
 
-    /// Gives it another place on the same device, where it takes that of another file.
+    /// Moves the file to another path on the same device, where it replaces an existing file.
     ///
     /// # Errors
     /// If the system refuses.
@@ -82,7 +81,7 @@ impl Made {
         Ok(rustix::fs::renameat(&self.folder, &self.name, CWD, path)?)
     }
 
-    /// Removes it.
+    /// Removes the file.
     ///
     /// # Errors
     /// If the system refuses.
@@ -92,8 +91,8 @@ impl Made {
     }
 }
 
-/// Takes what a kernel wrote as `name` in its folder, with the folders on the way there. It is a plain file that has no
-/// other name.
+/// Takes the output `name` that a kernel wrote in its folder, with the folders on its path. The output is a plain file that has no other
+/// name.
 pub(crate) fn take(folder: &Arc<OwnedFd>, name: &str) -> Result<Made, OutputError> {
     take_file(folder, name).map_err(|error| {
         let missing = || OutputError::Missing(name.to_owned());
@@ -119,14 +118,14 @@ fn take_file(folder: &Arc<OwnedFd>, name: &str) -> io::Result<Made> {
     }
     let (mut file, data) = open_plain(&folder, rest, WITHIN)?;
     if data.nlink() > 1 {
-        // The kernel made a second name, perhaps of an input: the output must be a file of its own.
+        // The kernel made a second name for the file, or used an input: the output must be a file of its own.
         file = replace_by_copy(&folder, rest, &file)?;
     }
     let name = rest.into();
     Ok(Made { file, folder, name })
 }
 
-/// Only the name is given up: any other here may be that of another output.
+/// Replaces a file by a copy. Only this name is removed: another name in the folder may belong to another output.
 fn replace_by_copy(folder: &OwnedFd, name: &str, mut file: &File) -> io::Result<File> {
     rustix::fs::unlinkat(folder, name, AtFlags::empty())?;
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -135,7 +134,7 @@ fn replace_by_copy(folder: &OwnedFd, name: &str, mut file: &File) -> io::Result<
     Ok(open_plain(folder, name, WITHIN)?.0)
 }
 
-/// Opens a plain file for reading, without waiting for the writer of a pipe or whoever has a lease.
+/// Opens a plain file for reading, without waiting for the writer of a pipe or the holder of a lease.
 pub(crate) fn open_plain(
     at: impl AsFd,
     name: impl Arg,
@@ -152,21 +151,21 @@ pub(crate) fn open_plain(
     }
 }
 
-/// Opens a plain file in the private folder of a kernel that runs, as it is by now: through no link, and without waiting.
+/// Opens a plain file in the private folder of a running kernel, in its present state: through no link, and without waiting.
 ///
 /// # Errors
-/// If it is not there, or is something else.
+/// If the file does not exist, or is no plain file.
 pub fn open_as_made(folder: &Path, name: &str) -> io::Result<File> {
     Ok(open_plain(open_folder(CWD, folder)?, name, WITHIN)?.0)
 }
 
-/// Opens a folder that lies in another, or in that of this process: then its path may have links above it.
+/// Opens a folder in another folder, or at a path of this process; in the second case the path may contain links above the folder.
 pub(crate) fn open_folder(at: impl AsFd, name: impl rustix::path::Arg) -> io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     Ok(rustix::fs::openat(at, name, flags, Mode::empty())?)
 }
 
-/// Makes a folder this process's own again.
+/// Makes this process the owner of a folder again.
 pub(crate) fn take_back(folder: &OwnedFd) -> io::Result<()> {
     let data = rustix::fs::fstat(folder)?;
     let own = data.st_uid == OWN_USER.uid;
@@ -174,21 +173,21 @@ pub(crate) fn take_back(folder: &OwnedFd) -> io::Result<()> {
         let (uid, gid) = (Uid::from_raw(OWN_USER.uid), Gid::from_raw(OWN_USER.gid));
         rustix::fs::fchown(folder, Some(uid), Some(gid))?;
     }
-    // Between the look and the change its user may have given it another mode.
+    // Between the check and the change, the folder's user may have changed the mode.
     if !own || Mode::from_raw_mode(data.st_mode) != Mode::RWXU {
         rustix::fs::fchmod(folder, Mode::RWXU)?;
     }
     Ok(())
 }
 
-/// Opens a folder within another that is this process's own, and makes it its own.
+/// Opens a folder within a folder that belongs to this process, and makes this process its owner.
 pub(crate) fn open_taken(at: impl AsFd, name: impl Arg) -> io::Result<OwnedFd> {
     let folder = open_folder(at, name)?;
     take_back(&folder)?;
     Ok(folder)
 }
 
-/// What else is in a folder than itself and that above.
+/// Returns the next entry of a folder, except `.` and `..`.
 pub(crate) fn next(entries: &mut Dir) -> Option<io::Result<DirEntry>> {
     loop {
         match entries.read()? {
@@ -198,11 +197,11 @@ pub(crate) fn next(entries: &mut Dir) -> Option<io::Result<DirEntry>> {
     }
 }
 
-/// Removes a folder with all that is in it, which others may have filled, however deep: nothing of it is followed, and
-/// there are never more than three folders open.
+/// Removes a folder with all its contents, of any depth, which others may have made. It follows no link, and never has more than three
+/// folders open.
 ///
 /// # Errors
-/// If it is none, or the system refuses.
+/// If the path is no folder, or if the system refuses.
 pub fn remove_folder(path: &Path) -> io::Result<()> {
     let mut root = Dir::new(open_taken(CWD, path)?)?;
     let mut gone = 0_u64;
@@ -226,19 +225,19 @@ pub fn remove_folder(path: &Path) -> io::Result<()> {
     std::fs::remove_dir(path)
 }
 
-/// Opens a folder within another that is this process's own, whatever rights it was made with.
+/// Opens a folder within a folder that belongs to this process, with any mode.
 pub(crate) fn enter(at: BorrowedFd<'_>, name: &CStr) -> io::Result<OwnedFd> {
     open_taken(at, name).or_else(|error| {
         if error.kind() != io::ErrorKind::PermissionDenied {
             return Err(error);
         }
-        // Nobody else can have put a link here.
+        // No other process can have put a link here.
         rustix::fs::chmodat(at, name, Mode::RWXU, AtFlags::empty())?;
         open_taken(at, name)
     })
 }
 
-/// Removes a folder of `root`, whose own folders come into `root`.
+/// Removes a folder of `root`, after moving its subfolders to `root`.
 fn flatten(root: BorrowedFd<'_>, name: &CStr, gone: &mut u64) -> io::Result<()> {
     let mut entries = Dir::new(enter(root, name)?)?;
     while let Some(entry) = next(&mut entries) {
@@ -248,7 +247,7 @@ fn flatten(root: BorrowedFd<'_>, name: &CStr, gone: &mut u64) -> io::Result<()> 
             rustix::fs::unlinkat(folder, inner, AtFlags::empty())?;
             continue;
         }
-        // To be moved it must be this process's own too.
+        // This process can move the folder only if it owns it.
         drop(enter(folder, inner)?);
         loop {
             *gone += 1;
@@ -325,7 +324,7 @@ mod tests {
         let (outside, folder) = kept(root.path());
         symlink(&outside, folder.join("linked")).unwrap();
         std::fs::create_dir(folder.join(format!("{GONE}2"))).unwrap();
-        // Deeper than a path may be long, and than this process may have folders open.
+        // Deeper than the longest path, and than the number of folders that this process may have open.
         let mut deepest = open_folder(CWD, &folder).unwrap();
         for _ in 0..3000 {
             rustix::fs::mkdirat(&deepest, "deep", Mode::RWXU).unwrap();

@@ -1,7 +1,7 @@
-//! What share of a processor one more kernel would have now: found by running one that only computes for a moment.
+//! Measures the share of a processor that one more kernel would have now, by running a kernel that only computes for a moment.
 //!
-//! Nothing else tells: who else wants a processor, at which priority, in which session and in which control group of
-//! what limits, all count, and this kernel is started as others are.
+//! No other source has this information: the competing processes, their priorities, sessions and control groups with their limits all
+//! matter, and the probe is started like any other kernel.
 
 use crate::launcher::Launcher;
 use crate::private::remove_folder;
@@ -9,44 +9,44 @@ use crate::run::{Code, End, Limits, Run, User};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// How long it computes: some dozen turns where several take turns on a processor.
+/// Duration of the probe: some dozen turns if several processes share a processor.
 pub const PROBE_TIME: Duration = Duration::from_millis(150);
 
-/// More than this is a whole processor: starting takes a moment of the time, too.
+/// Larger shares count as a whole processor, because starting takes a part of the time, too.
 const WHOLE: f64 = 0.95;
 
-/// A kernel that had no turn in the whole time is told to have this much: it will have one.
+/// Share that is reported for a kernel that got no processor in the whole time: it will get one later.
 const LEAST: f64 = 0.001;
 
-/// The program that computes.
+/// Program that computes.
 const SHELL: &str = "sh";
 
-/// Why the share can't be told.
+/// Reason why the share cannot be measured.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
-    /// There is nothing to run.
+    /// There is no shell to run.
     #[error("there is no program `{SHELL}` here")]
     NoShell,
-    /// It could not be prepared.
+    /// The run could not be prepared.
     #[error(transparent)]
     Prepare(#[from] crate::PrepareError),
-    /// It could not be started.
+    /// The run could not be started.
     #[error(transparent)]
     Spawn(#[from] crate::SpawnError),
-    /// It can't be told how it ended.
+    /// The system did not report how the run ended.
     #[error("can't tell how it ended: {0}")]
     Wait(#[from] std::io::Error),
-    /// It did not compute for as long as it should have.
+    /// The run ended before its time.
     #[error("{0}")]
     Ended(String),
 }
 
 impl Launcher {
-    /// The share of a processor, more than 0 and up to 1, that one more kernel of a user has now. `folder` is its private
-    /// one, which must not exist and is removed. Takes [`PROBE_TIME`] and blocks.
+    /// Returns the share of a processor, more than 0 and up to 1, that one more kernel of a user has now. `folder` is the probe's private
+    /// folder, which must not exist and is removed. Takes [`PROBE_TIME`] and blocks.
     ///
     /// # Errors
-    /// If no kernel can be run here.
+    /// If no kernel can run here.
     pub fn probe(&self, folder: PathBuf, user: Option<User>) -> Result<f64, ProbeError> {
         let shell = self.find_program(SHELL).ok_or(ProbeError::NoShell)?;
         let mut run = Run::new(Code::Program(shell), folder.clone());

@@ -11,16 +11,16 @@ use parking_lot::Mutex;
 
 use crate::builtin;
 
-/// Hashes that are remembered; when full, all are forgotten.
+/// Maximum number of cached hashes; when the cache is full, it is cleared.
 const HASHES_MAX: usize = 4096;
 
-/// What tells one state of a file from another.
+/// Properties that distinguish two states of a file.
 type Version = ([u64; 3], [i64; 2], [i64; 2]);
 
 static HASHES: LazyLock<Mutex<HashMap<Version, String>>> = LazyLock::new(Mutex::default);
 
-/// Finds a program: an absolute path as it is, a name in the folders of `path`, in their order. Only plain
-/// files with a right to be executed are found.
+/// Finds a program: an absolute path directly, a name in the folders of `path`, in their order. Only plain files with a right to be
+/// executed are found.
 #[must_use]
 pub fn find_program(name: &str, path: &[PathBuf]) -> Option<PathBuf> {
     let executable = |file: &PathBuf| {
@@ -35,16 +35,16 @@ pub fn find_program(name: &str, path: &[PathBuf]) -> Option<PathBuf> {
     path.iter().map(|folder| folder.join(name)).find(executable)
 }
 
-/// The blake3 hash of a file, in hexadecimal. Remembered as long as device, inode, size, time of change
-/// and of status change stay the same.
+/// Returns the blake3 hash of a file, in hexadecimal. The hash is cached as long as device, inode, size, time of change and of status
+/// change stay the same.
 ///
 /// # Errors
-/// If it cannot be read.
+/// If the file cannot be read.
 pub fn hash_file(path: &Path) -> io::Result<String> {
     hash_open(&File::open(path)?)
 }
 
-/// The same of an open file, which is then at its beginning.
+/// Returns the same hash of an open file, whose position is then its beginning.
 pub(crate) fn hash_open(mut file: &File) -> io::Result<String> {
     let data = file.metadata()?;
     let version = (
@@ -67,8 +67,8 @@ pub(crate) fn hash_open(mut file: &File) -> io::Result<String> {
     Ok(hash)
 }
 
-/// The hash that stands for a built-in kernel, in hexadecimal: of its name, its revision and the version
-/// of this crate, so that it is the same on all elements of one release. `None` if there is no such kernel.
+/// Returns the hash of a built-in kernel, in hexadecimal: of its name, its revision and the version of this crate, so it is the same on
+/// all elements of one release. `None` if there is no such kernel.
 #[must_use]
 pub fn builtin_hash(name: &str) -> Option<String> {
     let revision = builtin::revision(name)?;
@@ -79,7 +79,7 @@ pub fn builtin_hash(name: &str) -> Option<String> {
     Some(blake3::hash(text.as_bytes()).to_hex().to_string())
 }
 
-/// The hash that stands for a stack of kernels with these hashes, in hexadecimal.
+/// Returns the hash of a stack of kernels with these hashes, in hexadecimal.
 pub(crate) fn stack_hash(hashes: &[String]) -> String {
     let text = format!("tidemill stack {}", hashes.join(" "));
     blake3::hash(text.as_bytes()).to_hex().to_string()

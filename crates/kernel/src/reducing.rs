@@ -1,8 +1,8 @@
-//! Children that reduce arrays: each serves one user, request after request, so that what decodes users' bytes is confined as
-//! kernels are, and starting it is no part of a request.
+//! Children that reduce arrays. Each serves the requests of one user, one after the other. So the code that decodes users' bytes is
+//! confined like a kernel, and requests do not wait for the start of a process.
 //!
-//! A request is an [`Order`] and an open file; the child answers with the values alone. One that dies, or takes too long, takes
-//! nobody's request with it but the one that it had.
+//! A request is an [`Order`] and an open file; the child answers with the values alone. If a child dies or takes too long, only its
+//! current request fails.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -22,53 +22,53 @@ use crate::reduction::{Batch, Item};
 use crate::run::{Code, InputsAs, Limits, Run, User};
 use crate::running::Running;
 
-/// How long one child is used, whatever it does.
+/// Maximum lifetime of a child.
 pub const CHILD_MAX: Duration = Duration::from_secs(600);
 
-/// How long one request may take.
+/// Maximum duration of a request.
 pub const REQUEST_MAX: Duration = Duration::from_secs(30);
 
-/// Memory of one child: what was stored, two buffers to decode it, and the result.
+/// Memory of one child, in bytes: the stored bytes, two buffers to decode them, and the result.
 const CHILD_BYTES_MAX: u64 = 3 * RAW_BYTES_MAX as u64 + 4 * RESULT_BYTES_MAX as u64;
 
 /// Longest order, in bytes.
 pub(crate) const ORDER_BYTES_MAX: usize = 4 << 20;
 
-/// Pieces of one array.
+/// Maximum number of pieces of one array.
 pub const PIECES_MAX: usize = 1 << 16;
 
-/// Bytes that an array may have as it is stored.
+/// Maximum size of a stored array, in bytes.
 pub const STORED_BYTES_MAX: u64 = RAW_BYTES_MAX as u64;
 
-/// Bytes that may be sent with an order.
+/// Maximum number of bytes that may be sent with an order.
 pub const SENT_BYTES_MAX: usize = 64 << 20;
 
-/// Where stored bytes are, in order.
+/// Location of stored bytes, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Piece {
-    /// In the file that comes with the order.
+    /// In the file that is sent with the order.
     Held {
-        /// From here on.
+        /// Offset of the first byte.
         offset: u64,
-        /// So many.
+        /// Number of bytes.
         length: u64,
     },
-    /// Among the bytes that come with it.
+    /// Number of bytes that are sent with the order.
     Sent(u64),
-    /// Zeros that nobody wrote.
+    /// Number of zeros that were never written.
     Hole(u64),
 }
 
-/// A reduction and what it is of.
+/// A reduction and its stored bytes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Order {
-    /// What is to be done.
+    /// Description of the reduction.
     pub spec: Spec,
-    /// The stored bytes.
+    /// Stored bytes.
     pub pieces: Vec<Piece>,
 }
 
-/// What is done to the bytes of one file.
+/// Work on the bytes of one file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Work {
     /// One array is reduced to its [`Reduced`].
@@ -78,7 +78,7 @@ pub enum Work {
 }
 
 impl Work {
-    /// Where all of its bytes are, in order.
+    /// Returns the locations of all bytes, in order.
     pub fn pieces(&self) -> Box<dyn Iterator<Item = &Piece> + '_> {
         match self {
             Self::Array(order) => Box::new(order.pieces.iter()),
@@ -86,7 +86,7 @@ impl Work {
         }
     }
 
-    /// The same with its bytes at other places, as many as there are.
+    /// Returns the same work with its bytes at other locations, which must be as many.
     #[must_use]
     pub fn moved(mut self, to: impl IntoIterator<Item = Piece>) -> Self {
         let places: Box<dyn Iterator<Item = &mut Piece>> = match &mut self {
@@ -102,10 +102,10 @@ impl Work {
         self
     }
 
-    /// Bytes that are sent with it.
+    /// Returns the number of bytes that are sent with the work.
     ///
     /// # Errors
-    /// If there are more of anything than there may be.
+    /// If a limit is exceeded.
     pub fn check(&self) -> Result<u64, Trouble> {
         let (mut all, mut sent, mut count) = (0_u64, 0_u64, 0_usize);
         for piece in self.pieces() {
@@ -126,22 +126,22 @@ impl Work {
 }
 
 impl Order {
-    /// Bytes that are sent with it.
+    /// Returns the number of bytes that are sent with the order.
     ///
     /// # Errors
-    /// If there are more of anything than there may be.
+    /// If a limit is exceeded.
     pub fn check(&self) -> Result<u64, Trouble> {
         Work::Array(self.clone()).check()
     }
 }
 
-/// A request that a child refuses, and could carry out no better a second time.
+/// A request that a child refuses. A second try would fail, too.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[error("{message}")]
 pub struct Trouble {
-    /// What is wrong.
+    /// Description of the error.
     pub message: String,
-    /// Whether it is the stored bytes.
+    /// Whether the stored bytes are the cause.
     pub of_data: bool,
 }
 
@@ -154,33 +154,33 @@ impl From<ArrayError> for Trouble {
     }
 }
 
-/// What a child answers: what was made, in postcard. Its last byte says whether it is that or trouble.
+/// Answer of a child: the result in postcard, or the error. The last byte of the message tells which of both it is.
 pub(crate) type Answer = Result<Vec<u8>, Trouble>;
 
-/// Why there is no result.
+/// Reason why there is no result.
 #[derive(Debug, thiserror::Error)]
 pub enum ReduceError {
-    /// The request or the bytes are at fault.
+    /// The request or the bytes are invalid.
     #[error(transparent)]
     Refused(#[from] Trouble),
-    /// The child has ended, or was: it is of no further use.
+    /// The child has ended, or was ended, and cannot be used any more.
     #[error("the process that decodes the array ended: {0}")]
     Ended(String),
-    /// It took too long and was ended.
+    /// The request took too long, and the child was ended.
     #[error("decoding the array took longer than {} s", REQUEST_MAX.as_secs())]
     Slow,
-    /// There is no child.
+    /// The child could not be prepared.
     #[error(transparent)]
     Prepare(#[from] PrepareError),
-    /// There is no child.
+    /// The child could not be started.
     #[error(transparent)]
     Spawn(#[from] SpawnError),
-    /// There is no child.
+    /// The socket of the child could not be made.
     #[error("can't make a socket: {0}")]
     Socket(#[from] io::Error),
 }
 
-/// A child that reduces. It is killed when this is dropped.
+/// A child that reduces. It is killed when this value is dropped.
 #[derive(Debug)]
 pub struct Reducing {
     socket: UnixStream,
@@ -190,11 +190,11 @@ pub struct Reducing {
 }
 
 impl Launcher {
-    /// Starts a child that reduces with the rights of `user`. `folder` is its private one, which must not exist and is
-    /// removed in the end.
+    /// Starts a child that reduces with the rights of `user`. `folder` is its private folder, which must not exist and is removed in the
+    /// end.
     ///
     /// # Errors
-    /// If none can be started.
+    /// If no child can be started.
     pub fn start_reducing(
         &self,
         folder: &Path,
@@ -203,7 +203,7 @@ impl Launcher {
         let (own, other) = UnixStream::pair()?;
         own.set_read_timeout(Some(REQUEST_MAX))?;
         own.set_write_timeout(Some(REQUEST_MAX))?;
-        // The code is this program's own; see `prepare_reducer`.
+        // The code is this program itself; see `prepare_reducer`.
         let mut run = Run::new(Code::Builtin(String::new()), folder);
         run.user = user;
         if user.is_none() {
@@ -229,7 +229,7 @@ impl Launcher {
 }
 
 impl Reducing {
-    /// Has an array reduced. `sent` are the bytes that come with the order.
+    /// Reduces an array in the child. `sent` contains the bytes that are sent with the order.
     ///
     /// # Errors
     /// If the child refuses, or ends.
@@ -243,8 +243,8 @@ impl Reducing {
         postcard::from_bytes(&answer).map_err(|error| ReduceError::Ended(error.to_string()))
     }
 
-    /// Has work done; what it gives is in postcard: a [`Reduced`] of an array, a [`State`](crate::reduction::State) of a batch. `sent` are the bytes that
-    /// come with it.
+    /// Executes work in the child. The result is in postcard: a [`Reduced`] of an array, a [`State`](crate::reduction::State) of a batch.
+    /// `sent` contains the bytes that are sent with the work.
     ///
     /// # Errors
     /// If the child refuses, or ends.
@@ -280,7 +280,7 @@ impl Reducing {
         }
     }
 
-    /// Why the child is of no further use.
+    /// Ends the child and returns the reason why it cannot be used any more.
     fn ended(&mut self, error: &io::Error) -> ReduceError {
         let timed_out = matches!(
             error.kind(),
@@ -300,13 +300,13 @@ impl Reducing {
         })
     }
 
-    /// Whether it can be asked again.
+    /// Returns whether the child accepts another request.
     #[must_use]
     pub fn is_there(&self) -> bool {
         self.running.is_some()
     }
 
-    /// The id of the process.
+    /// Returns the id of the process.
     #[must_use]
     pub fn pid(&self) -> Option<u32> {
         self.running.as_ref().map(Running::pid)
@@ -322,10 +322,10 @@ impl Drop for Reducing {
     }
 }
 
-/// Longest answer: a result with its counts.
+/// Longest answer, in bytes: a result with its counts.
 pub(crate) const ANSWER_BYTES_MAX: usize = 2 * RESULT_BYTES_MAX + (1 << 20);
 
-/// The length of a message as it is sent before it.
+/// Returns the length of a message as the prefix that is sent before it.
 pub(crate) fn length(bytes: usize, most: usize) -> io::Result<[u8; 4]> {
     let length = u32::try_from(bytes).ok().filter(|_| bytes <= most);
     length
@@ -333,7 +333,7 @@ pub(crate) fn length(bytes: usize, most: usize) -> io::Result<[u8; 4]> {
         .ok_or_else(|| io::ErrorKind::InvalidInput.into())
 }
 
-/// A message behind its length; `None` if there is no more.
+/// Reads a message that follows its length; returns `None` if there is no further message.
 fn read_message(from: &mut impl Read, most: usize) -> io::Result<Option<Vec<u8>>> {
     let mut length = [0; 4];
     if from.read(&mut length[..1])? == 0 {

@@ -1,32 +1,30 @@
-//! What to run and what became of it: the plain types of this crate's API.
+//! Description of a run and of its end: the plain types of this crate's API.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Bytes of a kernel's standard output and standard error that are kept, from the end.
+/// Number of bytes that are kept from the end of a kernel's standard output and standard error.
 pub const TAIL_BYTES_MAX: usize = 64 << 10;
 
-/// Where a kernel's code comes from.
+/// Source of a kernel's code.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Code {
-    /// A kernel that is part of this crate; see [`crate::builtin_names`].
+    /// Kernel that is part of this crate; see [`crate::builtin_names`].
     Builtin(String),
-    /// A native shared object (see `include/tidemill_kernel.h`).
+    /// Native shared object (see `include/tidemill_kernel.h`).
     Native(PathBuf),
-    /// A WebAssembly module with the same interface. It has no standard input.
+    /// WebAssembly module with the same interface. It has no standard input.
     Wasm(PathBuf),
-    /// An executable file: a program of the host, or a stored program or script. A file that the task's
-    /// user may not execute, such as a sealed object, is copied into the private folder first. Scripts
-    /// name their interpreter in their first line (`#!`).
+    /// Executable file: a program of the host, or a stored program or script. A file that the task's user may not execute, such as a
+    /// sealed object, is copied into the private folder first. Scripts name their interpreter in their first line (`#!`).
     Program(PathBuf),
-    /// Kernels one behind the other in one confined tree of processes: the first reads the inputs, each other
-    /// what the one before writes, and the last writes the standard output. No stage is a stack itself. The
-    /// arguments of the run are not used.
+    /// Pipeline of kernels in one confined tree of processes: the first reads the inputs, each other kernel reads the output of the
+    /// previous one, and the last writes the standard output. No stage is itself a stack. The arguments of the run are not used.
     Stack(Vec<Stage>),
 }
 
 impl Code {
-    /// What is really run: itself, or the stages of a stack.
+    /// Returns the code that is executed: this code itself, or the stages of a stack.
     pub(crate) fn parts(&self) -> impl Iterator<Item = &Self> {
         let (single, stages) = match self {
             Self::Stack(stages) => (None, stages.as_slice()),
@@ -37,7 +35,7 @@ impl Code {
             .chain(stages.iter().map(|stage| &stage.code))
     }
 
-    /// The file that holds it, if one does.
+    /// Returns the file that contains the code, if any.
     pub(crate) fn file(&self) -> Option<&PathBuf> {
         match self {
             Self::Native(path) | Self::Wasm(path) | Self::Program(path) => Some(path),
@@ -55,61 +53,60 @@ pub struct Stage {
     pub args: Vec<String>,
 }
 
-/// What of its work a run does. All but the first are for folds of one's own (see `include/tidemill_kernel.h`);
-/// partial states are output 0, and inputs, of such runs.
+/// Part of its work that a run does. All parts except the first are for folds of users (see `include/tidemill_kernel.h`); partial states
+/// are output 0, and inputs, of such runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Part {
-    /// All of it: from whole inputs to the result.
+    /// All work: from whole inputs to the result.
     #[default]
     Whole,
-    /// From a piece of an input, which is the run's only input, to a partial state.
+    /// From a piece of an input, the run's only input, to a partial state.
     Piece {
-        /// Number of the input that it is a piece of, from 0.
+        /// Number of the input that the piece belongs to, from 0.
         input: usize,
-        /// Where in that input it begins, in bytes: a multiple of [`crate::child::PIECE_ALIGN`].
+        /// Offset of the piece in that input, in bytes: a multiple of [`crate::child::PIECE_ALIGN`].
         offset: u64,
     },
-    /// From partial states to one of all of them.
+    /// From partial states to one merged state.
     Merge,
     /// From partial states to the result.
     Finish,
 }
 
-/// A file the kernel may read.
+/// File that the kernel may read.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct RunInput {
-    /// The path the kernel sees, relative to its private folder; may contain `/`.
+    /// Path that the kernel sees, relative to its private folder; may contain `/`.
     pub name: String,
-    /// The file itself, absolute.
+    /// Absolute path of the file itself.
     pub path: PathBuf,
 }
 
-/// How inputs appear in the private folder.
+/// Form of the inputs in the private folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum InputsAs {
-    /// Hard links, for an element that runs as root: the files belong to another user than the task's, so
-    /// the task can read but never change them. [`crate::Launcher::prepare`] refuses files that it could.
+    /// Hard links, for an element that runs as root: the files belong to another user than the task's, so the task can read but never
+    /// change them. [`crate::Launcher::prepare`] refuses files that the task could change.
     #[default]
     HardLink,
-    /// Symbolic links, with a rule of the sandbox that allows reading the file they lead to. Needs
-    /// Landlock.
+    /// Symbolic links, with a sandbox rule that allows reading their targets. Needs Landlock.
     Symlink,
 }
 
-/// Bounds on one run. What goes beyond is killed, with all its processes.
+/// Limits of one run. A run that exceeds a limit is killed, with all its processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Wall-clock time.
     pub time: Duration,
-    /// Private memory, in bytes: of each process (allocation fails) and of all together (killed). Inputs
-    /// that are mapped to be read do not count.
+    /// Private memory, in bytes: of each process (allocation fails) and of all together (killed). Inputs that are mapped for reading do
+    /// not count.
     pub memory_bytes: u64,
-    /// All that may lie in the private folder beside the inputs, in bytes; also the size of each file.
+    /// Total size of all files in the private folder except the inputs, in bytes; also the maximum size of each file.
     pub output_bytes: u64,
-    /// Processes (threads not counted) that may exist at once.
+    /// Maximum number of processes (threads not counted) at one time.
     pub processes: u32,
-    /// Time of processors, in hundredths of one, where the system has control groups for that and once the run has
-    /// lasted for a moment; `None`: what there is.
+    /// Processor time, in hundredths of a processor. The limit applies if the system has control groups for it and once the run has
+    /// lasted for a moment. `None`: no limit.
     pub cpu_percent: Option<u32>,
 }
 
@@ -125,7 +122,7 @@ impl Default for Limits {
     }
 }
 
-/// Whose rights a kernel has.
+/// User whose rights a kernel has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct User {
     /// Numeric user id.
@@ -134,10 +131,10 @@ pub struct User {
     pub gid: u32,
 }
 
-/// The variable whose value, with `.ask` and `.answer` behind it, are the pipes of a run that may ask.
+/// Variable for the pipes of a run that may ask: their names are its value with the suffixes `.ask` and `.answer`.
 pub const READ_VARIABLE: &str = "TIDEMILL_READ";
 
-/// The variable that is set where a kernel is one of several ranks; see [`crate::Prepared::join`].
+/// Variable that is set if a kernel is one of several ranks; see [`crate::Prepared::join`].
 pub const RANKS_VARIABLE: &str = "TIDEMILL_MPI";
 
 /// One run of a kernel.
@@ -147,41 +144,41 @@ pub struct Run {
     pub code: Code,
     /// Its arguments, without the kernel's own name.
     pub args: Vec<String>,
-    /// The private folder, absolute: made by [`crate::Launcher::prepare`], the kernel's working
-    /// directory, and all that it can write. Removing it is left to the caller.
+    /// Private folder, absolute: made by [`crate::Launcher::prepare`], the kernel's working directory, and the only place that it can
+    /// write to. The caller must remove it.
     pub folder: PathBuf,
-    /// What of its work it does.
+    /// Part of its work that the run does.
     pub part: Part,
-    /// Everything it may read beside the system's programs and libraries.
+    /// All files it may read in addition to the system's programs and libraries.
     pub inputs: Vec<RunInput>,
-    /// The paths of the files that it is to write, relative to the private folder. Folders that they lie
-    /// in are made; the files are not. A path with a slash at its end is a folder that it is to fill, which is made.
+    /// Paths of the output files, relative to the private folder. Their parent folders are made; the files are not. A path with a slash
+    /// at its end is an output folder, which is made.
     pub outputs: Vec<String>,
-    /// Name among `inputs` that becomes its standard input (else that is empty).
+    /// Name among `inputs` that becomes the standard input; `None`: the standard input is empty.
     pub stdin: Option<String>,
-    /// Name among `outputs` that takes its standard output (else the end of it is kept in [`Exit`]).
+    /// Name among `outputs` that receives the standard output; `None`: its last bytes are kept in [`Exit`].
     pub stdout: Option<String>,
-    /// Whose rights it gets. `None`: those of this process, less all capabilities. Needs root otherwise.
+    /// User whose rights the kernel gets. `None`: the user of this process, without any capabilities. `Some` needs root.
     pub user: Option<User>,
-    /// Bounds.
+    /// Limits.
     pub limits: Limits,
-    /// How inputs appear.
+    /// Form of the inputs.
     pub inputs_as: InputsAs,
-    /// Further files and folders that it may read and execute, absolute.
+    /// Further files and folders that the kernel may read and execute, absolute.
     pub readable: Vec<PathBuf>,
-    /// Folders of the host that it may read and execute from beside those of all kernels, absolute, and with no link on
-    /// the way: where one has come to be there is none that it could have.
+    /// Folders of the host that the kernel may read and execute from in addition to those of all kernels, absolute. A path that has
+    /// become a link, or contains one, is not used.
     pub shown: Vec<PathBuf>,
-    /// Folders that come before those of all kernels in its `PATH`.
+    /// Folders that precede those of all kernels in the kernel's `PATH`.
     pub path: Vec<PathBuf>,
-    /// Further environment variables; of one name the last holds.
+    /// Further environment variables; if a name occurs several times, the last value counts.
     pub environment: Vec<(String, String)>,
-    /// Whether it may ask whoever runs it, by two pipes that [`READ_VARIABLE`] names.
+    /// Whether the kernel may ask its starter, through two pipes that [`READ_VARIABLE`] names.
     pub asks: bool,
 }
 
 impl Run {
-    /// A run of `code` in `folder` without inputs, outputs and arguments, under the default limits.
+    /// Returns a run of `code` in `folder` without inputs, outputs and arguments, under the default limits.
     #[must_use]
     pub fn new(code: Code, folder: impl Into<PathBuf>) -> Self {
         Self {
@@ -205,54 +202,54 @@ impl Run {
     }
 }
 
-/// How a run ended.
+/// Cause of the end of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// The kernel's first process ended with this code; 0 is success.
     Code(i32),
-    /// This signal ended it.
+    /// A signal ended the first process.
     Signal(i32),
-    /// It ran past its time limit and was killed.
+    /// The run exceeded its time limit and was killed.
     TimeLimit,
-    /// It wanted more memory than its limit. Certain when it was killed for the memory in use; when the
-    /// kernel itself gave up as an allocation failed, this is told from what it wrote to standard error.
+    /// The run exceeded its memory limit. This is certain if it was killed for its memory in use. If an allocation failed and the kernel
+    /// ended itself, the text on standard error is the only evidence.
     MemoryLimit,
-    /// It wrote more than its limit.
+    /// The run exceeded its output limit.
     OutputLimit,
-    /// It had more processes than its limit and was killed.
+    /// The run exceeded its limit of processes and was killed.
     ProcessLimit,
-    /// The system ended it since all kernels of its launcher together wanted more memory than they may have.
+    /// The system ended the run because all kernels of its launcher together exceeded their memory limit.
     GroupLimit,
-    /// [`crate::Control::cancel`] killed it.
+    /// [`crate::Control::cancel`] killed the run.
     Cancelled,
 }
 
-/// What a run used.
+/// Resources that a run used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Usage {
     /// Wall-clock time from before the fork to the end.
     pub wall: Duration,
     /// Processor time in user mode of the first process and all its descendants.
     pub user_cpu: Duration,
-    /// The same in system mode.
+    /// Processor time in system mode of the same processes.
     pub system_cpu: Duration,
     /// Largest resident set of one process, in bytes.
     pub rss_bytes_max: u64,
-    /// What lay in the private folder at the end, inputs not counted, in bytes.
+    /// Total size of all files in the private folder at the end, without inputs, in bytes.
     pub written_bytes: u64,
 }
 
-/// The end of a stream.
+/// End of a stream.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Tail {
     /// The last [`TAIL_BYTES_MAX`] bytes at most.
     pub bytes: Vec<u8>,
-    /// Bytes in all.
+    /// Total number of bytes.
     pub total_bytes: u64,
 }
 
 impl Tail {
-    /// The kept bytes as text; what is not UTF-8 is replaced.
+    /// Returns the kept bytes as text; invalid UTF-8 is replaced.
     #[must_use]
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.bytes).into_owned()
@@ -267,27 +264,27 @@ impl Tail {
     }
 }
 
-/// What became of a run.
+/// Result of a run.
 #[derive(Clone, Debug)]
 pub struct Exit {
-    /// How it ended.
+    /// Cause of the end.
     pub end: End,
-    /// What it used.
+    /// Resources that it used.
     pub usage: Usage,
     /// The end of its standard error.
     pub stderr: Tail,
-    /// The end of its standard output; empty if that went to an output.
+    /// The end of its standard output; empty if an output received it.
     pub stdout: Tail,
 }
 
 impl Exit {
-    /// Whether the kernel ended well.
+    /// Returns whether the kernel succeeded.
     #[must_use]
     pub fn success(&self) -> bool {
         self.end == End::Code(0)
     }
 
-    /// What happened, for the user, in one sentence.
+    /// Describes the end for the user, in one sentence.
     #[must_use]
     pub fn message(&self, limits: &Limits) -> String {
         match self.end {
@@ -326,8 +323,8 @@ impl Exit {
 }
 
 impl Exit {
-    /// Names the memory limit, if a request for memory that was refused may be why: nobody sees that, and many programs
-    /// don't look at the answer.
+    /// Names the memory limit if a refused request for memory may be the cause. Nothing reports a refused request, and many programs do
+    /// not check the result.
     fn perhaps_memory(&self, limits: &Limits) -> String {
         let used = self.usage.rss_bytes_max;
         let perhaps = match self.end {
@@ -347,7 +344,7 @@ impl Exit {
     }
 }
 
-/// The name of a signal, for messages.
+/// Returns the name of a signal, for messages.
 fn signal_name(signal: i32) -> &'static str {
     match signal {
         libc::SIGABRT => "aborted",

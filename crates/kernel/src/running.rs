@@ -1,4 +1,4 @@
-//! A kernel that runs: waiting for it, cancelling it, telling how it ended.
+//! A running kernel: waiting for it, cancelling it, and reporting how it ended.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -15,14 +15,14 @@ use crate::run::{End, Exit, Tail, Usage};
 use crate::sandbox::group::Full;
 use crate::watch::{Watched, groups};
 
-/// Read from a pipe at once.
+/// Bytes that are read from a pipe at once.
 const READ_BYTES: usize = 64 << 10;
 
-/// How long processes that the kernel left behind may take to die once they are killed.
+/// Maximum time that processes which the kernel left may take to die after they were killed.
 const LEFT_BEHIND_MAX: Duration = Duration::from_secs(2);
 const LEFT_BEHIND_PAUSE: Duration = Duration::from_millis(1);
 
-/// What standard error says when memory could not be had, by the run-time libraries of common languages.
+/// Texts on standard error, by the run-time libraries of common languages, after an allocation failed.
 const OUT_OF_MEMORY_WORDS: &[&str] = &[
     "MemoryError",
     "Cannot allocate memory",
@@ -43,25 +43,25 @@ pub struct Running {
     stderr: Option<OwnedFd>,
 }
 
-/// Cancels a run, and shows what it has written so far; from any thread, as long as one likes.
+/// Handle to cancel a run and to show its output so far. It can be used from any thread, and has no limited lifetime.
 #[derive(Clone, Debug)]
 pub struct Control {
     watched: Arc<Watched>,
 }
 
 impl Control {
-    /// Kills the kernel with all its processes. Nothing happens if it has ended.
+    /// Kills the kernel with all its processes. Has no effect if the kernel has ended.
     pub fn cancel(&self) {
         self.watched.kill(End::Cancelled);
     }
 
-    /// The end of its standard output so far, unless that goes to an output.
+    /// Returns the end of the kernel's standard output so far, unless an output receives it.
     #[must_use]
     pub fn stdout(&self) -> Tail {
         self.watched.stdout.lock().clone()
     }
 
-    /// The end of its standard error so far.
+    /// Returns the end of the kernel's standard error so far.
     #[must_use]
     pub fn stderr(&self) -> Tail {
         self.watched.stderr.lock().clone()
@@ -77,13 +77,13 @@ impl Running {
         }
     }
 
-    /// The id of its first process, which is also that of its group.
+    /// Returns the id of the first process, which is also the id of its group.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.watched.process.pid.cast_unsigned()
     }
 
-    /// A handle to cancel it by.
+    /// Returns a handle to cancel the kernel.
     #[must_use]
     pub fn control(&self) -> Control {
         Control {
@@ -94,13 +94,13 @@ impl Running {
     /// Waits until the kernel has ended and none of its processes is left. Blocks the thread.
     ///
     /// # Errors
-    /// If the operating system cannot say how it ended.
+    /// If the operating system cannot report how the kernel ended.
     pub fn wait(mut self) -> io::Result<Exit> {
         let mut buffer = vec![0; READ_BYTES];
         while !self.serve(&mut buffer, true, None)? {}
         let wall = self.watched.started.elapsed();
         let (status, used) = self.reap()?;
-        // What it left behind was killed with it; its last words may still be in the pipes.
+        // Remaining processes were killed with the kernel; their last output may still be in the pipes.
         let until = Instant::now() + LEFT_BEHIND_MAX;
         self.wait_for_left_behind(until);
         while (self.stdout.is_some() || self.stderr.is_some()) && Instant::now() < until {
@@ -142,8 +142,8 @@ impl Running {
         })
     }
 
-    /// Waits for something to happen and reads what is in the pipes. True when the process has ended, or,
-    /// if `process` is false, when the time is over.
+    /// Waits for an event and reads the contents of the pipes. Returns true when the process has ended, or, if `process` is false, when
+    /// the time is over.
     fn serve(
         &mut self,
         buffer: &mut [u8],
@@ -173,8 +173,8 @@ impl Running {
         Ok(ended || ready == 0)
     }
 
-    /// Kills the rest of the group, then takes the end of the first process from the system. In this
-    /// order and under the lock, so that the group's id is surely still its own.
+    /// Kills the rest of the group, then reaps the first process. This order, and the lock, ensure that the group's id still belongs to
+    /// the group.
     fn reap(&self) -> io::Result<(End, libc::rusage)> {
         let mut state = self.watched.state.lock();
         self.watched.process.kill_group();
@@ -203,15 +203,15 @@ impl Running {
         Ok((end, usage))
     }
 
-    /// Processes that were killed may still be writing for a moment.
+    /// Waits for killed processes, which may still write for a moment.
     fn wait_for_left_behind(&self, until: Instant) {
-        // Those that no process of the kernel waited for have become children of this one.
+        // Processes whose parents ended without waiting for them are now children of this process.
         self.watched.reap_orphans();
         let group = || BTreeMap::from([(self.watched.process.pid, u32::MAX)]);
         while self.watched.process.has_group() && Instant::now() < until {
-            // Those that ended but were not waited for by their parent still count as there.
+            // Ended processes that their parent has not waited for still count as existing.
             if groups(&group()).values().all(|group| group.live == 0) {
-                // The last of them may have ended since it was looked for.
+                // The last of them may have ended after the listing.
                 self.watched.reap_orphans();
                 return;
             }
@@ -221,7 +221,7 @@ impl Running {
     }
 }
 
-/// Adds what a process and those that it waited for used.
+/// Adds the usage of a process and of the processes that it waited for.
 pub(crate) fn add(usage: &mut Usage, used: &libc::rusage) {
     usage.user_cpu += duration(used.ru_utime);
     usage.system_cpu += duration(used.ru_stime);
@@ -241,7 +241,7 @@ impl Drop for Running {
     }
 }
 
-/// Reads all there is; closes the pipe at its end.
+/// Reads all available bytes; closes the pipe at its end.
 fn drain(pipe: &mut Option<OwnedFd>, tail: &Mutex<Tail>, buffer: &mut [u8]) -> io::Result<()> {
     while let Some(fd) = pipe {
         let fd: BorrowedFd<'_> = fd.as_fd();
@@ -261,7 +261,7 @@ fn duration(time: libc::timeval) -> Duration {
     Duration::new(time.tv_sec.cast_unsigned(), micros * 1000)
 }
 
-/// Tells how a run ended from what the system says, why it was killed, and the signs of its limits.
+/// Returns the cause of a run's end, from the system's status, the cause of a kill, and the signs of exceeded limits.
 fn end(
     status: End,
     cause: Option<End>,
@@ -273,7 +273,7 @@ fn end(
     match (status, cause) {
         (_, Some(End::Cancelled)) => return End::Cancelled,
         (_, Some(End::OutputLimit)) => return End::OutputLimit,
-        // It may have ended well in the very moment before it was killed.
+        // The kernel may have succeeded just before it was killed.
         (End::Code(0), _) => {}
         (_, Some(cause)) => return cause,
         (End::Signal(libc::SIGXFSZ), None) => return End::OutputLimit,

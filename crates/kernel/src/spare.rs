@@ -1,11 +1,11 @@
-//! Private folders that are used again.
+//! Spare private folders, for reuse.
 //!
-//! Making and removing several folders a task costs more than starting it: some file systems (ext4 without a journal) go
-//! through all inodes that were removed in the last minutes each time they make a new one. So a folder that a kernel left as
-//! it was made is kept, emptied of files, for the next run of the same user that has the same folders in it.
+//! Making and removing several folders for each task costs more than starting it: when some file systems (ext4 without a journal) make an
+//! inode, they search all inodes that were removed in the last minutes. So if a kernel left the folders of its private folder unchanged,
+//! the folder is emptied of files and kept for the next run of the same user with the same subfolders.
 //!
-//! The folder and those in it belonged to a kernel's user. They are this process's own again before they are looked into,
-//! and emptied by descriptor, following no link.
+//! The private folder and its subfolders belonged to a kernel's user. This process becomes their owner before it reads them, and empties
+//! them by descriptor, without following links.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::io;
@@ -19,25 +19,25 @@ use rustix::io::Errno;
 use crate::private::{next, open_taken, remove_folder};
 use crate::run::{Run, User};
 
-/// Spare folders that are kept.
+/// Maximum number of spare folders.
 const SPARES_MAX: usize = 128;
 
-/// Folders within a private one that is kept.
+/// Maximum number of subfolders of a spare folder.
 const FOLDERS_MAX: usize = 16;
 
-/// The spare folders of one [`crate::Launcher`].
+/// Spare folders of one [`crate::Launcher`].
 #[derive(Debug, Default)]
 pub(crate) struct Spares {
     shelf: Mutex<Shelf>,
 }
 
-/// Where a private folder lies, the user and group it is for, and the folders in it.
+/// Parent of a private folder, its user and group, and its subfolders.
 type Key = (PathBuf, Option<(u32, u32)>, BTreeSet<String>);
 
 #[derive(Debug, Default)]
 struct Shelf {
     used: HashMap<PathBuf, Key>,
-    /// Those kept last at the end.
+    /// Spare folders; those added last are at the end.
     free: VecDeque<(Key, PathBuf)>,
     next: u64,
 }
@@ -53,7 +53,7 @@ impl Spares {
         self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts a spare folder with these folders in it where the run wants its private folder; whether there was one.
+    /// Moves a spare folder with these subfolders to the path of the run's private folder. Returns whether there was a spare folder.
     pub(crate) fn take(&self, run: &Run, folders: &BTreeSet<String>) -> bool {
         let key = key(&run.folder, run.user, folders);
         let mut shelf = self.shelf();
@@ -63,7 +63,7 @@ impl Spares {
             shelf.used.insert(run.folder.clone(), key);
         }
         drop(shelf);
-        // What is there already must not be replaced.
+        // An existing folder must not be replaced.
         let flags = rustix::fs::RenameFlags::NOREPLACE;
         let cwd = rustix::fs::CWD;
         spare.is_some_and(|(_, spare)| {
@@ -73,7 +73,7 @@ impl Spares {
         })
     }
 
-    /// Empties a private folder and keeps it; `false` if it is left for the caller to remove.
+    /// Empties a private folder and keeps it; returns `false` if the caller must remove it.
     pub(crate) fn put(&self, folder: &Path) -> bool {
         let mut shelf = self.shelf();
         let Some(key) = shelf.used.remove(folder) else {
@@ -99,7 +99,7 @@ impl Spares {
     }
 }
 
-/// Takes a private folder back and removes all files in it and in those folders, each of which must be there.
+/// Takes a private folder back, and removes all files in it and in its listed subfolders. Each subfolder must exist.
 fn empty(folder: &Path, folders: &BTreeSet<String>) -> io::Result<()> {
     let found = clear(open_taken(rustix::fs::CWD, folder)?, "", folders)?;
     match found == folders.len() {
@@ -108,8 +108,8 @@ fn empty(folder: &Path, folders: &BTreeSet<String>) -> io::Result<()> {
     }
 }
 
-/// Removes the files in a folder and in those of its folders that stay; gives how many these are. Another folder is an error:
-/// then all goes.
+/// Removes the files in a folder and in its listed subfolders; returns the number of these subfolders. Any other subfolder is an error,
+/// after which the caller removes the whole folder.
 fn clear(folder: OwnedFd, within: &str, folders: &BTreeSet<String>) -> io::Result<usize> {
     let mut entries = Dir::new(folder)?;
     let mut found = 0;
@@ -160,7 +160,7 @@ mod tests {
         assert!(spares.put(&run.folder));
         assert!(!run.folder.exists());
         let next = Run::new(run.code.clone(), all.path().join("2"));
-        // Not with other folders in it, nor for somebody else.
+        // A spare folder is not used for a run with other subfolders or another user.
         assert!(!spares.take(&next, &BTreeSet::from(["in".to_owned()])));
         let user = User { uid: 7, gid: 7 };
         assert!(!spares.take(
@@ -202,7 +202,7 @@ mod tests {
             assert!(spares.put(&run.folder));
         }
         assert_eq!(std::fs::read_dir(all.path()).unwrap().count(), SPARES_MAX);
-        // Nor one with too many folders.
+        // A folder with too many subfolders is not kept.
         let run = made(&all.path().join("many"));
         let many: BTreeSet<String> = (0..=FOLDERS_MAX).map(|number| number.to_string()).collect();
         assert!(!spares.take(&run, &many) && !spares.put(&run.folder));

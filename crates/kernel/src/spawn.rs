@@ -1,15 +1,13 @@
-//! Starts a confined process: everything between fork and exec.
+//! Starts a confined process: all code between fork and exec.
 //!
-//! The child shares the parent's memory until it executes its program (`CLONE_VM | CLONE_VFORK`), so a
-//! start costs the same however large the parent is. That is why the child's part allocates nothing,
-//! takes no lock and makes bare system calls: C libraries wrap some of them, such as `setresuid`, in code
-//! that acts on all threads of the parent.
+//! The child shares the parent's memory until it executes its program (`CLONE_VM | CLONE_VFORK`), so the cost of a start does not depend
+//! on the size of the parent. For this reason the child's code allocates nothing, takes no lock and makes bare system calls: C libraries
+//! wrap some calls, such as `setresuid`, in code that acts on all threads of the parent.
 //!
-//! A child has its new user while it still shares the memory of this process, so where it changes users nobody may look
-//! into that: [`show_memory`].
+//! A child has its new user while it still shares the memory of this process. So a process whose children change users must hide its
+//! memory from other processes: [`show_memory`].
 //!
-//! Kernels are told to die with the *thread* that started them, so they are all started by threads of
-//! this module that never end.
+//! Kernels die with the *thread* that started them, so all of them are started by threads of this module that never end.
 
 use std::cell::UnsafeCell;
 use std::ffi::{CString, c_char, c_int, c_long, c_uint, c_void};
@@ -26,48 +24,48 @@ use crate::run::User;
 use crate::sandbox::calls::IOPRIO_WHO_PROCESS;
 use crate::sandbox::files;
 
-/// Threads that start processes. One start keeps a processor busy for a millisecond at most.
+/// Number of threads that start processes. A start keeps a processor busy for a millisecond at most.
 const SPAWNERS_MAX: usize = 4;
 
-/// Stack of the child until it executes its program.
+/// Size of the child's stack until it executes its program, in bytes.
 const STACK_BYTES: usize = 64 << 10;
 
-/// How willingly the kernel process is ended when the host runs out of memory; more than the element.
+/// Out-of-memory score of the kernel process: if the host runs out of memory, the system ends kernels before the element.
 const OUT_OF_MEMORY_SCORE: &[u8] = b"500";
 
-/// Class `IOPRIO_CLASS_IDLE` in its place, of `linux/ioprio.h`.
+/// Class `IOPRIO_CLASS_IDLE` of `linux/ioprio.h`, shifted to its bits.
 const IOPRIO_IDLE: c_int = 3 << 13;
 
 /// `PIDFD_SIGNAL_PROCESS_GROUP` of `linux/pidfd.h`.
 const WHOLE_GROUP: c_uint = 1 << 2;
 
-/// Securebits: user 0 is nobody special, and that is locked (`linux/securebits.h`).
+/// Securebits: user 0 has no special rights, and this is locked (`linux/securebits.h`).
 const SECUREBITS: libc::c_ulong = 0b1111 | 0b1100_0000;
 
-/// A process to start: everything the child needs, ready to be used.
+/// Process to start: all data that the child needs, ready for use.
 #[derive(Debug)]
 pub(crate) struct Image {
-    /// What is executed: a path, or an open file.
+    /// Program: a path, or an open file.
     pub(crate) program: Program,
-    /// Arguments, its own name first.
+    /// Arguments; the first is the program's own name.
     pub(crate) args: Vec<CString>,
     /// Environment.
     pub(crate) environment: Vec<CString>,
     /// Standard input, output and error.
     pub(crate) streams: [OwnedFd; 3],
-    /// Descriptors above those that stay open under their numbers; whoever made this holds them.
+    /// Descriptors above the streams that stay open under their numbers; the creator of the image holds them.
     pub(crate) kept: Vec<RawFd>,
-    /// Doors of the control group that it enters; whoever made this holds them.
+    /// Doors of the control group that the process enters; the creator of the image holds them.
     pub(crate) doors: Vec<RawFd>,
     /// Its working directory.
     pub(crate) folder: Arc<OwnedFd>,
-    /// Namespaces that it enters, in this order; whoever made this holds them.
+    /// Namespaces that the process enters, in this order; the creator of the image holds them.
     pub(crate) namespaces: Vec<RawFd>,
-    /// Whose rights it gets, by the numbers of the namespace that it has entered.
+    /// User whose rights the process gets, in the numbers of the namespace that it has entered.
     pub(crate) user: Option<User>,
-    /// Resource limits: which, and how much.
+    /// Resource limits: the resource and its limit.
     pub(crate) limits: Vec<(c_uint, libc::rlimit64)>,
-    /// Whether it runs only where nobody else wants to.
+    /// Whether the process runs only while processors are otherwise idle.
     pub(crate) idle: bool,
     /// Landlock's rules.
     pub(crate) ruleset: Option<OwnedFd>,
@@ -75,7 +73,7 @@ pub(crate) struct Image {
     pub(crate) filter: Option<&'static BpfProgram>,
 }
 
-/// What is executed.
+/// Program that is executed.
 #[derive(Debug)]
 pub(crate) enum Program {
     Path(CString),
@@ -85,13 +83,13 @@ pub(crate) enum Program {
 /// A started process.
 #[derive(Debug)]
 pub(crate) struct Process {
-    /// Its id, also that of its group and session.
+    /// Process id, which is also the id of its group and session.
     pub(crate) pid: i32,
-    /// Readable once it has ended.
+    /// Process descriptor, readable once the process has ended.
     pub(crate) pidfd: OwnedFd,
 }
 
-/// The steps that can fail; the words are for users.
+/// Steps that can fail, in words for users.
 const STEPS: &[&str] = &[
     "executing",
     "session",
@@ -125,7 +123,7 @@ pub(crate) const CALL_FILTER: usize = 12;
 const GROUP: usize = 13;
 const NAMESPACES: usize = 14;
 
-/// What the child reads, and the one cell that it writes.
+/// Data that the child reads, and the one cell that it writes.
 struct Plan<'a> {
     image: &'a Image,
     argv: Vec<*const c_char>,
@@ -135,7 +133,7 @@ struct Plan<'a> {
     failure: UnsafeCell<Option<(usize, i32)>>,
 }
 
-/// Work for a thread that never ends, which lends it a stack.
+/// Job for a thread that never ends, which provides a stack.
 type Job = Box<dyn FnOnce(&mut [u128]) + Send>;
 
 static SPAWNERS: LazyLock<mpsc::Sender<Job>> = LazyLock::new(|| {
@@ -156,12 +154,12 @@ static SPAWNERS: LazyLock<mpsc::Sender<Job>> = LazyLock::new(|| {
 /// Starts a process, and waits until it executes its program.
 ///
 /// # Errors
-/// If it could not be confined or executed; then nothing of the program ran.
+/// If the process could not be confined or executed; then no code of the program ran.
 pub(crate) fn spawn(image: Image) -> Result<Process, SpawnError> {
     on_lasting_thread(move |stack| start(&image, stack)).map_err(SpawnError::Process)?
 }
 
-/// Does this on a thread that never ends, so that what it starts is not told to die with it, and waits for the answer.
+/// Runs work on a thread that never ends, so that processes started by the work do not die with it, and waits for the result.
 ///
 /// # Errors
 /// If there is no such thread.
@@ -171,7 +169,7 @@ pub(crate) fn on_lasting_thread<T: Send + 'static>(
     let gone = || io::Error::other("the threads that start kernels are gone");
     let (sender, receiver) = mpsc::sync_channel(1);
     let job: Job = Box::new(move |stack| {
-        // Whoever asked waits for it.
+        // The caller waits for the result.
         let _ = sender.send(work(stack));
     });
     SPAWNERS.send(job).map_err(|_| gone())?;
@@ -195,18 +193,18 @@ fn spawner(jobs: &Mutex<mpsc::Receiver<Job>>) {
 }
 
 impl Process {
-    /// Kills all processes of its group, be the first of them still there or not.
+    /// Kills all processes of the group, even if the first process has ended.
     pub(crate) fn kill_group(&self) {
         self.signal_group(libc::SIGKILL);
     }
 
-    /// Whether there are processes in its group.
+    /// Returns whether there are processes in the group.
     pub(crate) fn has_group(&self) -> bool {
         self.signal_group(0)
     }
 
-    /// Whether there was somebody to send the signal to. The descriptor stands for this group and no later one with the
-    /// same number.
+    /// Sends a signal to the group; returns whether there was a process to receive it. The descriptor stands for this group and no later
+    /// group with the same number.
     fn signal_group(&self, signal: c_int) -> bool {
         let (call, pidfd, none) = (
             libc::SYS_pidfd_send_signal,
@@ -217,8 +215,7 @@ impl Process {
         if unsafe { libc::syscall(call, pidfd, signal, none, WHOLE_GROUP) } == 0 {
             return true;
         }
-        // Systems before 6.9 know groups by their number only.
-        // SAFETY: kill has no memory effects.
+        // Systems before 6.9 identify groups by their number only. SAFETY: kill has no memory effects.
         errno() == libc::EINVAL && unsafe { libc::kill(-self.pid, signal) } == 0
     }
 }
@@ -249,7 +246,7 @@ fn start(image: &Image, stack: &mut [u128]) -> Result<Process, SpawnError> {
     if pid < 0 {
         return Err(SpawnError::Process(io::Error::last_os_error()));
     }
-    // SAFETY: clone succeeded, so it stored a descriptor that is ours alone.
+    // SAFETY: clone succeeded, so it stored a descriptor that only this process owns.
     let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
     let Some((step, errno)) = plan.failure.into_inner() else {
         return Ok(Process { pid, pidfd });
@@ -267,7 +264,7 @@ fn start(image: &Image, stack: &mut [u128]) -> Result<Process, SpawnError> {
     Err(failed(step, errno))
 }
 
-/// A step of the sandbox that failed.
+/// Returns the error of a failed step of the sandbox.
 pub(crate) fn failed(step: usize, errno: i32) -> SpawnError {
     SpawnError::Sandbox {
         step: STEPS.get(step).copied().unwrap_or("unknown"),
@@ -275,7 +272,7 @@ pub(crate) fn failed(step: usize, errno: i32) -> SpawnError {
     }
 }
 
-/// Puts up the sandbox of `image` around this process, whose parent is the element.
+/// Sets up the sandbox of `image` around this process, whose parent is the element.
 ///
 /// # Safety
 /// Only in a process of one thread that is about to run a kernel.
@@ -288,7 +285,7 @@ pub(crate) unsafe fn confine_copy(image: &Image, parent: i32) -> Result<(), (usi
         privileged: rustix::process::geteuid().is_root(),
         failure: UnsafeCell::new(None),
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees the same.
     unsafe { confine(&plan) }
 }
 
@@ -300,10 +297,9 @@ fn pointers(strings: &[CString]) -> Vec<*const c_char> {
         .collect()
 }
 
-/// The child's part. Ends in the program, or in `_exit` with the failure noted.
+/// Code of the child. It ends in the program, or in `_exit` after recording the failure.
 extern "C" fn child(plan: *mut c_void) -> c_int {
-    // SAFETY: `start` passes a plan that outlives this function, and is suspended meanwhile, so that
-    // nothing else touches it.
+    // SAFETY: `start` passes a plan that outlives this function. `start` is suspended until then, so no other code accesses the plan.
     let plan = unsafe { &*plan.cast::<Plan<'_>>() };
     // SAFETY: runs in a fresh child, as these functions demand.
     let failure = unsafe {
@@ -320,13 +316,13 @@ extern "C" fn child(plan: *mut c_void) -> c_int {
 
 type Step = Result<(), (usize, i32)>;
 
-/// Says whether processes of its user may look into this process. What it executes decides for itself again.
+/// Sets whether other processes of the same user may access this process. A program that it executes decides for itself again.
 pub(crate) fn show_memory(shown: bool) {
     // SAFETY: takes numbers and changes an attribute of this process only.
     unsafe { libc::prctl(libc::PR_SET_DUMPABLE, libc::c_ulong::from(shown), 0, 0, 0) };
 }
 
-/// Turns the result of a system call into that of a step.
+/// Converts the result of a system call to the result of a step.
 fn done(step: usize, result: c_long) -> Step {
     if result >= 0 {
         return Ok(());
@@ -339,18 +335,18 @@ fn errno() -> i32 {
     unsafe { *libc::__errno_location() }
 }
 
-/// Puts the whole sandbox up.
+/// Sets up the whole sandbox.
 ///
 /// # Safety
-/// Only in a child process that is about to execute a program, or is a copy of its own that is about to run a kernel.
+/// Only in a child process that is about to execute a program, or in a copy of its own that is about to run a kernel.
 unsafe fn confine(plan: &Plan<'_>) -> Step {
-    // SAFETY: the caller's promise is that of all of them.
+    // SAFETY: the caller guarantees the conditions of all these functions.
     unsafe {
         done(SESSION, libc::syscall(libc::SYS_setsid))?;
         for door in &plan.image.doors {
             let own = b"0";
             let entered = libc::syscall(libc::SYS_write, *door, own.as_ptr(), own.len());
-            // Somebody else may have removed the group while nothing was in it.
+            // Another process may have removed the group while it was empty.
             if entered >= 0 || errno() != libc::ENODEV {
                 done(GROUP, entered)?;
             }
@@ -361,7 +357,7 @@ unsafe fn confine(plan: &Plan<'_>) -> Step {
             FOLDER,
             libc::syscall(libc::SYS_fchdir, plan.image.folder.as_raw_fd()),
         )?;
-        // Whatever else is open here closes at exec.
+        // All other open descriptors are closed at exec.
         let all = (3_u32, u32::MAX, libc::CLOSE_RANGE_CLOEXEC);
         done(
             DESCRIPTORS,
@@ -397,7 +393,7 @@ unsafe fn confine(plan: &Plan<'_>) -> Step {
             libc::syscall(libc::SYS_prctl, libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0),
         )?;
         file_rules(plan.image)?;
-        // Late, since the element's thread waits for this child until it executes.
+        // This is a late step, because the element's thread waits for this child until it executes its program.
         if plan.image.idle {
             give_way()?;
         }
@@ -405,8 +401,8 @@ unsafe fn confine(plan: &Plan<'_>) -> Step {
     }
 }
 
-/// Has the processor and the device only where nobody else wants them, and so leaves both at once to whoever
-/// reads or writes through the element. Descendants inherit it, and without rights nobody comes back from it.
+/// Takes processors and devices only while they are otherwise idle, so that reads and writes through the element get both at once.
+/// Descendants inherit this class, and without rights no process can leave it.
 ///
 /// # Safety
 /// As [`confine`].
@@ -423,7 +419,7 @@ unsafe fn give_way() -> Step {
                 &raw const priority,
             ),
         )?;
-        // Hosts whose devices have no scheduler ignore it.
+        // Hosts whose devices have no scheduler ignore this call.
         libc::syscall(libc::SYS_ioprio_set, IOPRIO_WHO_PROCESS, 0, IOPRIO_IDLE);
     }
     Ok(())
@@ -436,14 +432,14 @@ unsafe fn default_signals() {
     unsafe {
         let action = std::mem::zeroed::<libc::sigaction>();
         for signal in 1..=64 {
-            // Signals that cannot be set are as they should be.
+            // Signals that cannot be set have their default action.
             libc::sigaction(signal, &raw const action, ptr::null_mut());
         }
     }
 }
 
-/// Has no signal ignored here that whoever started this program ignores, as `nohup` does. Handlers are this program's own, and
-/// so is that a broken pipe is an error.
+/// Stops ignoring the signals that the starter of this program ignores, as `nohup` does. Handlers are this program's own, and so is its
+/// rule that a broken pipe is an error.
 pub(crate) fn heed_signals() {
     for signal in (1..=64).filter(|&signal| signal != libc::SIGPIPE) {
         // SAFETY: zeroed actions are valid storage, and SIG_DFL with an empty mask. No handler is set.
@@ -486,8 +482,8 @@ unsafe fn limits(image: &Image) -> Step {
             )?;
         }
     }
-    // SAFETY: the path is a terminated literal and the buffer lies in static memory. A host without this
-    // file merely does not prefer the kernel when it runs out of memory.
+    // SAFETY: the path is a terminated literal and the buffer is static. On a host without this file, the system merely does not prefer
+    // the kernel when it runs out of memory.
     unsafe {
         let path = c"/proc/self/oom_score_adj".as_ptr();
         let file = libc::syscall(
@@ -510,7 +506,7 @@ unsafe fn limits(image: &Image) -> Step {
     Ok(())
 }
 
-/// Takes its user and gives up all capabilities, for good.
+/// Takes the image's user and drops all capabilities, permanently.
 ///
 /// # Safety
 /// As [`confine`].

@@ -1,4 +1,4 @@
-//! Work on several threads that end before the call does.
+//! Runs work on several threads, which all end before the call returns.
 
 use std::sync::{Mutex, PoisonError};
 use std::thread;
@@ -33,7 +33,7 @@ impl<I> Pile<I> {
         Self(Mutex::new(items))
     }
 
-    /// The next item, which nobody else gets.
+    /// Takes the next item; no other thread gets it.
     pub(crate) fn take(&self) -> Option<I> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).pop()
     }

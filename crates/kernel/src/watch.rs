@@ -1,6 +1,6 @@
-//! Watches the limits of all running kernels: time exactly, from one thread that does nothing else, the rest every [`TICK`],
-//! from another one. What a kernel has written that takes long to look at is looked at by a thread of its own, so that no
-//! kernel keeps those of others from being watched.
+//! Watches the limits of all running kernels. One thread checks only the time limits, exactly; another checks the other limits every
+//! [`TICK`]. If counting the files that a kernel has written takes long, a separate thread counts them, so that no kernel delays the
+//! checks of others. Causes of kills are stored in [`State`], which the waiter of the run reads.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -19,90 +19,91 @@ use crate::running::add;
 use crate::sandbox::group::{ControlGroup, Full, Room, number_after};
 use crate::spawn::Process;
 
-/// How often memory, processes and written bytes are looked at.
+/// Interval of the checks of memory, processes and written bytes.
 const TICK: Duration = Duration::from_millis(100);
 
-/// Looking takes at most one part in this many of the time, for what all runs have together and for each run's folder.
+/// Checks take at most one part in this many of the time: for the usage that all runs share, and for each run's folder.
 const REST_FACTOR: u32 = 20;
 
-/// What a run has written is looked at apart from that of others from when it has taken longer than this.
+/// If counting the written files of a run takes longer than this, a separate thread counts them from then on.
 const LOOK_MAX: Duration = Duration::from_millis(2);
 
-/// How often a run that is looked at apart is asked whether it has ended.
+/// Interval at which a separate thread checks whether its run has ended.
 const APART_PAUSE: Duration = Duration::from_secs(1);
 
-/// A run that is looked at apart is looked at again after this, however long the look before took.
+/// Maximum pause of a separate thread between two counts, however long the last count took.
 const APART_REST_MAX: Duration = Duration::from_secs(30);
 
-/// Descriptors and mappings of a run's processes that are looked at. More are more than its limit of output: nobody could
-/// say in time what is in them.
+/// Maximum number of descriptors and mappings of a run's processes that are examined. More count as an exceeded output limit: their
+/// contents could not be counted in time.
 const OPEN_MAX: usize = 1_000_000;
 
-/// Folders within folders that a kernel may make: all of them are open while they are looked at.
+/// Maximum depth of folders that a kernel may make: all of them are open during a count.
 const DEPTH_MAX: u32 = 64;
 
-/// Files and folders that count nothing but what they hold, and what each further one counts: its place on the device.
+/// Number of files and folders that only count by their contents, and the number of bytes that each further one counts: its space on the
+/// device.
 const ENTRIES_FREE: u64 = 1000;
 const ENTRY_BYTES: u64 = 1024;
 
-/// What a folder's names take before that counts.
+/// Number of bytes of names in a folder that do not count.
 const NAMES_BYTES: u64 = 64 << 10;
 
-/// Descriptors that processes of a kernel may have on the way between each other when it is looked at: what is open
-/// through them can't be seen.
+/// Maximum number of descriptors that may be in transit between processes of a kernel during a check: files that are open only through
+/// them cannot be seen.
 const UNDER_WAY_MAX: u64 = 16;
 
-/// A run as its watcher, its waiter and those who may cancel it share it.
+/// Run as its watcher, its waiter and its cancellers share it.
 #[derive(Debug)]
 pub(crate) struct Watched {
-    /// First process, and so the group.
+    /// First process, which stands for the group.
     pub(crate) process: Process,
-    /// Just before it was started.
+    /// Time just before the start.
     pub(crate) started: Instant,
     pub(crate) limits: Limits,
     pub(crate) folder: Arc<OwnedFd>,
-    /// The device that its folder is on, once somebody asked.
+    /// Device of the run's folder, once it was needed.
     pub(crate) device: OnceLock<u64>,
-    /// Device and inode of what lies in the folder but was not written by the kernel.
+    /// Device and inode of the files in the folder that the kernel did not write.
     pub(crate) given: BTreeSet<(u64, u64)>,
     pub(crate) state: Mutex<State>,
-    /// What processes used that none of the kernel's waited for.
+    /// Usage of processes that no process of the kernel waited for.
     pub(crate) orphans: Mutex<Usage>,
     pub(crate) keeper: Arc<Keeper>,
-    /// The control group that it is in, and how many processes that had lost for memory before.
+    /// Control group of the run, and the number of processes that the group lost for memory before the run.
     pub(crate) group: Option<(u64, Arc<ControlGroup>)>,
-    /// Its own one within that, once it has run for a while, unless the system refused.
+    /// The run's own control group within that one, once it has run for a while, unless the system refused.
     pub(crate) room: OnceLock<Option<Room>>,
     pub(crate) looks: Mutex<Looks>,
     pub(crate) stdout: Mutex<Tail>,
     pub(crate) stderr: Mutex<Tail>,
 }
 
-/// How often it is looked at what a run has written.
+/// State of the checks of a run's written files.
 #[derive(Debug, Default)]
 pub(crate) struct Looks {
-    /// Not before this.
+    /// Earliest time of the next check.
     next: Option<Instant>,
-    /// By a thread of its own.
+    /// Whether a separate thread does the checks.
     apart: bool,
 }
 
-/// What changes.
+/// Changing state of a run.
 #[derive(Debug, Default)]
 pub(crate) struct State {
-    /// Its first process was waited for.
+    /// Whether its first process was waited for.
     pub(crate) reaped: bool,
-    /// Why it was killed, if it was.
+    /// Cause of a kill, if it was killed.
     pub(crate) cause: Option<End>,
 }
 
 impl Watched {
-    /// When its time is over.
+    /// Returns the time at which the run's time limit expires.
     fn end(&self) -> Instant {
         self.started + self.limits.time
     }
 
-    /// Kills the whole group, unless it has ended. The first cause is the one that counts.
+    /// Kills the whole group, unless it has ended. Only the first cause counts.
     pub(crate) fn kill(&self, cause: End) {
         let mut state = self.state.lock();
         if state.reaped {
@@ -112,7 +113,7 @@ impl Watched {
         self.process.kill_group();
     }
 
-    /// Which memory was full, if the system ended processes of its control group for that while it ran.
+    /// Returns which memory limit was reached, if the system ended processes of the run's control group for that during the run.
     pub(crate) fn full(&self) -> Option<Full> {
         let (before, group) = self.group.as_ref()?;
         let room = self.room.get().and_then(Option::as_ref);
@@ -120,8 +121,7 @@ impl Watched {
         room.and_then(Room::ended).or_else(of_all)
     }
 
-    /// Bounds the memory that the system counts for a run, whoever of its processes has it, if any: what none of them has
-    /// mapped, and what is the system's own.
+    /// Limits the memory that the system counts for a run, including memory that no process maps and memory of the system itself.
     fn bound_memory(&self, processes: &[i32]) {
         let Some((_, group)) = &self.group else {
             return;
@@ -137,8 +137,7 @@ impl Watched {
         }
     }
 
-    /// Takes the ends of all processes of the group that have ended and whose parents had before, but not that of the
-    /// first.
+    /// Reaps all ended processes of the group whose parents ended before them, but not the first process.
     pub(crate) fn reap_orphans(&self) {
         let group = self.process.pid.cast_unsigned();
         let state = self.state.lock();
@@ -151,7 +150,7 @@ impl Watched {
                 )
             };
             let look = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
-            // SAFETY: the pointer is to a live, writable value, which says who it is if there is one.
+            // SAFETY: the pointer is to a live, writable value, which contains the process id if there is one.
             let pid = unsafe {
                 if libc::waitid(libc::P_PGID, group, &raw mut ended, look) != 0 {
                     return;
@@ -170,7 +169,7 @@ impl Watched {
         }
     }
 
-    /// What the kernel has in its folder now.
+    /// Returns the current contents of the kernel's folder.
     pub(crate) fn written(&self) -> Written {
         let mut written = Written::default();
         self.add_written(&mut written);
@@ -178,13 +177,13 @@ impl Watched {
     }
 
     fn add_written(&self, written: &mut Written) {
-        // The folder itself has but one place where it is read.
+        // The folder itself can be read at only one position.
         if let Ok(entries) = Dir::read_from(&self.folder) {
             sum(entries, &self.given, DEPTH_MAX, written);
         }
     }
 
-    /// The same with what only its processes have open; `None` if that can't be seen in this time.
+    /// Returns the same with files that only the run's processes have open; `None` if they cannot be examined in this time.
     fn written_and_open(&self, processes: &[i32], most: Option<Duration>) -> Option<Written> {
         let limit = self.limits.output_bytes;
         let mut written = Written {
@@ -204,7 +203,7 @@ impl Watched {
         (written.exceeds(limit) || !written.is_late()).then_some(written)
     }
 
-    /// Looks at what it has written, here or, if that takes long, by a thread of its own.
+    /// Checks the written files, here or, if that takes long, in a separate thread.
     fn look_at_written(self: &Arc<Self>, processes: &[i32]) {
         let mut looks = self.looks.lock();
         let began = Instant::now();
@@ -230,47 +229,47 @@ impl Watched {
     }
 }
 
-/// What a kernel wrote.
+/// Amount of data that a kernel wrote.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Written {
-    /// Space in use: holes do not count.
+    /// Space in use, in bytes: holes do not count.
     pub(crate) bytes: u64,
-    /// Length of the longest file.
+    /// Length of the longest file, in bytes.
     pub(crate) longest: u64,
-    /// Files and folders.
+    /// Number of files and folders.
     entries: u64,
-    /// Whether there is more than can be counted.
+    /// Whether there are more than can be counted.
     uncounted: bool,
-    /// Device and inode of those with several names.
+    /// Device and inode of files with several names.
     seen: BTreeSet<(u64, u64)>,
-    /// Names of files that it was given: as many as there are do not count.
+    /// Number of names of input files: as many as exist do not count.
     given: usize,
-    /// Descriptors and mappings that were looked at.
+    /// Number of descriptors and mappings that were examined.
     open: usize,
-    /// When it is too late to look for more.
+    /// Time at which the search must end.
     until: Option<Instant>,
-    /// The limit beyond which it is not looked for more.
+    /// Limit beyond which the search ends.
     enough: Option<u64>,
 }
 
 impl Written {
-    /// Whether it is more than `limit` bytes, with what so many files take beside their contents.
+    /// Returns whether this is more than `limit` bytes, including the space that many files take in addition to their contents.
     pub(crate) fn exceeds(&self, limit: u64) -> bool {
         let entries = self.entries.saturating_sub(ENTRIES_FREE) * ENTRY_BYTES;
         self.uncounted || self.bytes.saturating_add(entries) > limit
     }
 
-    /// Whether it is too late to look for more: not all was seen then.
+    /// Returns whether the search must end for lack of time: then not all was seen.
     fn is_late(&self) -> bool {
         self.until.is_some_and(|until| Instant::now() >= until)
     }
 
-    /// Whether it is too late to look for more, or of no use.
+    /// Returns whether the search must end for lack of time, or need not continue.
     fn is_over(&self) -> bool {
         self.is_late() || self.enough.is_some_and(|limit| self.exceeds(limit))
     }
 
-    /// Counts descriptors or mappings that are looked at.
+    /// Counts examined descriptors or mappings.
     fn look_at_open(&mut self, count: usize) {
         self.open = self.open.saturating_add(count);
         self.uncounted |= self.open > OPEN_MAX;
@@ -287,7 +286,7 @@ impl Written {
     }
 }
 
-/// Errors are passed over: the kernel may remove at any moment what was just listed. No link is followed.
+/// Adds the contents of a folder. Errors are ignored: the kernel may remove a listed entry at any moment. No link is followed.
 fn sum(mut entries: Dir, given: &BTreeSet<(u64, u64)>, depth: u32, written: &mut Written) {
     while let Some(Ok(entry)) = next(&mut entries) {
         if written.is_over() {
@@ -316,7 +315,7 @@ fn sum(mut entries: Dir, given: &BTreeSet<(u64, u64)>, depth: u32, written: &mut
                 written.given += 1;
                 written.entries += u64::from(written.given > given.len());
             }
-            // Another name of it.
+            // Another name of a counted file.
             FileType::RegularFile if data.st_nlink > 1 && !written.seen.insert(id) => {
                 written.entries += 1;
             }
@@ -326,7 +325,7 @@ fn sum(mut entries: Dir, given: &BTreeSet<(u64, u64)>, depth: u32, written: &mut
     }
 }
 
-/// Adds files without a name that a process has open or mapped. What it alone may look at is passed over.
+/// Adds files without a name that a process has open or mapped. Files that only the process itself may examine are skipped.
 fn open_files(process: i32, device: u64, written: &mut Written) {
     let of = |name: &str| PathBuf::from(format!("/proc/{process}/{name}"));
     let maps = fs::read_to_string(of("maps")).unwrap_or_default();
@@ -363,7 +362,7 @@ fn open_files(process: i32, device: u64, written: &mut Written) {
     }
 }
 
-/// Descriptors that were sent to a socket and not yet received.
+/// Returns the number of descriptors that were sent to a socket and not yet received.
 fn under_way(process: i32, socket: &Path) -> u64 {
     let number = socket.file_name().unwrap_or_default().to_string_lossy();
     let about = fs::read_to_string(format!("/proc/{process}/fdinfo/{number}")).unwrap_or_default();
@@ -372,18 +371,18 @@ fn under_way(process: i32, socket: &Path) -> u64 {
 
 struct Watcher {
     runs: Mutex<Runs>,
-    /// A run ends sooner than all that were known.
+    /// Signals that a run ends sooner than all known ones.
     sooner: Condvar,
-    /// There are runs again.
+    /// Signals that there are runs again.
     some: Condvar,
 }
 
 #[derive(Default)]
 struct Runs {
     all: Vec<Weak<Watched>>,
-    /// When the thread that keeps the time wakes up, if it does by itself.
+    /// Time at which the thread of time limits wakes up, if it does so by itself.
     wakes: Option<Instant>,
-    /// Whether the thread that looks at the rest waits for runs.
+    /// Whether the thread of the other limits waits for runs.
     idle: bool,
 }
 
@@ -414,7 +413,7 @@ static WATCHER: LazyLock<&'static Watcher> = LazyLock::new(|| {
     watcher
 });
 
-/// Watches a run until nobody holds it any more or it has ended.
+/// Watches a run until it has ended or no one holds it any more.
 pub(crate) fn watch(run: &Arc<Watched>) {
     let mut runs = WATCHER.runs.lock();
     runs.all.push(Arc::downgrade(run));
@@ -426,14 +425,14 @@ pub(crate) fn watch(run: &Arc<Watched>) {
     }
 }
 
-/// When the next of these times is over. What is past is tried again soon: it may not have ended yet.
+/// Returns the next of these times. A past time is tried again soon: its run may not have ended yet.
 fn wake(ends: impl Iterator<Item = Instant>, now: Instant) -> Option<Instant> {
     ends.map(|end| if end > now { end } else { now + TICK })
         .min()
 }
 
 impl Watcher {
-    /// Kills what is past its time. Nothing else is done here, so that nothing delays that.
+    /// Kills runs that exceed their time. This thread does nothing else, so nothing delays it.
     fn keep_time(&self) {
         go_first();
         let mut runs = self.runs.lock();
@@ -457,7 +456,7 @@ impl Watcher {
         }
     }
 
-    /// Looks at all that is not time.
+    /// Checks all limits except time.
     fn keep_looking(&self) {
         go_first();
         loop {
@@ -475,14 +474,14 @@ impl Watcher {
             let began = Instant::now();
             let together = look(&live, began);
             drop(live);
-            // Each run's folder has a rest of its own.
+            // Each run's folder has a pause of its own.
             let apart = began.elapsed().saturating_sub(together);
             std::thread::sleep(TICK.max(together * REST_FACTOR) + apart);
         }
     }
 }
 
-/// Looks at what a run has written until it has ended.
+/// Checks the written files of a run until it has ended.
 fn look_apart(run: &Weak<Watched>) {
     go_first();
     let live = || run.upgrade().filter(|run| !run.state.lock().reaped);
@@ -506,9 +505,8 @@ fn look_apart(run: &Weak<Watched>) {
     }
 }
 
-/// Lets this thread run before all kernels, however many they are, where this process may ask for that:
-/// among thousands of runnable processes it would not get to kill them. Elsewhere the limit of processes
-/// a user has keeps them from being that many.
+/// Gives this thread priority over all kernels, however many they are, if this process may ask for that: among thousands of runnable
+/// processes the thread would not run in time to kill them. Otherwise the limit of processes per user keeps kernels from being that many.
 fn go_first() {
     let priority = libc::sched_param { sched_priority: 1 };
     let policy = libc::SCHED_RR | libc::SCHED_RESET_ON_FORK;
@@ -518,8 +516,8 @@ fn go_first() {
     }
 }
 
-/// Looks at all that is not time; gives how long that took of what all runs have together. Runs younger than a tick are let
-/// be: most end before it matters.
+/// Checks all limits except time; returns the duration of the checks that all runs share. Runs younger than a tick are skipped: most of
+/// them end before a check would matter.
 fn look(runs: &[Arc<Watched>], now: Instant) -> Duration {
     let old: Vec<_> = runs
         .iter()
@@ -552,20 +550,20 @@ fn look(runs: &[Arc<Watched>], now: Instant) -> Duration {
     together
 }
 
-/// What the processes of one group have together.
+/// Usage of all processes of one group.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Group {
-    /// Private and shared anonymous memory that is resident.
+    /// Resident private and shared anonymous memory, in bytes.
     pub(crate) memory_bytes: u64,
-    /// Processes, those that have ended and that nobody waited for included: they still take a place on the host.
+    /// Number of processes, including ended processes that no process waited for: they still take a place on the host.
     pub(crate) processes: u32,
-    /// Processes that have not ended.
+    /// Number of processes that have not ended.
     pub(crate) live: u32,
     members: Vec<i32>,
 }
 
-/// Looks all processes over for those of the `wanted` groups. Stops at the first group that has more
-/// processes than is given with it: a fork bomb grows faster than it can be counted.
+/// Counts the processes of the `wanted` groups among all processes. Stops at the first group that has more processes than its given
+/// limit: a fork bomb grows faster than it can be counted.
 pub(crate) fn groups(wanted: &BTreeMap<i32, u32>) -> BTreeMap<i32, Group> {
     let mut groups = BTreeMap::<i32, Group>::new();
     let Ok(processes) = fs::read_dir("/proc") else {
@@ -576,7 +574,7 @@ pub(crate) fn groups(wanted: &BTreeMap<i32, u32>) -> BTreeMap<i32, Group> {
         let Some(pid) = name.to_str().and_then(|name| name.parse().ok()) else {
             continue;
         };
-        // Processes that ended meanwhile are passed over.
+        // Processes that have ended since the listing are skipped.
         let Ok(stat) = fs::read_to_string(process.path().join("stat")) else {
             continue;
         };
@@ -604,7 +602,7 @@ pub(crate) fn groups(wanted: &BTreeMap<i32, u32>) -> BTreeMap<i32, Group> {
     groups
 }
 
-/// Fields 3 and 5 of `/proc/<pid>/stat`. The name before them, in brackets, may hold anything.
+/// Returns fields 3 and 5 of `/proc/<pid>/stat`. The name before them, in brackets, may contain any characters.
 fn state_and_group(stat: &str) -> Option<(&str, i32)> {
     let mut fields = stat[stat.rfind(')')? + 1..].split_ascii_whitespace();
     let state = fields.next()?;
@@ -638,7 +636,7 @@ mod tests {
         let past = now.checked_sub(TICK * 10).unwrap();
         assert_eq!(wake([].into_iter(), now), None);
         assert_eq!(wake([late, soon].into_iter(), now), Some(soon));
-        // One that was killed may not have ended: it is seen to again.
+        // A killed run may not have ended: it is checked again.
         assert_eq!(wake([late, past].into_iter(), now), Some(now + TICK));
         assert_eq!(wake([now, soon].into_iter(), now), Some(soon));
     }
@@ -689,7 +687,7 @@ mod tests {
         sum(open(), &given.into(), 8, &mut written);
         assert_eq!(written.entries, ENTRIES_FREE + 1);
         assert!(written.exceeds(0) && !written.is_late());
-        // Nor is what nobody could count in time.
+        // The count also exceeds each limit if it could not be finished in time.
         let mut written = Written::default();
         written.look_at_open(OPEN_MAX);
         assert!(!written.exceeds(0));
@@ -715,7 +713,7 @@ mod tests {
         sum(open(), &given, 8, &mut written);
         assert_eq!((written.bytes, written.longest), (5000, 1 << 40));
         assert!(written.exceeds(4999) && !written.exceeds(5000));
-        // Deeper than is looked at.
+        // The folders are deeper than the maximum depth.
         sum(open(), &given, 0, &mut written);
         assert!(written.exceeds(u64::MAX));
     }

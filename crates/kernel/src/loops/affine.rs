@@ -1,33 +1,33 @@
-//! `a·x + b` of each value of an array.
+//! Computes `a·x + b` of each value of an array.
 
 use super::number::Number;
 use super::simd::{self, Level, Pass};
 
-/// A value that can be scaled.
+/// Type of values that can be scaled.
 ///
 /// - `f64`: a product and a sum, each rounded. `f32`: the same in `f64`, rounded to `f32` at the end.
-/// - Integers up to 32 bits: in `f64`, rounded to the nearest (ties to even) and held within the type's range.
-/// - 64-bit integers: exact and held within the range if `a` and `b` are integers below 2⁶³ in size; else like the
-///   others, with the value rounded to `f64` first.
+/// - Integers up to 32 bits: in `f64`, rounded to the nearest (ties to even) and clamped to the type's range.
+/// - 64-bit integers: exact and clamped to the range if `a` and `b` are integers below 2⁶³ in size; else like the other integers, with
+///   the value rounded to `f64` first.
 /// - NaN stays NaN; an integer that would be NaN becomes 0.
 pub(crate) trait Scale: Number {
-    /// The scaled value.
+    /// Returns the scaled value.
     fn scale(self, by: By) -> Self;
-    /// Puts the value into the first `SIZE` bytes, least significant first.
+    /// Writes the value to the first `SIZE` bytes, least significant byte first.
     fn put(self, to: &mut [u8]);
 }
 
-/// What to scale by.
+/// Factor and summand of a scaling.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct By {
     a: f64,
     b: f64,
-    /// Both, if they are integers.
+    /// Both numbers, if they are integers.
     whole: Option<(i128, i128)>,
 }
 
 impl By {
-    /// Factor and summand.
+    /// Makes a scaling from its factor and its summand.
     pub(crate) fn new(a: f64, b: f64) -> Self {
         const LIMIT: f64 = 9_223_372_036_854_775_808.0;
         let whole = |x: f64| x.abs() < LIMIT && x.fract().abs() <= 0.0;
@@ -112,7 +112,7 @@ macro_rules! wide {
 
 wide!(i64, u64);
 
-/// Writes the scaled values of `from` to `to`, which has as many bytes. Values that are `missing` are copied.
+/// Writes the scaled values of `from` to `to`, which must have the same length. Values that are `missing` are copied.
 pub(crate) fn scale<T: Scale>(
     from: &[u8],
     to: &mut [u8],
@@ -124,7 +124,7 @@ pub(crate) fn scale<T: Scale>(
     simd::run(level, Apart { from, to, with });
 }
 
-/// Scales values where they are.
+/// Scales values in place.
 pub(crate) fn scale_in_place<T: Scale>(
     values: &mut [u8],
     by: By,
@@ -190,7 +190,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// All levels, apart and in place, against one value at a time.
+    /// Checks all levels, with separate buffers and in place, against the scaling of single values.
     fn check<T: Scale>(bytes: &[u8], by: By, missing: Option<T>) {
         let bytes = &bytes[..bytes.len() / T::SIZE * T::SIZE];
         let mut wanted = Vec::new();
@@ -240,8 +240,7 @@ mod tests {
             let by = By::new(a.into(), b.into());
             let exact = i128::from(x) * i128::from(a) + i128::from(b);
             prop_assert_eq!(i128::from(x.scale(by)), exact.clamp(i64::MIN.into(), i64::MAX.into()));
-            // Products of 32-bit numbers have 62 bits: more than a double holds, but what is not held within the
-            // range is below 2^53 and so exact.
+            // Products of 32-bit numbers have 62 bits, more than a double has. But a result within the range is below 2^53, and so exact.
             let exact = i64::from(y) * i64::from(a) + i64::from(b);
             prop_assert_eq!(i64::from(y.scale(by)), exact.clamp(i32::MIN.into(), i32::MAX.into()));
         }

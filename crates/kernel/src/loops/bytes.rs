@@ -2,13 +2,13 @@
 
 use super::simd::{self, Level, Pass};
 
-/// Bytes that are counted before the narrow counters of [`Count`] could overflow.
+/// Number of bytes that are counted before the narrow counters of [`Count`] could overflow.
 const PIECE: usize = 255 * LANES;
 
-/// Counters of one byte each.
+/// Number of counters, of one byte each.
 const LANES: usize = 64;
 
-/// Newlines in `bytes`, and words that begin in them if `before` is the byte before the first.
+/// Returns the number of newlines in `bytes`, and the number of words that begin in them if `before` is the previous byte.
 pub(crate) fn lines_and_words(level: Level, mut before: u8, bytes: &[u8]) -> (u64, u64) {
     #[cfg(target_arch = "x86_64")]
     if matches!(level, Level::Avx512 | Level::Ifma) {
@@ -25,7 +25,7 @@ pub(crate) fn lines_and_words(level: Level, mut before: u8, bytes: &[u8]) -> (u6
     all
 }
 
-/// Newlines in a piece, and words that begin in it.
+/// Counts newlines in a piece, and words that begin in it.
 struct Count<'a> {
     before: u8,
     piece: &'a [u8],
@@ -42,7 +42,7 @@ impl Pass for Count<'_> {
         };
         lines[0] += u8::from(*first == b'\n');
         words[0] += u8::from(!white(*first) & white(self.before));
-        // Two views of the same bytes, one apart, so that each byte meets the one before it.
+        // Two views of the same bytes, shifted by one, so that each byte is compared with the previous one.
         let mut now = rest.chunks_exact(LANES);
         let mut before = self.piece.chunks_exact(LANES);
         for (now, before) in now.by_ref().zip(before.by_ref()) {
@@ -63,7 +63,7 @@ impl Pass for Count<'_> {
     }
 }
 
-/// The same with a mask bit a byte.
+/// Counts the same with one mask bit for each byte.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,popcnt")]
 fn masks(before: u8, bytes: &[u8]) -> (u64, u64) {
@@ -94,7 +94,7 @@ fn masks(before: u8, bytes: &[u8]) -> (u64, u64) {
     (lines, words)
 }
 
-/// White space of the C locale.
+/// Returns whether a byte is white space of the C locale.
 #[inline(always)]
 pub(crate) fn white(byte: u8) -> bool {
     (byte == b' ') | (byte.wrapping_sub(b'\t') < 5)

@@ -1,23 +1,25 @@
-//! Values of one type as values of another.
+//! Converts values of one type to another type.
 //!
-//! Numbers stay what they are where the other type has them. Else: a float becomes an integer by dropping its
-//! fraction; what is out of range becomes the nearest end of it; NaN becomes 0; what a float cannot hold exactly is
-//! rounded to the nearest (ties to even).
+//! A value keeps its number if the other type has it. If not:
+//! - A float becomes an integer by dropping its fraction.
+//! - A number out of range becomes the nearest end of the range.
+//! - NaN becomes 0.
+//! - A number that a float cannot represent exactly is rounded to the nearest (ties to even).
 
 use super::number::Number;
 use super::simd::{self, Level, Pass};
 
-/// Values at a time: between two loops they are kept in 64 bits in the first-level cache.
+/// Number of values at a time: between two loops they are stored in 64 bits in the first-level cache.
 pub(crate) const AT_ONCE: usize = 1024;
 
-/// A type that can be converted: to and from the widest of its kind, which all others take and give.
+/// Type that can be converted: to the widest type of its kind, and from the widest type of each kind.
 pub(crate) trait Convert: Number {
-    /// The widest of its kind: `f64`, `i64` or `u64`.
+    /// Widest type of its kind: `f64`, `i64` or `u64`.
     type Wide: Copy + Default;
     fn wide(self) -> Self::Wide;
 }
 
-/// A type that can be made from all the widest ones.
+/// Type that can be made from all the widest types.
 pub(crate) trait Made: Sized {
     fn from_f64(value: f64) -> Self;
     fn from_i64(value: i64) -> Self;
@@ -101,7 +103,7 @@ made! {
     u64: |x: i64| x.max(0), |x: u64| x;
 }
 
-/// Writes the little-endian values of `from` as values of type `U` to `to`, which has room for as many.
+/// Writes the little-endian values of `from` as values of type `U` to `to`, which must have space for as many values.
 pub(crate) fn convert<T: Convert<Wide: Wide>, U: Made>(from: &[u8], to: &mut [u8], level: Level) {
     let mut wide = [T::Wide::default(); AT_ONCE];
     let to = to.chunks_mut(AT_ONCE * size_of::<U>());
@@ -158,7 +160,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Each value by the language's own conversion, by way of `i128` between integers.
+    /// Checks each value against the language's own conversion, through `i128` between integers.
     macro_rules! check {
         ($bytes:expr; $from:tt => $($to:tt),*) => {
             $(for level in Level::available() {

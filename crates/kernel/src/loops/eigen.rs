@@ -1,18 +1,18 @@
-//! Eigenvalues and eigenvectors of a symmetric matrix without negative eigenvalues, by one-sided Jacobi rotations (Hestenes, "Inversion of
-//! Matrices by Biorthogonalization and Related Results", 1958): rows of the matrix are turned in pairs until any two
-//! are at right angles. Their lengths are the eigenvalues then, and their directions the eigenvectors. As each operation is
-//! written down, results do not depend on the processor.
+//! Eigenvalues and eigenvectors of a symmetric matrix without negative eigenvalues, by one-sided Jacobi rotations (Hestenes, "Inversion
+//! of Matrices by Biorthogonalization and Related Results", 1958). Rows of the matrix are rotated in pairs until any two are orthogonal.
+//! Then their lengths are the eigenvalues, and their directions the eigenvectors. The order of all operations is fixed, so results do not
+//! depend on the processor.
 
 use super::simd::{Level, Pass, run};
 
-/// Sweeps over all pairs, of which about ten are needed.
+/// Maximum number of sweeps over all pairs; about ten are needed.
 const SWEEPS_MAX: usize = 60;
 
-/// Numbers that are summed beside each other.
+/// Number of independent partial sums.
 const LANES: usize = 8;
 
-/// Eigenvalues, the largest first, and their eigenvectors of length 1, one behind the other. In each, the number that is farthest
-/// from 0 (of equal ones the first) is positive. `matrix` is row-major, and both its halves are given.
+/// Returns the eigenvalues, the largest first, and their eigenvectors of length 1, one after the other. In each eigenvector, the number
+/// that is farthest from 0 (of equal ones the first) is positive. `matrix` is row-major and contains both its halves.
 pub(crate) fn eigen(level: Level, matrix: &[f64], size: usize) -> (Vec<f64>, Vec<f64>) {
     let largest = matrix
         .iter()
@@ -20,7 +20,7 @@ pub(crate) fn eigen(level: Level, matrix: &[f64], size: usize) -> (Vec<f64>, Vec
     if largest == 0.0 {
         return (vec![0.0; size], complete(Vec::new(), size));
     }
-    // Squares neither vanish nor overflow.
+    // The scale keeps squares from underflow and overflow.
     let mut rows: Vec<f64> = matrix.iter().map(|value| value / largest).collect();
     for _ in 0..SWEEPS_MAX {
         if run(
@@ -40,7 +40,7 @@ pub(crate) fn eigen(level: Level, matrix: &[f64], size: usize) -> (Vec<f64>, Vec
         .collect();
     order.sort_by(|a, b| b.0.total_cmp(&a.0));
     let values = order.iter().map(|(length, _)| length * largest).collect();
-    // Rows as short as this are what rounding left of those whose eigenvalue is 0.
+    // Rows that are shorter consist of rounding errors; their eigenvalue is 0.
     let least = order
         .first()
         .map_or(0.0, |(length, _)| length * f64::EPSILON * 1e-3);
@@ -49,7 +49,7 @@ pub(crate) fn eigen(level: Level, matrix: &[f64], size: usize) -> (Vec<f64>, Vec
     (values, complete(vectors.collect(), size))
 }
 
-/// Adds vectors at right angles to all others until there are `size` of them, and gives each its sign.
+/// Adds vectors that are orthogonal to all others until there are `size` of them, and sets the sign of each.
 fn complete(mut vectors: Vec<f64>, size: usize) -> Vec<f64> {
     for axis in 0..size {
         if vectors.len() == size * size {
@@ -57,7 +57,7 @@ fn complete(mut vectors: Vec<f64>, size: usize) -> Vec<f64> {
         }
         let mut vector = vec![0.0; size];
         vector[axis] = 1.0;
-        // Twice, as the first time leaves rounding errors of all that was taken off.
+        // The step runs twice, because the first time leaves rounding errors of the subtracted parts.
         for _ in 0..2 {
             for known in vectors.chunks_exact(size) {
                 let along = dot(known, &vector);
@@ -68,7 +68,7 @@ fn complete(mut vectors: Vec<f64>, size: usize) -> Vec<f64> {
             }
         }
         let length = dot(&vector, &vector).sqrt();
-        // One axis at least is as far from what is there as this; a nearer one gives no good direction.
+        // At least one axis is as far from the known vectors as this; a nearer axis gives no good direction.
         #[allow(clippy::cast_precision_loss, reason = "sizes are small")]
         if length * length * 2.0 * size as f64 >= 1.0 {
             vectors.extend(vector.iter().map(|value| value / length));
@@ -103,7 +103,7 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
     sums.iter().fold(rest, |sum, lane| sum + lane)
 }
 
-/// Turns all pairs of rows once. Gives whether all were at right angles.
+/// Rotates all pairs of rows once. Returns whether all were orthogonal.
 struct Sweep<'a> {
     rows: &'a mut [f64],
     size: usize,
@@ -115,7 +115,7 @@ impl Pass for Sweep<'_> {
     #[inline(always)]
     fn run(self) -> bool {
         let size = self.size;
-        // The cosine of an angle that is taken for a right one: rounding of sums reaches it.
+        // Cosine of an angle that counts as a right angle: rounding errors of sums can reach it.
         #[allow(clippy::cast_precision_loss, reason = "sizes are small")]
         let right = f64::EPSILON * (size as f64 + 4.0);
         let mut done = true;
@@ -124,7 +124,7 @@ impl Pass for Sweep<'_> {
             let a = &mut before[first * size..];
             for b in behind.chunks_exact_mut(size) {
                 let (aa, bb, ab) = (dot(a, a), dot(b, b), dot(a, b));
-                // Longer rows come first, which makes fewer sweeps.
+                // Longer rows are moved to the front, which reduces the number of sweeps.
                 if ab.abs() <= right * aa.sqrt() * bb.sqrt() {
                     if aa < bb {
                         a.swap_with_slice(b);
@@ -153,7 +153,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A matrix without negative eigenvalues: of sums of products of vectors with themselves, so few that some may be 0.
+    /// Returns a matrix without negative eigenvalues: a sum of products of vectors with themselves, with so few vectors that some
+    /// eigenvalues may be 0.
     fn matrix(vectors: &[f64], size: usize) -> Vec<f64> {
         let mut matrix = vec![0.0; size * size];
         for vector in vectors.chunks_exact(size) {

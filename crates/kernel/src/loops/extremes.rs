@@ -1,11 +1,11 @@
-//! The smallest or largest value of a block.
+//! Finds the smallest and the largest value of a block.
 
 use std::marker::PhantomData;
 
 use super::number::Number;
 use super::simd::{self, Level, Pass};
 
-/// The smallest and the largest of whole little-endian values, NaN passed over; `None` if there is none else.
+/// Returns the smallest and the largest of whole little-endian values, without NaN; `None` if all are NaN.
 pub(crate) fn extremes<T: Number>(level: Level, values: &[u8]) -> Option<(T, T)> {
     match T::SIZE {
         1 => both::<T, 256>(level, values),
@@ -20,12 +20,12 @@ fn both<T: Number, const L: usize>(level: Level, values: &[u8]) -> Option<(T, T)
     Some((least, greatest))
 }
 
-/// Largest (or smallest) number of a block; `None` if there is none but NaN. `L` values of `T` should fill
-/// four of the widest vectors.
+/// Finds the largest (or smallest) number of a block; `None` if there is none but NaN. `L` values of `T` should fill four of the widest
+/// vectors.
 struct Extreme<'a, T, const MAX: bool, const L: usize>(&'a [u8], PhantomData<T>);
 
 impl<T: Number, const MAX: bool, const L: usize> Extreme<'_, T, MAX, L> {
-    /// Keeps `best` when `value` is NaN.
+    /// Returns the better of both; `best` if `value` is NaN.
     #[inline(always)]
     fn better(value: T, best: T) -> T {
         if MAX {
@@ -59,7 +59,7 @@ impl<T: Number, const MAX: bool, const L: usize> Pass for Extreme<'_, T, MAX, L>
         for lane in lanes {
             best = Self::better(lane, best);
         }
-        // The worst value may stand for itself or for nothing.
+        // The worst value may be a value of the block, or mean that there is none.
         let found = best != worst
             || self
                 .0

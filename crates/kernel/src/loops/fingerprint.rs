@@ -1,17 +1,17 @@
-//! Rabin's fingerprint of bytes (M. O. Rabin, "Fingerprinting by Random Polynomials", 1981): the bytes as a polynomial
-//! over GF(2), the highest coefficient first, modulo an irreducible polynomial of degree 64.
+//! Rabin's fingerprint of bytes (M. O. Rabin, "Fingerprinting by Random Polynomials", 1981): the bytes as a polynomial over GF(2), the
+//! highest coefficient first, modulo an irreducible polynomial of degree 64.
 //!
-//! Fingerprints of neighbours make that of both: `f(AB) = f(A)·x^(8|B|) + f(B)`.
+//! The fingerprint of two adjacent pieces follows from their fingerprints: `f(AB) = f(A)·x^(8|B|) + f(B)`.
 
 use super::simd::Level;
 
 /// `x⁶⁴ + x⁴ + x³ + x + 1`, which is irreducible, without its highest term.
 const POLYNOMIAL: u64 = 0x1b;
 
-/// Bytes that the portable loop takes at a time, and tables for them.
+/// Number of bytes that the portable loop processes at a time, and of its tables.
 const SLICES: usize = 16;
 
-/// `TABLE[s][b]` is `b·x^(64 + 8 s)`: what byte `b` comes to `s` bytes later.
+/// `TABLE[s][b]` is `b·x^(64 + 8 s)`: the contribution of byte `b` after `s` further bytes.
 static TABLE: [[u64; 256]; SLICES] = table();
 
 const fn table() -> [[u64; 256]; SLICES] {
@@ -38,7 +38,7 @@ const fn times_x(value: u64) -> u64 {
     value << 1 ^ if value >> 63 == 0 { 0 } else { POLYNOMIAL }
 }
 
-/// The product modulo the polynomial.
+/// Returns the product modulo the polynomial.
 const fn product(a: u64, b: u64) -> u64 {
     let (mut product, mut bit) = (0, 64);
     while bit > 0 {
@@ -48,7 +48,7 @@ const fn product(a: u64, b: u64) -> u64 {
     product
 }
 
-/// `x^(8 bytes)` modulo the polynomial.
+/// Returns `x^(8 bytes)` modulo the polynomial.
 const fn power(bytes: u64) -> u64 {
     let (mut result, mut square, mut left) = (1, 1 << 8, bytes);
     while left > 0 {
@@ -61,12 +61,12 @@ const fn power(bytes: u64) -> u64 {
     result
 }
 
-/// The fingerprint of bytes with `first` before `second`, which is of `length` bytes.
+/// Returns the fingerprint of `first` followed by `second`, which stands for `length` bytes.
 pub(crate) fn join(first: u64, second: u64, length: u64) -> u64 {
     product(first, power(length)) ^ second
 }
 
-/// The fingerprint of what `before` is that of, followed by `bytes`.
+/// Returns the fingerprint of the bytes of fingerprint `before`, followed by `bytes`.
 pub(crate) fn extend(before: u64, bytes: &[u8], level: Level) -> u64 {
     match level {
         Level::Portable => portable(before, bytes),
@@ -80,7 +80,7 @@ pub(crate) fn extend(before: u64, bytes: &[u8], level: Level) -> u64 {
 fn portable(mut value: u64, bytes: &[u8]) -> u64 {
     let (blocks, rest) = bytes.as_chunks::<SLICES>();
     for block in blocks {
-        // The last 8 bytes are of lower degree than the polynomial; what came before is of the highest.
+        // The last 8 bytes have a lower degree than the polynomial; the value so far has the highest degree.
         let (high, low) = block.split_at(8);
         let old = value.to_be_bytes();
         value = u64::from_be_bytes(low.try_into().expect("half of a block has 8 bytes"));
@@ -103,10 +103,10 @@ mod x86 {
 
     use super::{portable, power};
 
-    /// Vectors at a time: products take several cycles, but one can begin in each.
+    /// Number of vectors at a time: a product takes several cycles, but one can begin in each cycle.
     const LANES: usize = 8;
 
-    /// Bytes at a time.
+    /// Number of bytes at a time.
     const BLOCK: usize = 16 * LANES;
 
     pub(super) fn available() -> bool {
@@ -118,12 +118,12 @@ mod x86 {
         let Some((first, others)) = blocks.split_first() else {
             return portable(before, rest);
         };
-        // SAFETY: `available` was asked.
+        // SAFETY: `available` was checked.
         let value = unsafe { blocks_of(before, first, others) };
         portable(value, rest)
     }
 
-    /// Multiplies by `x^(8 bytes)` and adds the next vector: both halves by 64 by 64 bit products.
+    /// Multiplies by `x^(8 bytes)` and adds the next vector, with a product of 64 by 64 bits for each half.
     #[target_feature(enable = "pclmulqdq,sse4.1")]
     fn fold(value: __m128i, powers: __m128i, next: __m128i) -> __m128i {
         let high = _mm_clmulepi64_si128::<0x11>(value, powers);
@@ -131,7 +131,7 @@ mod x86 {
         _mm_xor_si128(_mm_xor_si128(high, low), next)
     }
 
-    /// What the high and the low half of a vector are to be multiplied with to be moved by `bytes`.
+    /// Returns the factors for the high and the low half of a vector that move it by `bytes`.
     #[target_feature(enable = "pclmulqdq,sse4.1")]
     fn powers(bytes: u64) -> __m128i {
         _mm_set_epi64x(power(bytes + 8).cast_signed(), power(bytes).cast_signed())
@@ -176,7 +176,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Division bit by bit.
+    /// Divides bit by bit.
     fn divide(bytes: &[u8]) -> u64 {
         let mut value = 0;
         for byte in bytes {

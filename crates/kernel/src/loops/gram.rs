@@ -1,6 +1,6 @@
-//! Sums of products of any two columns of some rows, for covariances. Columns lie in groups, each as wide as a line of the cache, so that
-//! all that is read is read in order; 24 vectors of sums are kept in registers. Each sum adds its products in the order of
-//! rows, fused, so all vectors give the same bits.
+//! Sums of products of any two columns of some rows, for covariances. Columns are stored in groups, each as wide as a cache line, so that
+//! all reads are sequential; 24 vectors of sums are kept in registers. Each sum adds its products in the order of rows, with fused
+//! operations, so all vectors give the same bits.
 
 use std::marker::PhantomData;
 
@@ -9,10 +9,10 @@ use super::number::Number;
 use super::product::Real;
 use super::simd::{Level, Pass, run};
 
-/// Rows that are taken at a time while columns are grouped.
+/// Number of rows at a time while columns are grouped.
 const STRIP: usize = 16;
 
-/// Rows whose columns lie in groups.
+/// Rows whose columns are stored in groups.
 #[derive(Debug, Default)]
 pub(crate) struct Groups<T> {
     values: Lines<T>,
@@ -20,18 +20,18 @@ pub(crate) struct Groups<T> {
     groups: usize,
 }
 
-/// Columns of a group.
+/// Returns the number of columns of a group.
 const fn line<T>() -> usize {
     64 / size_of::<T>()
 }
 
 impl<T: Real> Groups<T> {
-    /// Columns, and those beside them that are zero.
+    /// Returns the number of columns, including the zero columns that fill the last group.
     pub(crate) fn width(&self) -> usize {
         self.groups * line::<T>()
     }
 
-    /// Takes little-endian values, `shift.len()` in a row, less a shift for each column, and adds what is left of them to the sum of the
+    /// Loads little-endian values, `shift.len()` in a row, subtracts a shift for each column, and adds the differences to the sum of the
     /// column.
     pub(crate) fn load<N: Number>(
         &mut self,
@@ -69,13 +69,13 @@ struct Load<'a, T, N> {
     type_: PhantomData<N>,
 }
 
-/// Has a line of memory come nearer: one of those read a strip later, as the processor does not foresee steps as wide as a row.
+/// Prefetches a line of memory that is read a strip later, because the processor does not predict steps as wide as a row.
 #[inline(always)]
 fn fetch(line: *const u8) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-        // SAFETY: this does nothing but load a cache (the second, as two strips may fill the first), and that only from where memory is.
+        // SAFETY: this only loads a cache (the second, as two strips may fill the first), from any address that is mapped.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(line.cast()) };
     }
     #[cfg(not(target_arch = "x86_64"))]
@@ -86,7 +86,7 @@ fn fetch(line: *const u8) {
 struct InLines<const W: usize, L>(L);
 
 impl<const W: usize, T: Real, N: Number> InLines<W, Load<'_, T, N>> {
-    /// Takes `count` columns from `column` on of all rows from `first` to `end`.
+    /// Loads `count` columns from `column` on of all rows from `first` to `end`.
     #[inline(always)]
     fn group(&mut self, column: usize, count: usize, (first, end): (usize, usize)) {
         let all = &mut self.0;
@@ -155,7 +155,7 @@ struct Gram<'a, V: Lanes> {
 }
 
 impl<V: Lanes> Gram<'_, V> {
-    /// `M` columns from `first` on with those of `C` vectors from `second` on.
+    /// Multiplies `M` columns from `first` on with the columns of `C` vectors from `second` on.
     #[inline(always)]
     fn block<const M: usize, const C: usize>(&mut self, first: usize, second: usize) {
         let (line, rows, width) = (line::<V::Number>(), self.groups.rows, self.groups.width());
@@ -167,8 +167,8 @@ impl<V: Lanes> Gram<'_, V> {
             values.as_ptr().wrapping_add(group * rows + column % line)
         };
         let others = std::array::from_fn(|vector| at(second + vector * V::COUNT));
-        // SAFETY: a pass is run where its instructions are; in each of `rows` lines of each group are `line` numbers, of which these are
-        // some, as was asserted.
+        // SAFETY: a pass runs only on processors with its instructions. Each of the `rows` lines of each group has `line` numbers, and
+        // these are some of them, as asserted above.
         let sums = unsafe {
             let mut sums = [[V::all(V::Number::default()); C]; M];
             tile(&mut sums, (at(first), others), (line, line), rows);
@@ -179,7 +179,7 @@ impl<V: Lanes> Gram<'_, V> {
             for (to, sums) in to.chunks_exact_mut(V::COUNT).zip(sums) {
                 let mut some = [V::Number::default(); 16];
                 assert!(V::COUNT <= some.len());
-                // SAFETY: as above, and there is room.
+                // SAFETY: as above, and the array has space for them.
                 unsafe { sums.store(some.as_mut_ptr()) };
                 for (to, sum) in to.iter_mut().zip(some) {
                     *to += sum.to_f64();

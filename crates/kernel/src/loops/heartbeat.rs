@@ -1,69 +1,68 @@
 //! R peaks in an electrocardiogram.
 //!
-//! The front is that of Pan and Tompkins ("A Real-Time QRS Detection Algorithm", 1985): the band in which QRS complexes
-//! are strongest, squared and averaged over the length of one. Their thresholds from peak to peak fail in noise; here the
-//! peaks are candidates, rated against both kinds of peaks around them (N. Otsu, "A Threshold Selection Method from
-//! Gray-Level Histograms", 1979), and the chain of candidates is chosen that is best rated and most even, by dynamic
-//! programming (as D. P. W. Ellis tracks beats of music, 2007). Being uneven costs less than a clear peak brings, so
-//! premature beats stay.
+//! The first steps are those of Pan and Tompkins ("A Real-Time QRS Detection Algorithm", 1985): the band in which QRS complexes are
+//! strongest, squared and averaged over the length of one complex. Their thresholds from peak to peak fail in noise. Here the peaks are
+//! candidates, and each is rated against both kinds of peaks around it (N. Otsu, "A Threshold Selection Method from Gray-Level
+//! Histograms", 1979). Dynamic programming then chooses the chain of candidates that has the best ratings and the most even intervals (as
+//! D. P. W. Ellis tracks beats of music, 2007). An uneven interval costs less than a clear peak gains, so premature beats stay.
 
 /// The band, in hertz.
 const BAND: (f64, f64) = (5.0, 18.0);
 
-/// Lowest rate of samples, in hertz: twice the band and some room.
+/// Lowest sample rate, in hertz: twice the upper end of the band and a margin.
 pub(crate) const RATE_AT_LEAST: f64 = 50.0;
 
-/// Highest, in hertz: beyond any device, and windows still have a length in samples.
+/// Highest sample rate, in hertz: above that of any device, and windows still have a length in samples.
 pub(crate) const RATE_AT_MOST: f64 = 1e6;
 
 /// Length of a QRS complex, in seconds.
 const COMPLEX: f64 = 0.1;
 
-/// No two beats are closer, in seconds.
+/// Minimum distance of two beats, in seconds.
 const REFRACTORY: f64 = 0.24;
 
-/// Candidates this far away, in seconds, are compared with.
+/// Maximum distance of candidates that are compared with each other, in seconds.
 const AROUND: f64 = 8.0;
 
-/// Fewest and most beats in a second.
+/// Minimum and maximum number of beats in a second.
 const BEATS: (f64, f64) = (0.5, 3.5);
 
-/// Intervals between beats from which the tempo is taken, in seconds, and one to begin with.
+/// Intervals between beats that determine the tempo, in seconds, and the first tempo.
 const INTERVALS: (f64, f64) = (0.3, 1.8);
 const INTERVAL: f64 = 0.8;
 
-/// Amplitudes lower than this part of the beats' (in natural logarithms) are all alike.
+/// Amplitudes below the beats' amplitude by more than this (in natural logarithms) are treated alike.
 const FLOOR: f64 = -2.0;
 
-/// Difference of both kinds of peaks (in natural logarithms) from which ratings are full.
+/// Difference of both kinds of peaks (in natural logarithms) from which ratings have their full size.
 const CLEAR: f64 = 0.5;
 
-/// The best and the worst rating.
+/// Absolute value of the best and of the worst rating.
 const RATING: f64 = 1.5;
 
-/// What the square of an interval's deviation (natural logarithm of its ratio to the tempo) costs, and the most.
+/// Cost of the square of an interval's deviation (natural logarithm of its ratio to the tempo), and the maximum cost.
 const UNEVEN: f64 = 1.5;
 const UNEVEN_MOST: f64 = 1.0;
 
-/// Distance of a beat to the one before that is looked for, in seconds.
+/// Maximum distance from a beat to the previous one, in seconds.
 const PAUSE: f64 = 4.0;
 
-/// A peak that may be a beat.
+/// Peak that may be a beat.
 #[derive(Clone, Copy, Debug)]
 struct Candidate {
     sample: usize,
-    /// In seconds.
+    /// Time in seconds.
     time: f64,
-    /// Natural logarithm.
+    /// Amplitude as a natural logarithm.
     amplitude: f64,
-    /// Above 0 if it is rather a beat.
+    /// Rating; above 0 if the candidate is more probably a beat.
     rating: f64,
-    /// Seconds between beats here.
+    /// Interval between beats near this candidate, in seconds.
     tempo: f64,
 }
 
-/// The indices of the R peaks of `signal`, of `rate` samples a second (from [`RATE_AT_LEAST`] to [`RATE_AT_MOST`]), in order. NaN samples
-/// count as the one before.
+/// Returns the indices of the R peaks of `signal` in order. The sample rate `rate` is in hertz (from [`RATE_AT_LEAST`] to
+/// [`RATE_AT_MOST`]). NaN samples count as the previous sample.
 pub(crate) fn r_peaks(signal: &[f64], rate: f64) -> Vec<usize> {
     let band = band(signal, rate);
     let energy = mean(&band, samples(COMPLEX, rate) | 1);
@@ -98,15 +97,15 @@ fn samples(seconds: f64, rate: f64) -> usize {
     (seconds * rate).round().max(1.0) as usize
 }
 
-/// Where the band is furthest from 0, within `near` samples.
+/// Returns the sample at which the band is furthest from 0, within `near` samples.
 fn highest(band: &[f64], sample: usize, near: usize) -> usize {
     let range = sample.saturating_sub(near)..(sample + near + 1).min(band.len());
     let by_size = |a: &usize, b: &usize| band[*a].abs().total_cmp(&band[*b].abs());
-    // The first of equals.
+    // Of equal samples, the first is returned.
     range.rev().max_by(by_size).unwrap_or(sample)
 }
 
-/// A filter of second order (Butterworth, by the bilinear transform), in the transposed direct form II.
+/// Filter of second order (Butterworth, by the bilinear transform), in the transposed direct form II.
 #[derive(Clone, Copy, Debug)]
 struct Filter {
     b: [f64; 3],
@@ -149,10 +148,10 @@ impl Filter {
     }
 }
 
-/// The signal within the band, filtered there and back so that nothing is shifted.
+/// Returns the signal within the band, filtered forwards and backwards so that nothing is shifted.
 fn band(signal: &[f64], rate: f64) -> Vec<f64> {
     let filters = (Filter::high(BAND.0, rate), Filter::low(BAND.1, rate));
-    // From the first value on, so that the begin is no step.
+    // The filter starts from the first value, so that the begin is no step.
     let first = signal
         .iter()
         .copied()
@@ -174,7 +173,7 @@ fn band(signal: &[f64], rate: f64) -> Vec<f64> {
     band
 }
 
-/// The mean of the squares of `width` samples around each, an odd number.
+/// Returns the mean of the squares of `width` samples around each sample; `width` is odd.
 fn mean(band: &[f64], width: usize) -> Vec<f64> {
     let half = width / 2;
     let mut sum = 0.0;
@@ -189,25 +188,25 @@ fn mean(band: &[f64], width: usize) -> Vec<f64> {
             if sample > half {
                 sum -= behind.next().map_or(0.0, |x| x * x);
             }
-            // What is left of large values may be below 0.
+            // Rounding errors of large values may make the sum negative.
             sum.max(0.0)
         })
         .collect()
 }
 
-/// Samples that are higher than all before and none lower than those after them, as far as a complex is long.
+/// Returns the samples that are higher than all before, and not lower than any after, within the length of a complex.
 fn candidates(energy: &[f64], rate: f64) -> Vec<Candidate> {
     let reach = samples(COMPLEX, rate);
     let mut candidates: Vec<Candidate> = Vec::new();
     let mut sample = 0;
     while sample < energy.len() {
-        // On the way down no sample is a peak: most are known by this alone.
+        // A sample on a falling slope is no peak; this excludes most samples.
         if sample > 0 && energy[sample - 1] >= energy[sample] {
             sample += 1;
             continue;
         }
         let ahead = &energy[sample + 1..(sample + 1 + reach).min(energy.len())];
-        // A higher one ahead rules out all up to it.
+        // A higher sample ahead excludes all samples before it.
         let higher = ahead.iter().position(|other| *other > energy[sample]);
         if let Some(steps) = higher {
             sample += steps + 1;
@@ -229,11 +228,11 @@ fn candidates(energy: &[f64], rate: f64) -> Vec<Candidate> {
     candidates
 }
 
-/// Rates each candidate against those around it.
+/// Rates each candidate against the candidates around it.
 fn rate_all(candidates: &mut [Candidate]) {
     let mut amplitudes = Vec::new();
     let (mut begin, mut end) = (0, 0);
-    // Neighbours have nearly the same around them: once a second is enough.
+    // Neighbours have nearly the same candidates around them, so one computation for each second is enough.
     let mut next = f64::NEG_INFINITY;
     let mut kinds = (0.0, 1.0);
     for index in 0..candidates.len() {
@@ -260,8 +259,8 @@ fn rate_all(candidates: &mut [Candidate]) {
     }
 }
 
-/// Parts amplitudes into low and high so that both are as far apart as can be, for the numbers that they have: the middle
-/// between the means of both, and the distance of the means, which is above 0.
+/// Divides amplitudes into low and high so that both groups are as far apart as possible for their sizes. Returns the middle between the
+/// means of both, and the distance of the means, which is above 0.
 fn two_kinds(amplitudes: &mut [f64], seconds: f64) -> (f64, f64) {
     amplitudes.sort_unstable_by(f64::total_cmp);
     #[allow(clippy::cast_precision_loss, reason = "few peaks")]
@@ -289,7 +288,7 @@ fn two_kinds(amplitudes: &mut [f64], seconds: f64) -> (f64, f64) {
         }
     }
     let (low, high) = best.1;
-    // So few that are all alike are beats, with nothing else between them.
+    // If the amplitudes are so few and alike, all of them are beats.
     let alike = amplitudes
         .iter()
         .filter(|amplitude| **amplitude > floor)
@@ -332,7 +331,7 @@ fn set_tempo(candidates: &mut [Candidate], beats: &[Candidate]) {
     }
 }
 
-/// The chain of candidates with the highest sum of ratings, less what uneven intervals cost.
+/// Returns the chain of candidates with the highest sum of ratings, minus the costs of uneven intervals.
 fn chain(candidates: &[Candidate]) -> Vec<usize> {
     let mut sums: Vec<f64> = Vec::with_capacity(candidates.len());
     let mut before: Vec<Option<usize>> = Vec::with_capacity(candidates.len());
@@ -365,7 +364,7 @@ fn chain(candidates: &[Candidate]) -> Vec<usize> {
 mod tests {
     use super::*;
 
-    /// Uniform from -1 to 1, and about normal as a sum of twelve.
+    /// Random numbers: uniform from -1 to 1, and approximately normal as a sum of twelve.
     struct Chance(u64);
 
     impl Chance {
@@ -382,7 +381,7 @@ mod tests {
         }
     }
 
-    /// A QRS complex and a T wave at each beat, with baseline wander and white noise; every tenth beat is early.
+    /// Returns a signal with a QRS complex and a T wave at each beat, baseline wander and white noise; every tenth beat is early.
     fn heart(rate: f64, beats: usize, noise: f64, seed: u64) -> (Vec<f64>, Vec<usize>) {
         let mut chance = Chance(seed);
         let mut times = vec![0.6];
@@ -419,7 +418,7 @@ mod tests {
         )
     }
 
-    /// How many beats were found, and how many peaks are no beat.
+    /// Returns the number of beats that were found, and the number of peaks that are no beat.
     fn score(found: &[usize], beats: &[usize], rate: f64) -> (usize, usize) {
         let near = samples(0.075, rate);
         let hits = beats

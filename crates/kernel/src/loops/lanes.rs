@@ -1,5 +1,5 @@
-//! Vectors of floating-point numbers for loops that keep many of them in registers, which compilers do not find by themselves. Products
-//! are added fused, with one rounding, by all: so all give the same bits.
+//! Vectors of floating-point numbers for loops that keep many vectors in registers, which compilers do not do by themselves. All vectors
+//! add products fused, with one rounding, so all give the same bits.
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{
@@ -13,38 +13,38 @@ use std::arch::x86_64::{
 
 use super::product::Real;
 
-/// A vector of numbers. Its instructions must be there wherever it is used, which [`super::simd::run`] sees to.
+/// Vector of numbers. The code that uses it must be compiled with its instructions; [`super::simd::run`] ensures this.
 pub(crate) trait Lanes: Copy {
     type Number: Real;
-    /// Numbers in it.
+    /// Number of lanes.
     const COUNT: usize;
 
     /// # Safety
-    /// The processor has the instructions, and `COUNT` numbers are there.
+    /// The processor has the instructions, and `from` is valid for `COUNT` numbers.
     unsafe fn load(from: *const Self::Number) -> Self;
 
     /// # Safety
-    /// The processor has the instructions, and there is room for `COUNT` numbers.
+    /// The processor has the instructions, and `to` has space for `COUNT` numbers.
     unsafe fn store(self, to: *mut Self::Number);
 
     /// # Safety
     /// The processor has the instructions.
     unsafe fn all(value: Self::Number) -> Self;
 
-    /// `self + a * b`, rounded once.
+    /// Returns `self + a * b`, rounded once.
     ///
     /// # Safety
     /// The processor has the instructions.
     unsafe fn fused(self, a: Self, b: Self) -> Self;
 
-    /// Takes `value` and `place` where that value is greater than this, whose place is `known`.
+    /// Replaces each number that is less than that of `value` by it, and its place in `known` by `place`.
     ///
     /// # Safety
     /// The processor has the instructions.
     unsafe fn greater(&mut self, known: &mut Self, value: Self, place: Self);
 }
 
-/// Numbers one by one; where there are vectors of half their size (NEON), compilers use those.
+/// Separate numbers; on processors with vectors of half their size (NEON), compilers use those.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plain<T, const N: usize>([T; N]);
 
@@ -185,11 +185,11 @@ vector!(
     |old, new, by| _mm256_blendv_ps(old, new, by)
 );
 
-/// The sum of products of `M` numbers, from `a` on, with the numbers of `C` vectors, those at `b`, over `steps` steps, each as far
-/// from the last as `step` says; added in order to what `sums` holds.
+/// Adds to `sums` the products of `M` numbers, from `a` on, with the numbers of `C` vectors, those at `b`, over `steps` steps. `step` is
+/// the distance of each step from the previous one. Products are added in order.
 ///
 /// # Safety
-/// The processor has the instructions, and all these numbers are there.
+/// The processor has the instructions, and all these numbers are valid for reads.
 #[inline(always)]
 pub(crate) unsafe fn tile<V: Lanes, const M: usize, const C: usize>(
     sums: &mut [[V; C]; M],
@@ -215,10 +215,10 @@ pub(crate) unsafe fn tile<V: Lanes, const M: usize, const C: usize>(
     *sums = held;
 }
 
-/// Bytes of a line of the processor's caches.
+/// Size of a cache line, in bytes.
 const LINE_BYTES: usize = 64;
 
-/// Numbers that begin where a line of the cache does.
+/// Numbers that begin at the begin of a cache line.
 #[derive(Debug, Default)]
 pub(crate) struct Lines<T> {
     memory: Vec<T>,
@@ -227,7 +227,7 @@ pub(crate) struct Lines<T> {
 }
 
 impl<T: Real> Lines<T> {
-    /// Makes room for so many numbers. Those that are there mean nothing.
+    /// Sets the number of numbers. Their values are unspecified.
     pub(crate) fn resize(&mut self, count: usize) {
         if count == self.count {
             return;
@@ -236,7 +236,7 @@ impl<T: Real> Lines<T> {
         self.memory
             .resize(count + LINE_BYTES / size_of::<T>(), T::default());
         let start = self.memory.as_ptr().align_offset(LINE_BYTES);
-        // An offset that is not known is only slower.
+        // An unknown offset only makes the loops slower.
         self.start = start.min(LINE_BYTES / size_of::<T>());
         self.count = count;
     }
@@ -250,7 +250,7 @@ impl<T: Real> Lines<T> {
     }
 }
 
-/// Does `$body` with `$V` as the vectors of `$level` for numbers of type `$T`.
+/// Runs `$body` with `$V` as the vectors of `$level` for numbers of type `$T`.
 macro_rules! with_lanes {
     ($level:expr, $T:ty, |$V:ident| $body:expr) => {
         match $level {

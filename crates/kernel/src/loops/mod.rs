@@ -1,8 +1,8 @@
 //! Inner loops: pure functions over slices, without files, arguments or states.
 //!
-//! Each has a portable path, which every processor runs (compiled for NEON on AArch64, where it has not been
-//! tried), and is compiled for or has a path of its own for AVX2 and AVX-512, chosen at run time by
-//! [`simd::Level`]. All paths give the same results, to the last bit; tests hold them against each other.
+//! Each has a portable path, which every processor runs (compiled for NEON on AArch64, where it has not been tested). For AVX2 and
+//! AVX-512, the portable path is compiled again or there is a separate path. [`simd::Level`] chooses the path at run time. All paths give
+//! the same results, to the last bit; tests compare them.
 
 pub(crate) mod affine;
 pub(crate) mod bytes;

@@ -1,6 +1,6 @@
-//! The nearest of some centres for each of many rows. Rows lie beside each other in the lanes of vectors, so the nearest centre is chosen in
-//! all lanes at once: that with the largest product less a penalty. Each sum begins with the penalty and adds its
-//! products in order, fused, so all vectors give the same bits.
+//! Finds the nearest of some centres for each of many rows. Each lane of a vector has a row, so the nearest centre is chosen in all lanes
+//! at once: the centre with the largest product minus a penalty. Each sum begins with the penalty and adds its products in order, fused,
+//! so all vectors give the same bits.
 
 use std::marker::PhantomData;
 
@@ -10,23 +10,23 @@ use super::product::{Panel, Real};
 use super::simd::{Level, Pass, run};
 use super::transpose::{Part, transpose};
 
-/// Centres whose sums are kept in registers at a time.
+/// Number of centres whose sums are kept in registers at a time.
 const CENTRES: usize = 4;
 
-/// Bytes of as many rows as lie beside each other: four lines of the cache.
+/// Size of the rows that are processed together, in bytes: four cache lines.
 const BAND_BYTES: usize = 256;
 
-/// Centres: numbers of four beside each other, column by column.
+/// Centres in groups of four, column by column.
 #[derive(Debug)]
 pub(crate) struct Centres<T> {
     values: Vec<T>,
-    /// Less than 0; infinitely much where there is no centre.
+    /// Negative penalties; negative infinity for padding without a centre.
     penalties: Vec<T>,
     columns: usize,
 }
 
 impl<T: Real> Centres<T> {
-    /// Takes `columns` numbers a centre, which are rounded; the penalty of each is half the sum of their squares.
+    /// Takes `columns` numbers for each centre, which are rounded; the penalty of each centre is half the sum of their squares.
     pub(crate) fn new(centres: &[f64], columns: usize) -> Self {
         let count = (centres.len() / columns).next_multiple_of(CENTRES);
         let mut values = vec![T::default(); count * columns];
@@ -49,7 +49,7 @@ impl<T: Real> Centres<T> {
     }
 }
 
-/// Finds the nearest centres of rows; what it needs for it is kept for the next ones.
+/// Finds the nearest centres of rows; buffers are kept for the next rows.
 #[derive(Debug, Default)]
 pub(crate) struct Nearest<T> {
     turned: Lines<T>,
@@ -57,8 +57,8 @@ pub(crate) struct Nearest<T> {
 }
 
 impl<T: Real> Nearest<T> {
-    /// For each row of the panel, the number of the centre whose product with it, less half the square of the centre, is largest; of equal
-    /// ones the first.
+    /// Finds the number of a centre for each row of the panel: the centre whose product with the row, minus half the square of the
+    /// centre, is largest. Of equal centres, the first is chosen.
     pub(crate) fn find(
         &mut self,
         level: Level,
@@ -110,7 +110,7 @@ fn bytes_mut<T: Real>(values: &mut [T]) -> &mut [u8] {
 }
 
 struct Find<'a, V: Lanes> {
-    /// Column by column, a band of rows in each.
+    /// Columns of rows, one band of rows at a time.
     turned: &'a [V::Number],
     centres: &'a Centres<V::Number>,
     places: &'a mut [V::Number],
@@ -118,7 +118,7 @@ struct Find<'a, V: Lanes> {
 }
 
 impl<V: Lanes> Find<'_, V> {
-    /// Finds those of `C` vectors of rows, from row `first` on.
+    /// Finds the centres for the rows of `C` vectors, from row `first` on.
     #[inline(always)]
     fn vectors<const C: usize>(&mut self, first: usize) {
         let (columns, band) = (self.centres.columns, self.places.len());
@@ -126,8 +126,8 @@ impl<V: Lanes> Find<'_, V> {
         assert!(self.centres.values.len() == self.centres.penalties.len() * columns);
         let row = |vector| first + vector * V::COUNT;
         let rows = std::array::from_fn(|vector| self.turned.as_ptr().wrapping_add(row(vector)));
-        // SAFETY: a pass is run where its instructions are; each column has all these rows, each four centres have `columns` times
-        // four numbers, and each row has a place, as was asserted.
+        // SAFETY: a pass runs only on processors with its instructions. Each column has all these rows, each four centres have `columns`
+        // times four numbers, and each row has a place, as asserted above.
         unsafe {
             let mut most = [V::all(V::Number::of(f64::NEG_INFINITY)); C];
             let mut places = [V::all(V::Number::default()); C];

@@ -1,24 +1,24 @@
-//! The element types of raw arrays.
+//! Number types of raw arrays.
 
 use std::cmp::Ordering;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// A counter in a lane.
+/// Counter in a lane.
 pub(crate) trait Tally: Copy + Default {
-    /// Counts up to here.
+    /// Maximum count.
     const MAX: usize;
-    /// One more if `counts`.
+    /// Returns the count plus one if `counts`.
     fn count(self, counts: bool) -> Self;
-    /// The count.
+    /// Returns the count.
     fn total(self) -> u64;
 }
 
 macro_rules! tally {
     ($($type:ty),*) => {
         $(impl Tally for $type {
-            // More is never counted at once.
+            // No caller counts more at once.
             const MAX: usize = if size_of::<$type>() == 1 { 255 } else { 65_535 };
             #[inline(always)]
             fn count(self, counts: bool) -> Self {
@@ -34,54 +34,53 @@ macro_rules! tally {
 
 tally!(u8, u16, u32, u64);
 
-/// A type of number in a raw little-endian array.
+/// Type of number in a raw little-endian array.
 pub(crate) trait Number:
     Copy + PartialOrd + std::fmt::Debug + Default + Send + Sync + Serialize + DeserializeOwned + 'static
 {
-    /// An integer of the same size, to count in.
+    /// Integer type of the same size, for counts.
     type Tally: Tally;
-    /// Bytes of one value.
+    /// Size of a value, in bytes.
     const SIZE: usize;
     /// Whether sums are exact.
     const INTEGER: bool;
-    /// Not above any number.
+    /// Value that is not above any number.
     const LOWEST: Self;
-    /// Not below any number.
+    /// Value that is not below any number.
     const HIGHEST: Self;
-    /// The value in the first `SIZE` bytes.
+    /// Returns the value in the first `SIZE` bytes.
     fn read(bytes: &[u8]) -> Self;
-    /// As [`Number::read`], of bytes of which the highest comes first.
+    /// Returns the same as [`Number::read`] from big-endian bytes.
     fn read_big(bytes: &[u8]) -> Self;
-    /// The nearest `f64`.
+    /// Returns the nearest `f64`.
     #[allow(clippy::wrong_self_convention, reason = "all implementors are Copy")]
     fn to_f64(self) -> f64;
-    /// The next larger value; itself if there is none.
+    /// Returns the next larger value; the value itself if there is none.
     fn above(self) -> Self;
-    /// The next smaller value; itself if there is none.
+    /// Returns the next smaller value; the value itself if there is none.
     fn below(self) -> Self;
-    /// The nearest value of this type that is not below (`up`) or not above (else) `value`; none if there is
-    /// none.
+    /// Returns the nearest value of this type that is not below (`up`) or not above (else) `value`; `None` if there is none.
     fn bound(value: f64, up: bool) -> Option<Self>;
     /// Writes the value as `SIZE` little-endian bytes.
     fn write(self, to: &mut [u8]);
-    /// An unsigned integer of the same size that is larger exactly if `self` is; half of its range for 0 if the
-    /// type is signed. Both zeros of floats have one; that of a NaN means nothing.
+    /// Returns an unsigned integer of the same size that is larger exactly if `self` is. If the type is signed, 0 maps to half of its
+    /// range. Both zeros of floats have the same integer; the integer of a NaN has no meaning.
     fn ordered(self) -> u64;
-    /// The value whose [`Number::ordered`] this is.
+    /// Returns the value with this [`Number::ordered`].
     fn from_ordered(ordered: u64) -> Self;
-    /// The larger of both; `other` if this is NaN.
+    /// Returns the larger of both; `other` if this value is NaN.
     fn larger(self, other: Self) -> Self;
-    /// The smaller of both; `other` if this is NaN.
+    /// Returns the smaller of both; `other` if this value is NaN.
     fn smaller(self, other: Self) -> Self;
-    /// Exact decimal text.
+    /// Returns the exact decimal text.
     fn text(self) -> String;
-    /// Reads decimal text; `nan` too for floats.
+    /// Parses decimal text; also `nan` for floats.
     fn parse(text: &str) -> Option<Self>;
-    /// Whether both are the same value; a NaN is the same as any other.
+    /// Returns whether both are the same value; a NaN is the same as any other NaN.
     fn same(self, other: Self) -> bool;
 }
 
-/// The bytes of numbers as they are in memory.
+/// Returns the bytes of numbers in their native order.
 pub(crate) fn bytes_of<T: Number>(values: &[T]) -> &[u8] {
     // SAFETY: numbers are bytes without gaps.
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
@@ -155,7 +154,7 @@ macro_rules! float {
                 if self < other { self } else { other }
             }
             fn text(self) -> String {
-                // Adding nothing turns -0 into 0: which zero is the largest of several is no result.
+                // Adding 0 turns -0 into 0: the sign of the largest of several zeros is not defined.
                 decimal(f64::from(self) + 0.0)
             }
             fn parse(text: &str) -> Option<Self> {
@@ -216,7 +215,7 @@ macro_rules! integer {
             fn bound(value: f64, up: bool) -> Option<Self> {
                 let whole = if up { value.ceil() } else { value.floor() };
                 let least = <$type>::MIN as f64;
-                // One more than the largest, which has an exact float.
+                // One more than the largest value, which has an exact float.
                 let end = (<$type>::MAX / 2 + 1) as f64 * 2.0;
                 match up {
                     _ if whole.is_nan() => None,
@@ -274,7 +273,7 @@ integer!(u16, u16);
 integer!(u32, u32);
 integer!(u64, u64);
 
-/// Decimal text from which the same `f64` is read back.
+/// Returns decimal text from which the same `f64` can be read.
 pub(crate) fn decimal(value: f64) -> String {
     let plain = value == 0.0 || (1e-5..1e16).contains(&value.abs());
     if plain {

@@ -1,13 +1,13 @@
-//! Memory in huge pages: it is ready sooner, and is read and written faster, than in pages of 4 KiB.
+//! Memory in huge pages: it is ready sooner, and is read and written faster, than memory in pages of 4 KiB.
 
 use std::mem::MaybeUninit;
 
 use rustix::mm::{Advice, madvise};
 
-/// Size of a huge page. Where it is another, the system looks after it.
+/// Size of a huge page, in bytes. On systems with another size, the system rounds.
 const HUGE: usize = 2 << 20;
 
-/// Asks for huge pages where whole ones fit into `room`, which should not have been touched yet.
+/// Requests huge pages for the part of `room` into which whole ones fit. No byte of `room` should have been touched yet.
 fn ask<T>(room: &mut [MaybeUninit<T>]) {
     let bytes = size_of_val(room);
     let start = room.as_mut_ptr().cast::<u8>();
@@ -16,21 +16,20 @@ fn ask<T>(room: &mut [MaybeUninit<T>]) {
         return;
     }
     let length = (bytes - lead) / HUGE * HUGE;
-    // SAFETY: the range lies within `room`, and the advice does not change what it holds. It is only advice, so failing is
-    // no error.
+    // SAFETY: the range is within `room`, and the advice does not change its contents. A failed request is no error.
     let _ = unsafe { madvise(start.add(lead).cast(), length, Advice::LinuxHugepage) };
 }
 
-/// `length` zeros, as integers are by default; pages are made ready when they are first touched.
+/// Returns `length` zeros, the default of integers; pages become ready when they are first touched.
 pub(crate) fn zeros<T: Copy + Default>(length: usize) -> Vec<T> {
     let mut zeros = vec![T::default(); length];
     let room = zeros.as_mut_ptr().cast::<MaybeUninit<T>>();
-    // SAFETY: the same memory, and nothing is written to it.
+    // SAFETY: this is the same memory, and nothing is written to it.
     ask(unsafe { std::slice::from_raw_parts_mut(room, length) });
     zeros
 }
 
-/// Makes room for at least `length` values in an empty vector.
+/// Reserves space for at least `length` values in an empty vector.
 pub(crate) fn reserve<T>(vector: &mut Vec<T>, length: usize) {
     if vector.capacity() < length {
         vector.reserve_exact(length);

@@ -1,9 +1,9 @@
-//! Counts and picks the values of a block that lie in a range.
+//! Counts and selects the values of a block that are in a range.
 
 use super::number::{Number, Tally};
 use super::simd::{self, Level, Pass};
 
-/// Values with their bounds, both of which belong to the range. NaN lies in none.
+/// Range of values, including both bounds. NaN is in no range.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Range<T> {
     pub(crate) from: T,
@@ -11,7 +11,7 @@ pub(crate) struct Range<T> {
 }
 
 impl<T: Number> Range<T> {
-    /// All values but NaN.
+    /// Returns the range of all values except NaN.
     pub(crate) fn all() -> Self {
         Self {
             from: T::LOWEST,
@@ -25,7 +25,7 @@ impl<T: Number> Range<T> {
     }
 }
 
-/// How many of the whole little-endian values lie in the range.
+/// Returns the number of whole little-endian values in the range.
 pub(crate) fn count<T: Number>(level: Level, values: &[u8], range: Range<T>) -> u64 {
     match T::SIZE {
         1 => counted::<T, 256>(level, values, range),
@@ -35,7 +35,7 @@ pub(crate) fn count<T: Number>(level: Level, values: &[u8], range: Range<T>) -> 
     }
 }
 
-/// Counts in `L` lanes, which are four of the widest vectors.
+/// Counts in `L` lanes, which fill four of the widest vectors.
 fn counted<T: Number, const L: usize>(level: Level, values: &[u8], range: Range<T>) -> u64 {
     let pieces = values.chunks(L * T::SIZE * T::Tally::MAX);
     pieces
@@ -67,14 +67,13 @@ impl<T: Number, const L: usize> Pass for Count<'_, T, L> {
     }
 }
 
-/// Copies those of the whole little-endian values that `keep` says to `to`, which has room for all. Gives how
-/// many.
+/// Copies the whole little-endian values that `keep` accepts to `to`, which must have space for all values. Returns their number.
 #[inline]
 pub(crate) fn keep<T: Number>(values: &[u8], to: &mut [u8], keep: impl Fn(T) -> bool) -> usize {
     assert!(to.len() >= values.len(), "there is room for all values");
     let mut kept = 0;
     for bytes in values.chunks_exact(T::SIZE) {
-        // Written in any case, so that there is nothing to guess.
+        // The value is written in any case, so that there is no branch to predict.
         to[kept * T::SIZE..(kept + 1) * T::SIZE].copy_from_slice(bytes);
         kept += usize::from(keep(T::read(bytes)));
     }

@@ -7,21 +7,21 @@ use super::lanes::{Lanes, Plain};
 use super::number::Number;
 use super::simd::{Level, Pass, run};
 
-/// A floating-point number to compute in.
+/// Floating-point number for computations.
 pub(crate) trait Real:
     Number + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self>
 {
-    /// Vectors of AVX-512: a whole line of the cache.
+    /// Vectors of AVX-512: a whole cache line.
     #[cfg(target_arch = "x86_64")]
     type Wide: Lanes<Number = Self>;
-    /// Vectors of AVX2: half a line.
+    /// Vectors of AVX2: half a cache line.
     #[cfg(target_arch = "x86_64")]
     type Half: Lanes<Number = Self>;
-    /// As many numbers as in half a line.
+    /// As many numbers as in half a cache line.
     type Plain: Lanes<Number = Self>;
-    /// The nearest number of this type.
+    /// Returns the nearest number of this type.
     fn of(value: f64) -> Self;
-    /// `self + a * b`, rounded once.
+    /// Returns `self + a * b`, rounded once.
     fn fused(self, a: Self, b: Self) -> Self;
 }
 
@@ -58,7 +58,7 @@ impl Real for f32 {
     }
 }
 
-/// A type of values, and that which kernels compute in for it.
+/// Type of values, and the type in which kernels compute with them.
 pub(crate) trait Computed: Number {
     type Real: Real;
 }
@@ -73,17 +73,17 @@ macro_rules! computed {
 
 computed!(f32: f32, f64: f64, i8: f64, i16: f64, i32: f64, i64: f64, u8: f64, u16: f64, u32: f64, u64: f64);
 
-/// Widths are multiples of this: what is beside the columns is zero.
+/// Widths are multiples of this number; zeros fill the rest.
 pub(crate) const PADDING: usize = 8;
 
-/// The same for the number of rows.
+/// The number of rows is a multiple of this number.
 const ROWS_PADDED: usize = 64;
 
-/// Rows that are taken together.
+/// Number of rows that are processed together.
 const ROWS: usize = 4;
 
-/// A sum of products for each of `N` columns and four rows: over all `steps`, the number at `lane * row + step * number` of `a` times
-/// those from `width * number` on of `b`.
+/// Computes a sum of products for each of `N` columns and four rows: over all `steps`, the number at `lane * row + step * number` of `a`
+/// times the numbers from `width * number` on of `b`.
 #[inline(always)]
 fn tile<T: Real, const N: usize>(
     a: &[T],
@@ -112,7 +112,7 @@ fn tile<T: Real, const N: usize>(
     sums
 }
 
-/// Does `$body` with `$N` as the number of columns that `$level` keeps in registers at a time, for numbers of type `$T`.
+/// Runs `$body` with `$N` as the number of columns that `$level` keeps in registers at a time, for numbers of type `$T`.
 macro_rules! with_width {
     ($level:expr, $T:ty, |$N:ident| $body:expr) => {
         match ($level, size_of::<$T>()) {
@@ -134,7 +134,7 @@ macro_rules! with_width {
     };
 }
 
-/// Rows of numbers as a block: in each `width` of them, zeros behind the columns.
+/// Rows of numbers as a block: each row has `width` numbers, with zeros after its columns.
 #[derive(Debug, Default)]
 pub(crate) struct Panel<T> {
     pub(crate) values: Vec<T>,
@@ -144,7 +144,7 @@ pub(crate) struct Panel<T> {
 }
 
 impl<T: Real> Panel<T> {
-    /// Takes little-endian values, `shift.len()` in a row, less a shift for each column. Behind the last row are rows of zeros, up to a
+    /// Loads little-endian values, `shift.len()` in a row, minus a shift for each column. Rows of zeros follow the last row, up to a
     /// multiple of 64.
     pub(crate) fn load<N: Number>(&mut self, level: Level, bytes: &[u8], shift: &[T]) {
         let rows = bytes.len() / N::SIZE / shift.len();
@@ -170,7 +170,7 @@ impl<T: Real> Panel<T> {
         );
     }
 
-    /// The rows of four that the panel has.
+    /// Returns the rows at which groups of four rows begin.
     fn fours(&self) -> impl Iterator<Item = usize> + use<T> {
         (0..self.rows).step_by(ROWS)
     }
@@ -199,7 +199,7 @@ impl<T: Real, N: Number> Pass for Load<'_, T, N> {
     }
 }
 
-/// Adds what `of` gives for each value of a panel to the sum of its column.
+/// Adds the result of `of` for each value of a panel to the sum of its column.
 pub(crate) fn add_rows(
     level: Level,
     panel: &Panel<f64>,
@@ -229,7 +229,7 @@ impl<F: Fn(f64) -> f64> Pass for AddRows<'_, F> {
     }
 }
 
-/// Columns that rows are multiplied with: as many numbers as a row has for each, beside each other, some behind them zero.
+/// Columns for products with rows: each has as many numbers as a row. Their numbers are interleaved, and zeros fill the last ones.
 #[derive(Debug, Default)]
 pub(crate) struct Columns<T> {
     values: Vec<T>,
@@ -238,7 +238,7 @@ pub(crate) struct Columns<T> {
 }
 
 impl<T: Real> Columns<T> {
-    /// The columns are the rows of `rows`, which has `length` numbers in each.
+    /// Makes columns of the rows of `rows`, which has `length` numbers in each.
     pub(crate) fn new(rows: &[T], length: usize) -> Self {
         let count = rows.len() / length;
         let width = count.next_multiple_of(PADDING);
@@ -260,7 +260,7 @@ impl<T: Real> Columns<T> {
     }
 }
 
-/// The sum of products of each row with each column, row-major.
+/// Computes the sum of products of each row with each column, row-major.
 pub(crate) fn multiply<T: Real>(
     level: Level,
     panel: &Panel<T>,
@@ -333,7 +333,7 @@ mod tests {
         bytes
     }
 
-    /// Sums in the order of the loops, without vectors.
+    /// Returns the sum in the order of the loops, without vectors.
     fn dot<T: Real>(pairs: impl Iterator<Item = (T, T)>) -> T {
         pairs.fold(T::default(), |sum, (a, b)| sum + a * b)
     }

@@ -1,7 +1,7 @@
-//! Runs one body of code compiled for the widest vectors that the processor has.
+//! Runs one body of code, compiled for the widest vectors that the processor supports.
 //!
-//! A [`Pass`] is written once, over arrays of lanes whose operations are independent, and compiled three
-//! times. As the order of operations is the same in all, so are the results, to the last bit.
+//! A [`Pass`] is written once, over arrays of lanes whose operations are independent, and compiled three times. The order of operations
+//! is the same in all versions, so the results are the same, to the last bit.
 
 use std::sync::LazyLock;
 
@@ -11,7 +11,7 @@ pub(crate) trait Pass {
     fn run(self) -> Self::Output;
 }
 
-/// A set of vector instructions.
+/// Set of vector instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Level {
     Portable,
@@ -25,13 +25,13 @@ pub(crate) enum Level {
 }
 
 impl Level {
-    /// All that this processor has, the widest last.
+    /// Returns all levels that this processor supports, the widest last.
     pub(crate) fn available() -> Vec<Self> {
         #[allow(unused_mut, reason = "other processors have nothing to add")]
         let mut levels = vec![Self::Portable];
         #[cfg(target_arch = "x86_64")]
         {
-            // Every processor with AVX2 has these; loops that count lanes need them.
+            // Every processor with AVX2 has these instructions; loops that count lanes need them.
             let bits = is_x86_feature_detected!("popcnt")
                 && is_x86_feature_detected!("bmi1")
                 && is_x86_feature_detected!("bmi2");
@@ -55,7 +55,7 @@ impl Level {
         levels
     }
 
-    /// The widest that this processor has.
+    /// Returns the widest level that this processor supports.
     pub(crate) fn best() -> Self {
         static BEST: LazyLock<Level> = LazyLock::new(|| {
             let levels = Level::available();
@@ -69,7 +69,7 @@ impl Level {
 pub(crate) fn run<P: Pass>(level: Level, pass: P) -> P::Output {
     match level {
         Level::Portable => pass.run(),
-        // SAFETY: a level exists only where `Level::available` found its instructions.
+        // SAFETY: a level exists only if `Level::available` found its instructions.
         #[cfg(target_arch = "x86_64")]
         Level::Avx2 => unsafe { avx2(pass) },
         // SAFETY: as above.

@@ -1,20 +1,20 @@
-//! Parts of an array of any dimensions: from a start, up to a stop, every so many.
+//! Parts of an array of any dimensions: from a start, up to a stop, with a step.
 
-/// The part of one dimension that is taken.
+/// Selected part of one dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
     /// Size of the whole dimension.
     pub(crate) size: usize,
-    /// The first index that is taken.
+    /// First selected index.
     pub(crate) start: usize,
-    /// Distance from one index that is taken to the next, at least 1.
+    /// Distance between selected indices, at least 1.
     pub(crate) step: usize,
-    /// How many are taken.
+    /// Number of selected indices.
     pub(crate) count: usize,
 }
 
-/// Copies the part of `from`, an array in row-major order of items of `size` bytes (1, 2, 4 or 8), that `spans` name, the slowest
-/// dimension first. Gives pieces as long as lie together.
+/// Copies the part of `from` that `spans` selects. `from` is an array in row-major order of items of `size` bytes (1, 2, 4 or 8); `spans`
+/// has the slowest dimension first. The pieces are as long as the contiguous parts.
 pub(crate) fn subset<E>(
     from: &[u8],
     size: usize,
@@ -51,7 +51,7 @@ pub(crate) fn subset<E>(
     Ok(())
 }
 
-/// Items of `N` bytes of one row, many at a time.
+/// Copies items of `N` bytes of one row, many at a time.
 fn every<const N: usize, E>(
     from: &[u8],
     span: Span,

@@ -2,7 +2,7 @@
 
 use super::simd::{self, Level, Pass};
 
-/// Writes the values of `from`, each of `size` bytes (1, 2, 4 or 8), with their bytes reversed to `to`.
+/// Writes the values of `from`, each of `size` bytes (1, 2, 4 or 8), to `to` with their bytes reversed.
 pub(crate) fn swap(from: &[u8], to: &mut [u8], size: usize) {
     let level = Level::best();
     match size {

@@ -1,35 +1,35 @@
-//! Turns a matrix: rows become columns.
+//! Transposes a matrix.
 //!
-//! Blocks of a few hundred columns are read along the rows, in bands of a few rows, so that each row of the result
-//! grows by whole cache lines. Within, tiles are turned in registers, and with AVX-512 lines are stored past the caches.
+//! Blocks of a few hundred columns are read along the rows, in bands of a few rows, so that each row of the result grows by whole cache
+//! lines. Within a band, tiles are transposed in registers, and with AVX-512 lines are stored past the caches.
 
 use super::simd::Level;
 
-/// Columns of a block: as many rows of the result are written in turn, few enough for their pages to be known to the
-/// processor.
+/// Number of columns of a block: as many rows of the result are written in turn, few enough for the processor to cache the addresses of
+/// their pages.
 const BLOCK: usize = 256;
 
-/// Rows of a band, each a part of a line of the result's rows.
+/// Number of rows of a band, each a part of a line of the result's rows.
 const BAND: usize = 32;
 
 /// Columns `columns` of a matrix.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Part<'a> {
-    /// The whole matrix, in row-major order.
+    /// Whole matrix, in row-major order.
     pub(crate) from: &'a [u8],
-    /// Bytes of a value: 1, 2, 4 or 8.
+    /// Size of a value, in bytes: 1, 2, 4 or 8.
     pub(crate) size: usize,
-    /// Rows of the matrix.
+    /// Number of rows of the matrix.
     pub(crate) rows: usize,
-    /// Values in a row.
+    /// Number of values in a row.
     pub(crate) width: usize,
-    /// The first column.
+    /// First column.
     pub(crate) first: usize,
     /// Number of columns.
     pub(crate) columns: usize,
 }
 
-/// Writes columns as the rows of `to`, which has exactly as many values.
+/// Writes columns as the rows of `to`, which must have exactly as many values.
 pub(crate) fn transpose(part: Part<'_>, to: &mut [u8], level: Level) {
     let Part {
         from,
@@ -56,7 +56,7 @@ pub(crate) fn transpose(part: Part<'_>, to: &mut [u8], level: Level) {
         width,
         columns,
     };
-    // SAFETY: all values are within `from` and `to`, as was asserted, and a level is there only with its instructions.
+    // SAFETY: all values are within `from` and `to`, as asserted above, and a level exists only if the processor has its instructions.
     unsafe {
         match (size, level) {
             (1, _) => matrix.plain::<1>(),
@@ -73,21 +73,21 @@ pub(crate) fn transpose(part: Part<'_>, to: &mut [u8], level: Level) {
     }
 }
 
-/// Where values lie.
+/// Locations of values.
 #[derive(Clone, Copy)]
 struct Matrix {
-    /// The first value of the first column.
+    /// First value of the first column.
     from: *const u8,
     to: *mut u8,
     rows: usize,
-    /// Values from one row of the matrix to the next.
+    /// Distance from one row of the matrix to the next, in values.
     width: usize,
     columns: usize,
 }
 
 impl Matrix {
     /// # Safety
-    /// All values must be there.
+    /// All values must be valid.
     #[inline(always)]
     unsafe fn plain<const N: usize>(self) {
         // SAFETY: as the caller's.
@@ -98,10 +98,10 @@ impl Matrix {
         };
     }
 
-    /// Gives all tiles of `side` by `side` values from row `lead` on, and does by itself what is less at the edges.
+    /// Passes all tiles of `side` by `side` values from row `lead` on to `tile`, and transposes the smaller parts at the edges itself.
     ///
     /// # Safety
-    /// All values must be there.
+    /// All values must be valid.
     #[inline(always)]
     unsafe fn blocks<const N: usize>(
         self,
@@ -132,7 +132,7 @@ impl Matrix {
     }
 
     /// # Safety
-    /// The values of the tile must be there.
+    /// The values of the tile must be valid.
     #[inline(always)]
     unsafe fn tile<const N: usize>(&self, row: usize, column: usize, rows: usize, columns: usize) {
         for column in column..column + columns {
@@ -165,10 +165,10 @@ mod x86 {
 
     use super::Matrix;
 
-    /// Bytes beyond which no cache holds the result.
+    /// Size in bytes beyond which no cache holds the result.
     const FAR: usize = 8 << 20;
 
-    /// Where lines of the result begin in each of its rows, if they can and should be stored past the caches.
+    /// Returns the position of the first line in each row of the result, if lines can and should be stored past the caches.
     fn far(matrix: &Matrix, size: usize) -> Option<usize> {
         let row = matrix.rows * size;
         let lead = matrix.to.align_offset(64);
@@ -176,8 +176,8 @@ mod x86 {
         (whole && row * matrix.columns > FAR).then_some(lead / size)
     }
 
-    /// Turns four groups of quarters, of four vectors each, into sixteen vectors: vector `4 q + v` of the result has
-    /// quarter `q` of vector `v` of each group.
+    /// Transposes four groups of quarters, of four vectors each, into sixteen vectors: vector `4 q + v` of the result has quarter `q` of
+    /// vector `v` of each group.
     #[target_feature(enable = "avx512f")]
     fn quarters(a: __m512i, b: __m512i, c: __m512i, d: __m512i) -> [__m512i; 4] {
         let low_ab = _mm512_shuffle_i64x2::<0b10_00_10_00>(a, b);
@@ -193,13 +193,13 @@ mod x86 {
     }
 
     /// # Safety
-    /// All values of eight bytes must be there, and AVX-512 F.
+    /// All values of eight bytes must be valid, and the processor must have AVX-512 F.
     #[target_feature(enable = "avx512f")]
     pub(super) unsafe fn wide_8(matrix: Matrix) {
         let lead = far(&matrix, 8);
         let far = lead.is_some();
         let tile = |matrix: &Matrix, row: usize, column: usize| {
-            // SAFETY: `blocks` gives tiles that are within the matrix.
+            // SAFETY: `blocks` passes tiles that are within the matrix.
             unsafe {
                 let from = matrix
                     .from
@@ -243,13 +243,13 @@ mod x86 {
     }
 
     /// # Safety
-    /// All values of four bytes must be there, and AVX-512 F.
+    /// All values of four bytes must be valid, and the processor must have AVX-512 F.
     #[target_feature(enable = "avx512f")]
     pub(super) unsafe fn wide_4(matrix: Matrix) {
         let lead = far(&matrix, 4);
         let far = lead.is_some();
         let tile = |matrix: &Matrix, row: usize, column: usize| {
-            // SAFETY: `blocks` gives tiles that are within the matrix.
+            // SAFETY: `blocks` passes tiles that are within the matrix.
             unsafe {
                 let from = matrix
                     .from
@@ -295,11 +295,11 @@ mod x86 {
     }
 
     /// # Safety
-    /// All values of eight bytes must be there, and AVX2.
+    /// All values of eight bytes must be valid, and the processor must have AVX2.
     #[target_feature(enable = "avx2")]
     pub(super) unsafe fn half_8(matrix: Matrix) {
         let tile = |matrix: &Matrix, row: usize, column: usize| {
-            // SAFETY: `blocks` gives tiles that are within the matrix.
+            // SAFETY: `blocks` passes tiles that are within the matrix.
             unsafe {
                 let from = matrix
                     .from
@@ -350,7 +350,7 @@ mod tests {
             }
         }
         for level in Level::available() {
-            // On a line's begin, on a value's, or on neither.
+            // The result begins at a line, at a value, or at neither.
             for shift in [0, 8, 3] {
                 let mut room = vec![0; wanted.len() + 72];
                 let begin = room.as_ptr().align_offset(64) + shift;

@@ -3,7 +3,7 @@
 use super::number::{Number, Tally};
 use super::simd::{self, Level, Pass};
 
-/// How many maxima and minima there are among all of the whole little-endian values but the first and the last.
+/// Returns the number of maxima and of minima among all whole little-endian values except the first and the last.
 pub(crate) fn count<T: Number>(level: Level, values: &[u8]) -> (u64, u64) {
     match T::SIZE {
         1 => counted::<T, 128>(level, values),
@@ -38,7 +38,7 @@ impl<T: Number, const L: usize> Pass for Count<'_, T, L> {
     fn run(self) -> (u64, u64) {
         let mut maxima = [T::Tally::default(); L];
         let mut minima = [T::Tally::default(); L];
-        // Three views of the same values, one apart, so that each meets its neighbours.
+        // Three views of the same values, shifted by one, so that each value is compared with its neighbours.
         let end = self.0.len();
         let mut before = self.0[..end - 2 * T::SIZE].chunks_exact(L * T::SIZE);
         let mut here = self.0[T::SIZE..end - T::SIZE].chunks_exact(L * T::SIZE);
@@ -68,7 +68,7 @@ impl<T: Number, const L: usize> Pass for Count<'_, T, L> {
     }
 }
 
-/// Whether the middle one is a maximum (`true`) or a minimum.
+/// Returns whether the middle value is a maximum (`true`) or a minimum (`false`); `None` if neither.
 pub(crate) fn turn<T: Number>(before: T, here: T, after: T) -> Option<bool> {
     if here > before && here > after {
         Some(true)

@@ -1,10 +1,15 @@
-//! The system calls that kernels may make; no others. What is not on the list fails with EPERM, so that programs which
-//! merely try it go on, and what is newer than the list as on a system that does not know it. Changes of file attributes
-//! seem to succeed, see [`Filters::of`].
+//! System calls that kernels may make. A call that is not on the list fails with EPERM, so that programs which merely try it continue. A
+//! call that is newer than the list fails as on a system that does not know it. Changes of file attributes seem to succeed, see
+//! [`Filters::of`].
 //!
-//! The list is what programs need to compute, to use files and to start others. Not on it: the network, ways to processes
-//! that are not a kernel's own, memory that is nobody's, changes of the system, ways around the file rules, what takes
-//! from a pool of the whole host, and leaving the process group, which is what a time limit kills.
+//! The list contains the calls that programs need to compute, to use files and to start other programs. Not on it are:
+//! - the network,
+//! - ways to processes that are not a kernel's own,
+//! - memory that no process owns,
+//! - changes of the system,
+//! - ways around the file rules,
+//! - calls that take from a pool of the whole host, and
+//! - leaving the process group, because a time limit kills the group.
 
 use std::collections::BTreeMap;
 
@@ -16,9 +21,9 @@ use seccompiler::{
 
 use super::tree::{self, Answer};
 
-/// Calls that may be made whatever their arguments are. Those that change users and rights can only give up some.
+/// Calls that are allowed with any arguments. Those that change users and rights can only reduce rights.
 const ALLOWED: &[i64] = &[
-    // Files: which ones is for Landlock and the user's rights.
+    // Files: Landlock and the user's rights decide which ones.
     libc::SYS_read,
     libc::SYS_write,
     libc::SYS_readv,
@@ -88,7 +93,7 @@ const ALLOWED: &[i64] = &[
     libc::SYS_timerfd_gettime,
     libc::SYS_signalfd4,
     libc::SYS_pipe2,
-    // Pairs of sockets that are connected; see `SOCKET_KIND`.
+    // Pairs of connected sockets; see `SOCKET_KIND`.
     libc::SYS_sendto,
     libc::SYS_recvfrom,
     libc::SYS_sendmsg,
@@ -121,7 +126,7 @@ const ALLOWED: &[i64] = &[
     libc::SYS_pkey_alloc,
     libc::SYS_pkey_free,
     libc::SYS_pkey_mprotect,
-    // Own processes and threads: which ones may be signalled is for Landlock.
+    // Own processes and threads: Landlock decides which ones may be signalled.
     libc::SYS_execve,
     libc::SYS_execveat,
     libc::SYS_exit,
@@ -208,7 +213,7 @@ const ALLOWED: &[i64] = &[
     libc::SYS_getrandom,
 ];
 
-/// The same that only this architecture has.
+/// Further allowed calls that only this architecture has.
 #[cfg(target_arch = "x86_64")]
 const ALLOWED_HERE: &[i64] = &[
     libc::SYS_open,
@@ -249,21 +254,21 @@ const ALLOWED_HERE: &[i64] = &[libc::SYS_renameat, libc::SYS_getrlimit, libc::SY
 #[cfg(target_arch = "riscv64")]
 const ALLOWED_HERE: &[i64] = &[];
 
-/// Newer calls that have no names here: `cachestat`, `map_shadow_stack`, `futex_wake`, `futex_wait`, `futex_requeue`, `mseal`.
+/// Newer calls without names in the library: `cachestat`, `map_shadow_stack`, `futex_wake`, `futex_wait`, `futex_requeue`, `mseal`.
 const ALLOWED_NEW: &[i64] = &[451, 453, 454, 455, 456, 462];
 
-/// From here on (after `clone3`) a call that is not on the list may be one that its caller knows how to do without:
-/// it fails as on a system that has none. Calls below have been there for as long as Landlock.
+/// First call of the newer ones (after `clone3`). A newer call that is not on the list fails as on a system without it, because its
+/// caller may have an alternative. Older calls have existed for as long as Landlock.
 const NEW_FROM: u32 = 436;
 
-/// `clone3` has its flags in memory, where a filter can't see them; programs then use `clone`. `memfd_create` makes memory
-/// that no limit of a process counts.
+/// Calls that fail as unknown. `clone3` has its flags in memory, where a filter can't see them; programs then use `clone`. `memfd_create`
+/// makes memory that no limit of a process counts.
 const UNKNOWN: &[i64] = &[libc::SYS_clone3, libc::SYS_memfd_create];
 
-/// Seem to succeed: what they do to others is slow, and nobody relies on it within a sandbox.
+/// Calls that seem to succeed: their effects on others are slow, and no program relies on them within a sandbox.
 const WITHOUT_EFFECT: &[i64] = &[libc::SYS_sync, libc::SYS_syncfs];
 
-/// The architecture, and its mark `AUDIT_ARCH_…` of `linux/audit.h`.
+/// Architecture, and its mark `AUDIT_ARCH_…` of `linux/audit.h`.
 #[cfg(target_arch = "x86_64")]
 const ARCHITECTURE: (TargetArch, u32) = (TargetArch::x86_64, 0xc000_003e);
 #[cfg(target_arch = "aarch64")]
@@ -271,8 +276,8 @@ const ARCHITECTURE: (TargetArch, u32) = (TargetArch::aarch64, 0xc000_00b7);
 #[cfg(target_arch = "riscv64")]
 const ARCHITECTURE: (TargetArch, u32) = (TargetArch::riscv64, 0xc000_00f3);
 
-/// The bits of a socket's type that say its kind. Only kinds that stay connected to their partner may be paired: what is
-/// sent through a datagram socket goes wherever its sender says, to any socket of the host that has a path.
+/// Bits of a socket's type that contain its kind. Only kinds that stay connected to their partner may be paired: a datagram socket can
+/// send to any socket of the host that has a path.
 const SOCKET_KIND: u64 = 0xf;
 
 /// `IOPRIO_WHO_PROCESS` of `linux/ioprio.h`.
@@ -287,8 +292,8 @@ const NAMESPACES: i32 = libc::CLONE_NEWNS
     | libc::CLONE_NEWPID
     | libc::CLONE_NEWNET;
 
-/// Calls that change the mode, owner or times of any file by its path. Landlock does not govern them, so a
-/// kernel could open its owner's files to others, or, if that is root, the system's.
+/// Calls that change the mode, owner or times of any file by its path. Landlock does not govern them, so a kernel could open its owner's
+/// files to others, or, if that is root, the system's.
 const ATTRIBUTES: &[i64] = &[libc::SYS_fchmodat, libc::SYS_fchownat];
 
 #[cfg(target_arch = "x86_64")]
@@ -303,11 +308,11 @@ const ATTRIBUTES_HERE: &[i64] = &[
 #[cfg(not(target_arch = "x86_64"))]
 const ATTRIBUTES_HERE: &[i64] = &[];
 
-/// The same for an open file. A kernel can only open what it may read, but that is enough to change it if
-/// its user owns inputs or programs.
+/// Calls that change the same of an open file. A kernel can open only files that it may read, but that is enough to change them if its
+/// user owns inputs or programs.
 const OPEN_ATTRIBUTES: &[i64] = &[libc::SYS_fchmod, libc::SYS_fchown, libc::SYS_utimensat];
 
-/// Extended attributes, which nobody keeps for a kernel either.
+/// Calls that change extended attributes, which are not kept for a kernel either.
 const EXTENDED: &[i64] = &[
     libc::SYS_setxattr,
     libc::SYS_lsetxattr,
@@ -317,10 +322,11 @@ const EXTENDED: &[i64] = &[
     libc::SYS_fremovexattr,
 ];
 
-/// `FS_IOC_SETFLAGS` and `FS_IOC_FSSETXATTR` of `linux/fs.h`: attributes of files once more.
+/// `FS_IOC_SETFLAGS` and `FS_IOC_FSSETXATTR` of `linux/fs.h`: further changes of file attributes.
 const FILE_FLAGS: [u64; 2] = [0x4008_6602, 0x401c_5820];
 
-/// Of a kernel that has peers, in a network of its own: what it needs to talk to them. Which sockets it may make is in [`to_peers`].
+/// Calls of a kernel that has peers, in a network of its own: it needs them to communicate. [`to_peers`] limits the sockets that it may
+/// make.
 const OF_PEERS: &[i64] = &[
     libc::SYS_bind,
     libc::SYS_listen,
@@ -329,12 +335,13 @@ const OF_PEERS: &[i64] = &[
     libc::SYS_connect,
 ];
 
-/// Which filter a kernel has.
+/// Kind of a kernel's filter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Kind {
-    /// Its user owns files that it can open for reading but must not change: then it cannot change attributes of open files either.
+    /// Whether its user owns files that it can open for reading but must not change: then it cannot change attributes of open files
+    /// either.
     pub(crate) owns_files: bool,
-    /// It may talk to others of its run.
+    /// Whether it may communicate with other ranks of its run.
     pub(crate) has_peers: bool,
 }
 
@@ -346,10 +353,10 @@ pub(crate) struct Filters {
 }
 
 impl Filters {
-    /// The filter of one kernel.
+    /// Returns the filter of one kernel.
     ///
-    /// Changes of attributes are not refused but seem to succeed without effect: many programs copy modes
-    /// and times and fail if they cannot, and an array keeps neither of outputs.
+    /// Changes of attributes are not refused but seem to succeed without effect: many programs copy modes and times and fail if they
+    /// cannot, and an array keeps neither of outputs.
     pub(crate) fn of(&self, kind: Kind) -> &BpfProgram {
         let filters = if kind.owns_files {
             &self.owner
@@ -363,7 +370,7 @@ impl Filters {
 /// Answers by the number of the call.
 type Answers = BTreeMap<u32, Answer>;
 
-/// Builds the filters of a system where files may be cut off by a path, or may not.
+/// Builds the filters. `cuts` says whether files may be truncated by a path on this system.
 ///
 /// # Errors
 /// If the list makes no valid filter, which is a fault of this file.
@@ -381,14 +388,15 @@ pub(crate) fn filters(cuts: bool) -> Result<Filters, BackendError> {
     }
     let mut owner = answers.clone();
     put(&mut owner, &[OPEN_ATTRIBUTES], denial(0));
-    // Libraries name their threads when they choose processors; of a user that others have, the number may be anybody's.
+    // Libraries pass their threads' ids when they choose processors; if other processes have the same user, an id may belong to any of
+    // them.
     let call = libc::SYS_sched_setaffinity;
     let others_too = vec![when(0, SeccompCmpOp::Ne, 0)?];
     deny_some(&mut owner, call, others_too, libc::EPERM)?;
     put(&mut answers, &[&[call]], libc::SECCOMP_RET_ALLOW);
     let open = [libc::SYS_fchmod, libc::SYS_fchown];
     put(&mut answers, &[&open], libc::SECCOMP_RET_ALLOW);
-    // Without a path it concerns an open file.
+    // Without a path the call changes an open file.
     let path = SeccompCondition::new(1, SeccompCmpArgLen::Qword, SeccompCmpOp::Ne, 0)?;
     let with_path = vec![SeccompRule::new(vec![path])?];
     deny_some(&mut answers, libc::SYS_utimensat, with_path, 0)?;
@@ -404,7 +412,7 @@ pub(crate) fn filters(cuts: bool) -> Result<Filters, BackendError> {
     })
 }
 
-/// What talks to peers: TCP over IPv4. And what tells which devices and addresses there are, of which libraries want to know.
+/// Allows the calls for peers: TCP over IPv4, and calls that list the devices and addresses, because libraries read them.
 fn to_peers(answers: &mut Answers) -> Result<(), BackendError> {
     put(answers, &[OF_PEERS], libc::SECCOMP_RET_ALLOW);
     let is = |argument, operator, value: i32| {
@@ -427,14 +435,15 @@ fn to_peers(answers: &mut Answers) -> Result<(), BackendError> {
     allow_some(answers, libc::SYS_socket, rules)
 }
 
-/// Takes away what cuts off files that are not open for writing.
+/// Denies the calls that truncate files which are not open for writing.
 fn cut_nothing(answers: &mut Answers) -> Result<(), BackendError> {
     answers.remove(&number(libc::SYS_truncate));
     put(answers, &[&[libc::SYS_truncate]], denial(libc::EPERM));
-    // It has its flags in memory; programs then use `openat`.
+    // The call has its flags in memory; programs then use `openat`.
     answers.remove(&number(libc::SYS_openat2));
     put(answers, &[&[libc::SYS_openat2]], denial(libc::ENOSYS));
-    // Landlock asks for no right to write where a file is opened to be read, or for neither, as all bits of the kind say.
+    // Landlock requires no right to write if a file is opened for reading, or for neither, which is the case with both bits of the access
+    // mode set.
     let mut instead = |call, argument| {
         answers.remove(&number(call));
         let flags = libc::O_ACCMODE | libc::O_TRUNC;
@@ -450,7 +459,7 @@ fn cut_nothing(answers: &mut Answers) -> Result<(), BackendError> {
     Ok(())
 }
 
-/// The answer to calls that are on no list.
+/// Returns the answer to calls that are on no list.
 fn others(number: u32) -> Answer {
     Answer::Return(denial(if number < NEW_FROM {
         libc::EPERM
@@ -459,7 +468,7 @@ fn others(number: u32) -> Answer {
     }))
 }
 
-/// Calls that may be made with some arguments.
+/// Calls that are allowed with some arguments.
 fn some(answers: &mut Answers) -> Result<(), BackendError> {
     let namespaces = u64::from(NAMESPACES.cast_unsigned());
     let mut clone = Vec::new();
@@ -470,11 +479,11 @@ fn some(answers: &mut Answers) -> Result<(), BackendError> {
         clone.push(when(0, SeccompCmpOp::MaskedEq(bit), bit)?);
     }
     deny_some(answers, libc::SYS_clone, clone, libc::EPERM)?;
-    // The signal that ends a kernel when its element dies must stay.
+    // The kernel must keep the signal that ends it when its element dies.
     let death = libc::PR_SET_PDEATHSIG.cast_unsigned().into();
     let death = vec![when(0, SeccompCmpOp::Eq, death)?];
     deny_some(answers, libc::SYS_prctl, death, libc::EPERM)?;
-    // Limits and priorities of other processes: only one's own, which is 0.
+    // Limits and priorities: only a process's own, which is 0.
     let other = |argument| when(argument, SeccompCmpOp::Ne, 0);
     for call in [
         libc::SYS_prlimit64,
@@ -484,7 +493,7 @@ fn some(answers: &mut Answers) -> Result<(), BackendError> {
     ] {
         deny_some(answers, call, vec![other(0)?], libc::EPERM)?;
     }
-    // Space beyond the end of a file: no limit of a process counts it. To give back what a file has there is allowed.
+    // Space after the end of a file: no limit of a process counts it. Releasing such space is allowed.
     let keep = FallocateFlags::KEEP_SIZE.bits();
     let mask = keep | FallocateFlags::PUNCH_HOLE.bits();
     let ahead = when(1, SeccompCmpOp::MaskedEq(mask.into()), keep.into())?;
@@ -525,7 +534,7 @@ fn number(call: i64) -> u32 {
     u32::try_from(call).expect("calls have small numbers")
 }
 
-/// Answers calls whatever their arguments are.
+/// Sets the answer of calls with any arguments.
 fn put(answers: &mut Answers, calls: &[&[i64]], answer: u32) {
     for call in calls.iter().copied().flatten() {
         let before = answers.insert(number(*call), Answer::Return(answer));
@@ -533,7 +542,7 @@ fn put(answers: &mut Answers, calls: &[&[i64]], answer: u32) {
     }
 }
 
-/// Allows a call where one of the rules holds only.
+/// Allows a call only if one of the rules matches.
 fn allow_some(
     answers: &mut Answers,
     call: i64,
@@ -547,7 +556,7 @@ fn allow_some(
     Ok(())
 }
 
-/// Denies a call where one of the rules holds.
+/// Denies a call if one of the rules matches.
 fn deny_some(
     answers: &mut Answers,
     call: i64,
@@ -577,7 +586,7 @@ mod tests {
 
     const ALLOWED: u32 = libc::SECCOMP_RET_ALLOW;
 
-    /// What a filter answers to a call: runs the instructions that such filters have.
+    /// Returns the answer of a filter to a call, by executing the instructions of such filters.
     fn answer(program: &BpfProgram, call: i64, arguments: &[u64]) -> u32 {
         let load = |at: u32| match at {
             0 => number(call),

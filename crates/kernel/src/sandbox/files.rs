@@ -1,5 +1,5 @@
-//! What a kernel can reach in the file system: its private folder, the system's programs and libraries,
-//! and the files that the run names. Nothing else can be opened, listed or made.
+//! File access of kernels: the private folder, the system's programs and libraries, and the files that the run names. A kernel cannot
+//! open, list or make any other file.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -10,11 +10,11 @@ use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags};
 
 use crate::error::SpawnError;
 
-/// The newest interface this crate knows; older systems leave out what they lack.
+/// Newest version of Landlock's interface that this crate uses; on older systems, missing rights are left out.
 const VERSION: ABI = ABI::V6;
 
-/// Files and folders of the host that every kernel may read and execute. What does not exist is left out.
-/// `/etc` is not open as a whole since a kernel that runs as root could read secrets there.
+/// Files and folders of the host that every kernel may read and execute. Missing ones are skipped. `/etc` is not open as a whole because
+/// a kernel that runs as root could read secrets there.
 pub const SYSTEM_PATHS: &[&str] = &[
     "/usr",
     "/bin",
@@ -76,16 +76,16 @@ struct PathBeneathAttr {
     parent_fd: i32,
 }
 
-/// The rules that are the same for all runs, with the files they name held open and what each allows.
+/// Rules that are the same for all runs, with their files open and the access that each allows.
 #[derive(Debug)]
 pub(crate) struct SystemRules {
     rules: Vec<(OwnedFd, u64)>,
-    /// The interface of this system.
+    /// Version of the interface on this system.
     version: ABI,
 }
 
 impl SystemRules {
-    /// Opens what exists of `paths` and the default devices.
+    /// Opens the existing ones of `paths` and the default devices.
     pub(crate) fn open(paths: &[PathBuf], version: i32) -> Self {
         let version = version.into();
         let mut seen = Vec::new();
@@ -101,7 +101,7 @@ impl SystemRules {
             let Ok(canonical) = path.canonicalize() else {
                 continue;
             };
-            // A rule holds for all below it: on merged-usr systems /bin and /lib lie in /usr.
+            // A rule covers all files below it: on merged-usr systems /bin and /lib are in /usr.
             if seen.iter().any(|above| canonical.starts_with(above)) {
                 continue;
             }
@@ -115,7 +115,7 @@ impl SystemRules {
         Self { rules, version }
     }
 
-    /// The ruleset of one run; `None` where Landlock is missing.
+    /// Returns the ruleset of one run; `None` if Landlock is missing.
     pub(crate) fn ruleset<'a>(
         &self,
         folder: &OwnedFd,
@@ -123,7 +123,7 @@ impl SystemRules {
         has_peers: bool,
     ) -> Result<Option<OwnedFd>, SpawnError> {
         let made = Ruleset::default().handle_access(AccessFs::from_all(VERSION))?;
-        // What has peers is in a network where nobody else is.
+        // A kernel with peers is in a network without any other process.
         let made = match has_peers {
             true => made,
             false => made.handle_access(AccessNet::from_all(VERSION))?,
@@ -149,7 +149,7 @@ impl SystemRules {
     }
 }
 
-/// What of `access` there is for such a file on a system of this version.
+/// Returns the part of `access` that exists for such a file on a system of this version.
 fn known(file: impl AsFd, access: BitFlags<AccessFs>, version: ABI) -> io::Result<u64> {
     let data = rustix::fs::fstat(file)?;
     let there = match FileType::from_raw_mode(data.st_mode) {
@@ -159,7 +159,7 @@ fn known(file: impl AsFd, access: BitFlags<AccessFs>, version: ABI) -> io::Resul
     Ok((access & there).bits())
 }
 
-/// Adds a rule by a bare system call, as is needed between fork and exec; its result.
+/// Adds a rule by a bare system call, as is necessary between fork and exec; returns the result of the call.
 pub(crate) fn add_rule(ruleset: &OwnedFd, file: BorrowedFd<'_>, access: u64) -> libc::c_long {
     let rule = PathBeneathAttr {
         allowed_access: access,
@@ -174,13 +174,13 @@ pub(crate) fn add_rule(ruleset: &OwnedFd, file: BorrowedFd<'_>, access: u64) -> 
     unsafe { libc::syscall(call, ruleset, RULE_PATH_BENEATH, rule, 0) }
 }
 
-/// Reading, listing and executing.
+/// Returns the rights of reading, listing and executing.
 fn read() -> BitFlags<AccessFs> {
     AccessFs::from_read(VERSION)
 }
 
-/// The bits of Landlock for reading a file and listing a folder, for the rule that only the new process
-/// can add: its own folder of `/proc`.
+/// Returns Landlock's bits for reading a file and listing a folder, for the rule that only the new process can add: its own folder of
+/// `/proc`.
 pub(crate) fn read_bits() -> u64 {
     (AccessFs::ReadFile | AccessFs::ReadDir).bits()
 }
@@ -190,7 +190,7 @@ pub(crate) fn open_path(path: &Path) -> rustix::io::Result<OwnedFd> {
     rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
 }
 
-/// Opens a folder as the object of a rule, if no link is on the way to it.
+/// Opens a folder as the object of a rule, if its path contains no link.
 pub(crate) fn open_folder_path(path: &Path) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let through = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;

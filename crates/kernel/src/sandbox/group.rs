@@ -1,13 +1,13 @@
-//! The control group that all kernels of a launcher run in, where this host allows it: what they may have together.
+//! Control group of all kernels of a launcher, if this host allows it: it limits their common usage.
 //!
-//! Bounds of a single run are kept by resource limits and by `watch`. The group is for what those can't see: many
-//! runs that are each within their bounds and together are more than the host has. The operating system then takes
-//! back the group's pages of files, and if that is not enough ends one of its processes, and nobody else's. A run that lasts
-//! gets a [`Room`] of its own in it: to enter a group can take some milliseconds, and most runs end before they could do harm.
-//! There it is held to the time of processors that its limits say, too, if they say so.
+//! Resource limits and `watch` limit a single run. The group handles cases that they cannot see: many runs that are each within their
+//! limits and together need more than the host has. The operating system then reclaims the group's pages of files, and if that is not
+//! enough, ends one of the group's processes, and no other. A run that lasts gets a [`Room`] of its own in the group: entering a group
+//! can take some milliseconds, and most runs end before they could do harm. This group also limits the run's processor time, if the run
+//! has such a limit.
 //!
-//! Both versions of control groups are known. Of version 2, a group can only be made below one that holds no process:
-//! a service that is alone in its own (systemd: `Delegate=yes`) moves into one beside that of its kernels.
+//! Both versions of control groups are supported. With version 2, a group can be made only below a group without processes: a service
+//! that is alone in its group (systemd: `Delegate=yes`) moves into a subgroup next to that of its kernels.
 
 use std::fs::{self, File};
 use std::io;
@@ -18,56 +18,56 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use rustix::fs::{Mode, OFlags};
 
-/// Names of groups begin so; the process that made them and a number follow.
+/// Prefix of names of groups; the process that made the group and a number follow.
 const NAME: &str = "tidemill-kernels-";
 
-/// Groups within: that of all runs that have none of their own, and those of one; a number follows.
+/// Inner groups: the group of all runs without a group of their own, and the groups of single runs, whose number follows.
 const ALL: &str = "all";
 const ROOM: &str = "run-";
 
-/// What a run may have beside the memory of its limit: pages of files, and what the system keeps for it.
+/// Memory of a run's group in addition to the run's limit, in bytes: pages of files, and memory that the system uses for the run.
 const ROOM_BYTES: u64 = 64 << 20;
 
-/// How often all processes of a run are moved: those made meanwhile are where their parents were.
+/// Number of times that all processes of a run are moved: new processes start in the group of their parents.
 const MOVES: u32 = 3;
 
-/// Where a service of its own moves that has to leave its group.
+/// Group to which a service moves if it must leave its own group.
 const SERVICE: &str = "tidemill-element";
 
-/// More than what a system writes to a file of events.
+/// Upper limit for the length of a file of events, in bytes.
 const EVENTS_BYTES_MAX: usize = 1024;
 
-/// The controllers that are of use here.
+/// Controllers that this module needs.
 const CONTROLLERS: [&str; 2] = ["memory", "pids"];
-/// One that is used where it is offered.
+/// Controller that is used if it is available.
 const CPU: &str = "cpu";
-/// In how many microseconds a run may have its time of processors; the system's default.
+/// Period of the limit of processor time, in microseconds; the system's default.
 const PERIOD_US: u64 = 100_000;
 
-/// What all kernels of a launcher may have together.
+/// Limits for all kernels of a launcher together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Together {
-    /// Memory, cached pages of files included, in bytes.
+    /// Memory, including cached pages of files, in bytes.
     pub memory_bytes: u64,
-    /// Processes and threads.
+    /// Number of processes and threads.
     pub threads: u32,
-    /// Whether they run only where nobody else wants the processors. A group that is held to a time of processors
-    /// has to be told, as the system lets groups share first, and then those within.
+    /// Whether kernels run only while processors are otherwise idle. A group with a limit of processor time needs this setting, because
+    /// the system divides the time among groups first, and then within each group.
     pub idle: bool,
 }
 
-/// A group that was made. It is removed when this is dropped.
+/// Existing group. It is removed when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct ControlGroup {
     name: String,
     doors: Vec<OwnedFd>,
     folders: Vec<PathBuf>,
-    /// Where groups for the memory of single runs can be made.
+    /// Parent of the groups that limit the memory of single runs.
     memory: Option<(PathBuf, Version)>,
-    /// Where such for their time of processors can be; of version 2 it is the same place.
+    /// Parent of the groups that limit their processor time; with version 2 it is the same.
     cpu: Option<(PathBuf, Version)>,
     next: AtomicU64,
-    /// Counts, among others, processes that were ended for memory. Kept open, as it is read at each start.
+    /// File that counts, among others, processes that were ended for memory. It stays open, because it is read at each start.
     events: Option<File>,
 }
 
@@ -75,7 +75,7 @@ impl ControlGroup {
     /// Makes the group.
     ///
     /// # Errors
-    /// Where this process may not, or there are no control groups.
+    /// If this process has no right to make groups, or if there are no control groups.
     pub(crate) fn make(together: &Together) -> io::Result<Self> {
         let mounts = fs::read_to_string("/proc/self/mountinfo")?;
         let own = fs::read_to_string("/proc/self/cgroup")?;
@@ -150,7 +150,7 @@ impl ControlGroup {
         }
         let inner = match version {
             Version::One => folder,
-            // There a group has processes or groups.
+            // With version 2, a group contains either processes or groups.
             Version::Two => {
                 fs::write(folder.join("cgroup.subtree_control"), "+memory")?;
                 let all = folder.join(ALL);
@@ -165,7 +165,7 @@ impl ControlGroup {
         Ok(())
     }
 
-    /// Makes the group for the time of processors, of version 1; runs enter those within only.
+    /// Makes the group for the processor time, of version 1; runs enter only its subgroups.
     fn add_cpu(&mut self, below: &Path, together: &Together) -> io::Result<()> {
         remove_old(below);
         let folder = below.join(&self.name);
@@ -178,12 +178,12 @@ impl ControlGroup {
         Ok(())
     }
 
-    /// Whether runs are held to a time of processors.
+    /// Returns whether the processor time of runs can be limited.
     pub(crate) fn bounds_cpu(&self) -> bool {
         self.cpu.is_some()
     }
 
-    /// Makes a group for one run, and another one for its time of processors where that is apart.
+    /// Makes a group for one run, and another for its processor time if that has a separate hierarchy.
     ///
     /// # Errors
     /// If the system refuses.
@@ -216,12 +216,12 @@ impl ControlGroup {
             Version::One => limit,
             Version::Two => 0,
         };
-        // Not all systems count that.
+        // Not all systems count swap space.
         let _ = fs::write(folder.join(swap), with_swap.to_string());
         Ok(room)
     }
 
-    /// Holds the group of one run to its time of processors: that in `folder`, of version 2, or one of its own.
+    /// Limits the processor time of one run's group: the group `folder` with version 2, or a group of its own.
     fn cpu_room(&self, folder: &Path, percent: u32) -> io::Result<Option<(PathBuf, OwnedFd)>> {
         let quota_us = (u64::from(percent.max(1)) * PERIOD_US / 100).to_string();
         match &self.cpu {
@@ -243,12 +243,12 @@ impl ControlGroup {
         }
     }
 
-    /// A process that writes `0` to each of these moves into the group.
+    /// Returns the doors of the group: a process that writes `0` to each of them moves into the group.
     pub(crate) fn doors(&self) -> &[OwnedFd] {
         &self.doors
     }
 
-    /// How many of its processes were ended so far because together they wanted too much memory.
+    /// Returns the number of the group's processes that were ended so far because the group exceeded its memory.
     pub(crate) fn ended(&self) -> u64 {
         let mut bytes = [0; EVENTS_BYTES_MAX];
         let read = self
@@ -260,7 +260,7 @@ impl ControlGroup {
     }
 }
 
-/// The number that follows a name in a text of the system's, 0 if there is none.
+/// Returns the number that follows a name in a system file, 0 if there is none.
 pub(crate) fn number_after(text: &str, name: &str) -> u64 {
     let line = text.lines().find_map(|line| line.strip_prefix(name));
     let number = line.and_then(|line| line.split_ascii_whitespace().next()?.parse().ok());
@@ -273,20 +273,20 @@ fn door(folder: &Path) -> io::Result<OwnedFd> {
     Ok(rustix::fs::open(path, flags, Mode::empty())?)
 }
 
-/// A group that had no memory left.
+/// Group whose memory was exhausted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Full {
-    /// That of one run.
+    /// The group of one run.
     Own,
-    /// That of all runs.
+    /// The group of all runs.
     OfAll,
 }
 
-/// The group of one run. It is removed when this is dropped; the run must have ended.
+/// Group of one run. It is removed when this value is dropped; the run must have ended.
 #[derive(Debug)]
 pub(crate) struct Room {
     folder: PathBuf,
-    /// That for its time of processors, where it is another one.
+    /// Separate group for its processor time, if there is one.
     cpu: Option<(PathBuf, OwnedFd)>,
     version: Version,
     door: OwnedFd,
@@ -295,13 +295,13 @@ pub(crate) struct Room {
 }
 
 impl Room {
-    /// Moves processes in. After some times all are, and so are those to come.
+    /// Moves processes in. After several moves all processes are in the group, and so are new ones.
     pub(crate) fn enter(&self, processes: &[i32]) {
         if self.moves.fetch_add(1, Ordering::Relaxed) >= MOVES {
             return;
         }
         for process in processes {
-            // Those that have ended meanwhile are not there any more.
+            // Processes that have ended since then no longer exist.
             let _ = rustix::io::write(&self.door, process.to_string().as_bytes());
             if let Some((_, door)) = &self.cpu {
                 let _ = rustix::io::write(door, process.to_string().as_bytes());
@@ -309,14 +309,14 @@ impl Room {
         }
     }
 
-    /// Which group was full, if the system ended a process of this one for memory.
+    /// Returns which group was full, if the system ended a process of this group for memory.
     pub(crate) fn ended(&self) -> Option<Full> {
         let read = |name: &str| fs::read_to_string(self.folder.join(name)).unwrap_or_default();
         match self.version {
             Version::One => {
                 let most = number_after(&read("memory.max_usage_in_bytes"), "");
                 let own = most >= self.limit - self.limit / 64;
-                // It is counted where the process was, whichever group was full.
+                // The event is counted in the group of the process, whichever group was full.
                 let ended = number_after(&read("memory.oom_control"), "oom_kill ") > 0;
                 ended.then_some(if own { Full::Own } else { Full::OfAll })
             }
@@ -339,7 +339,7 @@ impl Drop for Room {
     }
 }
 
-/// Removes groups without processes, with those within.
+/// Removes a group without processes, with its subgroups.
 fn remove(folder: &Path) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
@@ -352,7 +352,7 @@ fn remove(folder: &Path) {
 impl Drop for ControlGroup {
     fn drop(&mut self) {
         for folder in &self.folders {
-            // One whose last process has not quite ended is left to whoever makes the next.
+            // If the last process of a group has not quite ended, the next maker of a group removes it.
             remove(folder);
         }
     }
@@ -364,7 +364,7 @@ enum Version {
     Two,
 }
 
-/// The folder of this process's group in the hierarchy of a controller, or in that of version 2.
+/// Returns the folder of this process's group in the hierarchy of a controller, or in that of version 2.
 fn folder(mounts: &str, own: &str, controller: Option<&str>) -> Option<PathBuf> {
     let has = |list: &str, name: &str| list.split(',').any(|known| known == name);
     let path = own.lines().find_map(|line| {
@@ -388,7 +388,7 @@ fn folder(mounts: &str, own: &str, controller: Option<&str>) -> Option<PathBuf> 
     })
 }
 
-/// The memory that the control groups of this process allow, in bytes; `None` without a bound.
+/// Returns the memory limit of this process's control groups, in bytes; `None` if there is no limit.
 #[must_use]
 pub fn memory_limit() -> Option<u64> {
     let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
@@ -404,7 +404,7 @@ pub fn memory_limit() -> Option<u64> {
     limits.min()
 }
 
-/// The least number in this file of a group and those above it.
+/// Returns the smallest number in this file of a group and its parents.
 fn least(folder: &Path, file: &str) -> Option<u64> {
     let numbers = folder.ancestors().filter_map(|group| {
         let text = fs::read_to_string(group.join(file)).ok()?;
@@ -413,12 +413,12 @@ fn least(folder: &Path, file: &str) -> Option<u64> {
     numbers.min()
 }
 
-/// Has a group get what nobody else wants of the processors, if kernels are to.
+/// Gives a group only idle processor time, if the settings say so.
 fn yield_to_others(folder: &Path, together: &Together, version: Version) {
     if !together.idle || fs::write(folder.join("cpu.idle"), "1").is_ok() {
         return;
     }
-    // Older systems: the smallest share that there is.
+    // Older systems get the smallest possible share.
     let (file, least) = match version {
         Version::One => ("cpu.shares", "2"),
         Version::Two => ("cpu.weight", "1"),
@@ -433,7 +433,7 @@ fn offers(folder: &Path, controller: &str) -> bool {
         .any(|name| name == controller)
 }
 
-/// Lets groups below this one, of version 2, have the controllers: this process leaves it if it is the only one there.
+/// Enables the controllers for groups below this one, of version 2: this process leaves the group if it is its only process.
 fn vacate(folder: &Path) -> io::Result<()> {
     let switch = folder.join("cgroup.subtree_control");
     let wanted: Vec<String> = CONTROLLERS
@@ -443,7 +443,7 @@ fn vacate(folder: &Path) -> io::Result<()> {
         .map(|name| format!("+{name}"))
         .collect();
     let wanted = wanted.join(" ");
-    // The first group of all may hold processes.
+    // The root group may contain processes.
     if !folder.join("cgroup.type").exists() {
         return fs::write(switch, wanted);
     }
@@ -465,13 +465,13 @@ fn vacate(folder: &Path) -> io::Result<()> {
     }
     fs::write(inner.join("cgroup.procs"), &own)?;
     fs::write(switch, wanted).inspect_err(|_| {
-        // As it was before; a failure here changes nothing that matters.
+        // This restores the previous state; a failure here changes nothing that matters.
         let _ = fs::write(folder.join("cgroup.procs"), &own);
         let _ = fs::remove_dir(&inner);
     })
 }
 
-/// Whether a group was left to the processes in it. Where there is no systemd nobody else looks after it.
+/// Returns whether a group was delegated to the processes in it. Without systemd no other program manages the group.
 fn is_delegated(folder: &Path) -> bool {
     let says = |name: &&str| {
         let mut value = [0];
@@ -482,7 +482,7 @@ fn is_delegated(folder: &Path) -> bool {
     !Path::new("/run/systemd/system").exists() || marks.iter().any(says)
 }
 
-/// Removes groups of processes that are no more.
+/// Removes groups whose makers have ended.
 fn remove_old(below: &Path) {
     let entries = fs::read_dir(below).into_iter().flatten().flatten();
     for entry in entries {
@@ -524,7 +524,7 @@ mod tests {
             Some("/sys/fs/cgroup/unified/system.slice/mill.service".into())
         );
         assert_eq!(found(Some("pids")), None);
-        // Mounted is another part of the hierarchy than the one with this process.
+        // A part of the hierarchy without this process is mounted.
         assert_eq!(folder(MOUNTS, "4:memory:/other", Some("memory")), None);
     }
 

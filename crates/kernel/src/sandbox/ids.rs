@@ -1,9 +1,9 @@
-//! Under whose numbers kernels run: as users of the system that are nobody outside of the sandbox.
+//! User numbers of kernels: they run as users that no process outside of the sandbox has.
 //!
-//! A kernel must not meet its owner's other processes: what has the same user may look into it, stop it, take its
-//! descriptors and walk into its folder. So where the element is root, the kernels of user `n` run as user
-//! [`KERNELS_FROM`]` + n`, and their folders belong to that. Within the sandbox's namespace of users it is `n` again.
-//! What neither a kernel nor its owner may change belongs to the last user that the system knows, who is neither.
+//! A kernel must not reach other processes of its owner: a process with the same user may inspect it, stop it, take its descriptors and
+//! enter its folder. So if the element runs as root, the kernels of user `n` run as user [`KERNELS_FROM`]` + n`, which also owns their
+//! folders. Within the sandbox's user namespace the number is `n` again. Files that neither a kernel nor its owner may change belong to
+//! the last user that the system knows, which is neither of both.
 
 use std::io;
 use std::sync::LazyLock;
@@ -11,17 +11,17 @@ use std::sync::LazyLock;
 use crate::error::PrepareError;
 use crate::run::User;
 
-/// The first of the numbers for kernels: the upper half, which systems give to no user.
+/// First of the numbers for kernels: the upper half, which systems assign to no user.
 pub const KERNELS_FROM: u32 = 1 << 31;
 
-/// The last number that a user may have; the one after it stands for none.
+/// Last number that a user may have; the next number means no user.
 const LAST: u32 = u32::MAX - 1;
 
-/// How many users have kernels: all of the lower half but the last, whose kernels' would be [`STORE_USER`]'s number.
+/// Number of users that can have kernels: the lower half except the last, whose kernels would have [`STORE_USER`]'s number.
 pub(crate) const KERNELS: u32 = LAST - KERNELS_FROM;
 
-/// The user and group that sealed objects belong to where the element is root: the last that this process's namespace
-/// of users knows. In a namespace with few users that one's kernels can't be run.
+/// User and group of sealed objects if the element runs as root: the last number that this process's user namespace knows. In a namespace
+/// with few users, kernels of that user can't run.
 pub static STORE_USER: LazyLock<User> = LazyLock::new(|| {
     let last = |path| ranges(path).ok().and_then(|all| last_of(&all));
     User {
@@ -30,17 +30,17 @@ pub static STORE_USER: LazyLock<User> = LazyLock::new(|| {
     }
 });
 
-/// Whose numbers kernels have outside of their sandbox.
+/// Numbers of kernels outside of their sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ids {
-    /// Numbers that nobody else has.
+    /// Numbers of their own.
     OfKernels,
-    /// Those of their owners: this process is not root, or the system knows no others here.
+    /// Numbers of their owners: this process is not root, or the system knows no other numbers here.
     OfOwners,
 }
 
 impl Ids {
-    /// What this process can do.
+    /// Returns the kind of numbers that this process can use.
     pub(crate) fn of_this_host() -> Self {
         let maps = |path| ranges(path).is_ok_and(|all| all.iter().any(holds_numbers_for_kernels));
         if rustix::process::geteuid().is_root()
@@ -53,7 +53,7 @@ impl Ids {
         }
     }
 
-    /// The user as the system knows a kernel's.
+    /// Returns the number of a user's kernels outside of the sandbox.
     pub(crate) fn outside(self, user: User) -> Result<User, PrepareError> {
         if self == Self::OfOwners {
             return Ok(user);
@@ -70,10 +70,10 @@ impl Ids {
     }
 }
 
-/// Where a range of numbers begins inside of a namespace, and how many there are.
+/// First number of a range inside of a namespace, and the length of the range.
 type Range = (u64, u64);
 
-/// The numbers of users or groups in a map of this process.
+/// Returns the numbers of users or groups in a map of this process.
 pub(super) fn ranges(path: &str) -> io::Result<Vec<Range>> {
     Ok(std::fs::read_to_string(path)?
         .lines()
@@ -81,21 +81,21 @@ pub(super) fn ranges(path: &str) -> io::Result<Vec<Range>> {
         .collect())
 }
 
-/// A line of a map: `inside outside count`.
+/// Parses a line of a map: `inside outside count`.
 fn range(line: &str) -> Option<Range> {
     let mut numbers = line.split_ascii_whitespace().map(str::parse);
     let (first, _, count) = (numbers.next()?, numbers.next()?, numbers.next()?);
     Some((first.ok()?, count.ok()?))
 }
 
-/// The last number within a namespace.
+/// Returns the last number within a namespace.
 fn last_of(all: &[Range]) -> Option<u32> {
     let last = |&(first, count): &Range| first.saturating_add(count.checked_sub(1)?).into();
     let last: u64 = all.iter().filter_map(last).max()?;
     u32::try_from(last.min(LAST.into())).ok()
 }
 
-/// Whether a range has all numbers for kernels inside.
+/// Returns whether a range inside of the namespace contains all numbers for kernels.
 fn holds_numbers_for_kernels((first, count): &Range) -> bool {
     let (from, to) = (
         u64::from(KERNELS_FROM),
@@ -127,7 +127,7 @@ mod tests {
         let last = Ids::OfKernels.outside(user(KERNELS - 1)).unwrap();
         assert_eq!(last.uid, u32::MAX - 2);
         assert!(Ids::OfKernels.outside(user(KERNELS)).is_err());
-        // What is sealed is neither a kernel's nor its owner's, whoever that is.
+        // The owner of sealed objects is neither a kernel nor the kernel's owner, for any user.
         let store = |map: &str| last_of(&map.lines().filter_map(range).collect::<Vec<_>>());
         assert_eq!(store("0 0 4294967295"), Some(u32::MAX - 1));
         assert_eq!(store("0 100000 65536"), Some(65535));

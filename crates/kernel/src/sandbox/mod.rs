@@ -1,13 +1,13 @@
-//! The confinement of kernels. Everything that can be prepared is prepared here in the parent; `spawn`
-//! puts it up between fork and exec.
+//! Confinement of kernels. This module prepares in the parent everything that can be prepared there; `spawn` applies it between fork and
+//! exec.
 //!
-//! - `files`: what a kernel can reach in the file system (Landlock).
-//! - `calls`: the system calls that it can make (seccomp).
-//! - `group`: what all kernels may have together (control groups).
-//! - `ids`: under whose numbers they run.
-//! - `namespaces`: what they are in instead of the system's users, network and messages.
+//! - `files`: file access (Landlock).
+//! - `calls`: system calls (seccomp).
+//! - `group`: limits of all kernels together (control groups).
+//! - `ids`: user numbers.
+//! - `namespaces`: separate users, network and messages.
 //!
-//! Rights of users, capabilities and resource limits are set directly by `spawn`.
+//! `spawn` itself sets rights of users, capabilities and resource limits.
 
 pub(crate) mod calls;
 pub(crate) mod files;
@@ -19,45 +19,45 @@ mod tree;
 /// `LANDLOCK_CREATE_RULESET_VERSION` of `linux/landlock.h`.
 const RULESET_VERSION: libc::c_uint = 1;
 
-/// The Landlock version that also keeps signals and abstract sockets inside.
+/// First Landlock version that also confines signals and abstract sockets.
 const SCOPES_SINCE: i32 = 6;
 
-/// The Landlock version that also governs cutting off files. Before, a path is enough for that, or a file that may be read.
+/// First Landlock version that also governs truncation. With older versions, a path is enough to truncate a file, or the right to read
+/// it.
 const CUTS_SINCE: i32 = 3;
 
-/// What this host offers to confine kernels with.
+/// Parts of the confinement that this host supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SandboxSupport {
-    /// Version of Landlock's interface; 0 where there is none. Without it kernels reach every file that
-    /// their user can.
+    /// Version of Landlock's interface; 0 if it is missing. Without Landlock, kernels reach every file that their user can.
     pub landlock_version: i32,
-    /// Whether system calls can be filtered. Without it kernels have a network.
+    /// Whether system calls can be filtered. Without a filter, kernels have a network.
     pub seccomp: bool,
     /// Whether kernels can have another user than this process, which is root.
     pub switches_user: bool,
 }
 
 impl SandboxSupport {
-    /// Whether kernels reach only the files that they are given.
+    /// Returns whether kernels reach only their own files.
     #[must_use]
     pub fn files(&self) -> bool {
         self.landlock_version >= 1
     }
 
-    /// Whether kernels may cut off files by a path: only where that is kept to the files that they may write.
+    /// Returns whether kernels may truncate files by a path: only if that is limited to files that they may write.
     #[must_use]
     pub fn cuts(&self) -> bool {
         self.landlock_version >= CUTS_SINCE
     }
 
-    /// Whether kernels can signal only their own processes. Where they cannot and this process is not
-    /// root, a kernel can kill other processes of the same user.
+    /// Returns whether kernels can signal only their own processes. If not, and if this process is not root, a kernel can kill other
+    /// processes of the same user.
     #[must_use]
     pub fn signals(&self) -> bool {
         self.landlock_version >= SCOPES_SINCE
     }
 
-    /// What is missing that user code must not run without, in words.
+    /// Returns the missing parts without which user code must not run, in words.
     #[must_use]
     pub fn missing(&self) -> Vec<&'static str> {
         let mut missing = Vec::new();
@@ -71,10 +71,10 @@ impl SandboxSupport {
     }
 }
 
-/// Asks the running system what it offers.
+/// Asks the running system which parts it supports.
 #[must_use]
 pub fn sandbox_support() -> SandboxSupport {
-    // SAFETY: with this flag the call takes a null attribute of size 0 and only answers a number.
+    // SAFETY: with this flag the call takes a null attribute of size 0 and only returns a number.
     let version = unsafe {
         libc::syscall(
             libc::SYS_landlock_create_ruleset,

@@ -1,8 +1,8 @@
-//! The namespaces that kernels are in: one of users, where they have their owners' numbers and whose masters they are not,
-//! and an empty network and no messages or memory of the system's own in it.
+//! Namespaces of kernels: a user namespace, in which they have their owners' numbers and over which they have no rights, and in it an
+//! empty network and empty messages and memory of System V.
 //!
-//! They are made once for all kernels of a launcher: to make a network takes longer than most kernels, and nothing can be
-//! made in these since the calls for that are not allowed. Who is outside has no rights over processes within, whatever its user.
+//! They are made once for all kernels of a launcher. Making a network takes longer than most kernels run, and kernels cannot change these
+//! namespaces because the filter denies the necessary calls. Processes outside have no rights over processes within, whatever their user.
 
 use std::fs::{self, File};
 use std::io;
@@ -13,28 +13,28 @@ use rustix::process::{Pid, Signal, WaitOptions, waitpid};
 
 use super::ids::{self, Ids, KERNELS, KERNELS_FROM};
 
-/// The kinds, in the order in which they are entered: the rights to enter the others come with the first.
+/// Kinds, in the order in which they are entered: the rights to enter the others are acquired with the first.
 const KINDS: [&str; 3] = ["user", "net", "ipc"];
 
 const FLAGS: libc::c_int = libc::CLONE_NEWUSER | libc::CLONE_NEWNET | libc::CLONE_NEWIPC;
 
-/// Namespaces, open. They last as long as this or a process in them.
+/// Open namespaces. They exist as long as this value or a process in them.
 #[derive(Debug)]
 pub(crate) struct Namespaces {
     open: [OwnedFd; KINDS.len()],
 }
 
 impl Namespaces {
-    /// Makes them, and tries to enter them.
+    /// Makes the namespaces, and tries to enter them.
     ///
     /// # Errors
-    /// Where this process may not.
+    /// If this process has no right to do that.
     pub(crate) fn make(ids: Ids) -> io::Result<Self> {
         let parent = rustix::process::getpid().as_raw_nonzero().get();
         // SAFETY: the child is a copy of this process with this thread only; it makes bare system calls until it is ended.
         let pid = fork(FLAGS, || unsafe {
             libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0);
-            // What this process lets go of meanwhile, a lock for one, is to be free.
+            // A descriptor that this process closes, for example of a lock, must not stay open here.
             libc::syscall(libc::SYS_close_range, 0, libc::c_uint::MAX, 0);
             while libc::getppid() == parent {
                 libc::pause();
@@ -42,7 +42,7 @@ impl Namespaces {
             0
         })?;
         let made = Self::of_process(pid, ids);
-        // Not by the end of a pipe: a copy of this process that is made meanwhile would hold that open.
+        // The end of a pipe cannot signal this: another copy of this process could hold the pipe open.
         let ended = rustix::process::kill_process(pid, Signal::KILL);
         ended.and_then(|()| waitpid(Some(pid), WaitOptions::empty()))?;
         let made = made?;
@@ -50,10 +50,10 @@ impl Namespaces {
         Ok(made)
     }
 
-    /// Those that a child of this process has just entered, whose users get their numbers.
+    /// Opens the namespaces that a child of this process has just entered, and maps their users.
     ///
     /// # Errors
-    /// What the system says.
+    /// The error of the system.
     pub(crate) fn of_process(pid: Pid, ids: Ids) -> io::Result<Self> {
         map(pid, ids).and_then(|()| Self::open(pid))
     }
@@ -67,7 +67,7 @@ impl Namespaces {
         })
     }
 
-    /// Some systems let everybody make such namespaces but nobody do anything in them.
+    /// Checks the namespaces by entering them: some systems let all users make them, but allow no operation in them.
     fn try_out(&self) -> io::Result<()> {
         let descriptors = self.descriptors();
         let enter = |one: &BorrowedFd<'_>| {
@@ -82,7 +82,7 @@ impl Namespaces {
         }
     }
 
-    /// In the order in which they are to be entered.
+    /// Returns the descriptors in the order in which they must be entered.
     pub(crate) fn descriptors(&self) -> [BorrowedFd<'_>; KINDS.len()] {
         self.open.each_ref().map(AsFd::as_fd)
     }
@@ -92,9 +92,9 @@ fn of(pid: Pid) -> PathBuf {
     Path::new("/proc").join(pid.as_raw_nonzero().to_string())
 }
 
-/// Makes a copy of this process that ends with what `child` gives.
+/// Makes a copy of this process that ends with the result of `child`.
 fn fork(flags: libc::c_int, child: impl FnOnce() -> i32) -> io::Result<Pid> {
-    // SAFETY: no stack, and nothing is stored anywhere; what the copy does is for the callers, see there.
+    // SAFETY: the call gets no stack and stores nothing. The callers are responsible for the code of the copy, see there.
     let pid = unsafe { libc::syscall(libc::SYS_clone, flags | libc::SIGCHLD, 0, 0, 0, 0) };
     if pid == 0 {
         let code = child();
@@ -105,7 +105,7 @@ fn fork(flags: libc::c_int, child: impl FnOnce() -> i32) -> io::Result<Pid> {
     pid.ok_or_else(io::Error::last_os_error)
 }
 
-/// Says which numbers users have within.
+/// Sets the numbers of users within the namespace.
 fn map(pid: Pid, ids: Ids) -> io::Result<()> {
     let folder = of(pid);
     let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
@@ -125,7 +125,7 @@ fn map(pid: Pid, ids: Ids) -> io::Result<()> {
     fs::write(folder.join("gid_map"), groups)
 }
 
-/// A map in which all that this process knows have the numbers that it knows them by.
+/// Returns a map in which all users that this process knows keep their numbers.
 fn same(path: &str) -> io::Result<String> {
     let line = |(first, count)| format!("{first} {first} {count}\n");
     Ok(ids::ranges(path)?.into_iter().map(line).collect())

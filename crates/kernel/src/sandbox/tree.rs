@@ -1,8 +1,7 @@
-//! Filters of system calls as search trees over the calls' numbers.
+//! Filters of system calls as search trees over the numbers of calls.
 //!
-//! The operating system runs a new filter once for every call there is, to remember which are always
-//! allowed, and that is paid at each start of a kernel. A list of a hundred comparisons makes it a fifth of a
-//! millisecond; a tree has eight.
+//! The operating system runs a new filter once for every existing call, to cache which calls are always allowed. Each start of a kernel
+//! pays for this. With a list of a hundred comparisons it takes a fifth of a millisecond; a tree has eight.
 
 use std::collections::BTreeMap;
 
@@ -14,32 +13,31 @@ const JUMP_IF_EQ: u16 = 0x15; // BPF_JMP | BPF_JEQ | BPF_K
 const JUMP_IF_GE: u16 = 0x35; // BPF_JMP | BPF_JGE | BPF_K
 const RETURN: u16 = 0x06; // BPF_RET | BPF_K
 
-/// Where `struct seccomp_data` has the call's number and the architecture.
+/// Offsets of the call's number and of the architecture in `struct seccomp_data`.
 const NUMBER_AT: u32 = 0;
 const ARCHITECTURE_AT: u32 = 4;
 
-/// Where the numbers of x32 calls begin: they have the architecture mark of x86-64.
+/// First number of x32 calls: they have the architecture mark of x86-64.
 #[cfg(target_arch = "x86_64")]
 const X32: u32 = 0x4000_0000;
 
-/// What a filter answers to a call.
+/// Answer of a filter to a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Answer {
     /// `SECCOMP_RET_…` with its data.
     Return(u32),
-    /// Decided by a program of its own, which ends in a return whatever it meets.
+    /// Separate program that decides; it must end in a return for all arguments.
     Program(BpfProgram),
 }
 
-/// Makes the program. `others` answers calls that `answers` does not name; it is asked about 0 and what follows a
-/// named one, so that named calls must stand wherever its answer changes. Calls of other architectures end the process, x32
-/// calls fail with EPERM.
+/// Makes the program. `others` answers calls that are not in `answers`; it is called only for 0 and for the number after each named call,
+/// so there must be a named call wherever its answer changes. Calls of other architectures end the process; x32 calls fail with EPERM.
 pub(super) fn program(
     architecture: u32,
     answers: BTreeMap<u32, Answer>,
     others: impl Fn(u32) -> Answer,
 ) -> BpfProgram {
-    // Where each run of calls with the same answer begins.
+    // Begin of each run of calls with the same answer.
     let mut runs: BTreeMap<u32, Answer> = BTreeMap::from([(0, others(0))]);
     for (number, answer) in answers {
         runs.insert(number, answer);
@@ -74,7 +72,7 @@ fn search(runs: &[(u32, Answer)]) -> BpfProgram {
     let below = search(low);
     let mut all = match u8::try_from(below.len()) {
         Ok(length) => vec![instruction(JUMP_IF_GE, length, 0, high[0].0)],
-        // Conditional jumps reach no further than a byte counts.
+        // A conditional jump has a distance of one byte.
         Err(_) => vec![
             instruction(JUMP_IF_GE, 0, 1, high[0].0),
             instruction(JUMP, 0, 0, u32::try_from(below.len()).unwrap_or(u32::MAX)),
@@ -99,7 +97,7 @@ mod tests {
         Answer::Return(libc::SECCOMP_RET_ALLOW)
     }
 
-    /// Runs the instructions that this file uses; what is returned, and after how many steps.
+    /// Executes the instructions that this file uses; returns the result and the number of steps.
     fn run(program: &[sock_filter], number: u32, architecture: u32) -> (u32, usize) {
         let (mut at, mut word, mut steps) = (0, 0, 0);
         loop {

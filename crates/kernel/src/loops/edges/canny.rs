@@ -1,19 +1,19 @@
-//! Canny's edges (J. Canny, "A Computational Approach to Edge Detection", 1986): pixels whose gradient is the longest
-//! across the edge, and long, or connected to such.
+//! Canny's edges (J. Canny, "A Computational Approach to Edge Detection", 1986): pixels whose gradient is the longest across the edge,
+//! and which have a long gradient themselves or are connected to such a pixel.
 //!
-//! Directions are those of eight neighbours; tangents are compared in integers, so all levels agree.
+//! Directions are those of the eight neighbours. Tangents are compared in integers, so all levels give the same results.
 
 use super::sobel::Rows;
 use super::{Border, Image};
 use crate::loops::simd::Level;
 
-/// Bits after the point of a tangent.
+/// Number of bits after the binary point of a tangent.
 const POINT: u32 = 15;
 
 /// The tangent of 22.5°.
 const TANGENT: i32 = 13_573;
 
-/// What is known of a pixel.
+/// Marks of a pixel.
 const NONE: u8 = 0;
 const PERHAPS: u8 = 1;
 const EDGE: u8 = 255;
@@ -48,8 +48,8 @@ impl Line {
     }
 }
 
-/// Writes 255 for each pixel on an edge and 0 for others to `to`. An edge has a gradient longer than `high` somewhere and
-/// longer than `low` everywhere. The outermost pixels go on beyond the border.
+/// Writes 255 for each pixel on an edge and 0 for others to `to`. An edge has a gradient longer than `high` at some pixel, and longer
+/// than `low` at every pixel. Beyond the border, the outermost pixels are repeated.
 pub(crate) fn canny(image: Image<'_>, low: i16, high: i16, to: &mut [u8], level: Level) {
     let (width, height) = (image.width, image.height());
     let mut rows = Rows::default();
@@ -82,7 +82,7 @@ pub(crate) fn canny(image: Image<'_>, low: i16, high: i16, to: &mut [u8], level:
     connect(found, width, to);
 }
 
-/// Whether the gradient of a pixel is the longest across its edge.
+/// Returns whether the gradient of a pixel is the longest across its edge.
 fn longest(above: &Line, here: &Line, below: &Line, pixel: usize) -> bool {
     let (across, down) = (i32::from(here.across[pixel]), i32::from(here.down[pixel]));
     let length = here.lengths[pixel + 1];
@@ -100,7 +100,7 @@ fn longest(above: &Line, here: &Line, below: &Line, pixel: usize) -> bool {
     }
 }
 
-/// Makes edges of all that may be one and is connected to one.
+/// Marks all candidates that are connected to an edge as edges.
 fn connect(mut found: Vec<usize>, width: usize, marks: &mut [u8]) {
     while let Some(at) = found.pop() {
         let column = at % width;

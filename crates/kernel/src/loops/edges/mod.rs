@@ -3,37 +3,37 @@
 pub(crate) mod canny;
 pub(crate) mod sobel;
 
-/// A grey image, a byte a pixel, row by row.
+/// Grey image with one byte for each pixel, row by row.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Image<'a> {
     pub(crate) pixels: &'a [u8],
-    /// Pixels in a row, at least 1.
+    /// Number of pixels in a row, at least 1.
     pub(crate) width: usize,
 }
 
 impl Image<'_> {
-    /// Number of rows.
+    /// Returns the number of rows.
     pub(crate) fn height(&self) -> usize {
         self.pixels.len() / self.width
     }
 
-    /// A row, counted from 0.
+    /// Returns a row, counted from 0.
     fn row(&self, number: usize) -> &[u8] {
         &self.pixels[number * self.width..][..self.width]
     }
 }
 
-/// What lies beyond the border.
+/// Rule for pixels beyond the border.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Border {
-    /// The image in a mirror that stands on the outermost pixels.
+    /// The image is mirrored at its outermost pixels.
     Mirror,
-    /// The outermost pixels again.
+    /// The outermost pixels are repeated.
     Same,
 }
 
 impl Border {
-    /// Which of `length` pixels stands one before the first.
+    /// Returns the index, of `length` pixels, that stands for the pixel before the first.
     fn before(self, length: usize) -> usize {
         match self {
             Self::Mirror => 1.min(length - 1),
@@ -41,7 +41,7 @@ impl Border {
         }
     }
 
-    /// Which of `length` pixels stands one after the last.
+    /// Returns the index, of `length` pixels, that stands for the pixel after the last.
     fn after(self, length: usize) -> usize {
         match self {
             Self::Mirror => length.saturating_sub(2),

@@ -1,17 +1,16 @@
-//! Sobel's gradient: differences between the pixels around, those beside weighing double.
+//! Sobel's gradient: differences between the neighbours of each pixel, where the nearest neighbours have double weight.
 
 use super::{Border, Image};
 use crate::loops::simd::{self, Level, Pass};
 
-/// Vertical sums and differences of a row, with one pixel more at each end.
+/// Vertical sums and differences of a row, with one more pixel at each end.
 #[derive(Debug, Default)]
 pub(crate) struct Rows {
     sums: Vec<i16>,
     differences: Vec<i16>,
 }
 
-/// Writes the length of the gradient, `|∂x| + |∂y|` but at most 255, of each pixel to `to`. The image goes on in a mirror
-/// beyond its border.
+/// Writes the length of the gradient, `|∂x| + |∂y|` but at most 255, of each pixel to `to`. The image is mirrored at its border.
 pub(crate) fn sobel(image: Image<'_>, to: &mut [u8], level: Level) {
     let mut rows = Rows::default();
     for (row, to) in to.chunks_exact_mut(image.width).enumerate() {
@@ -29,7 +28,7 @@ pub(crate) fn sobel(image: Image<'_>, to: &mut [u8], level: Level) {
 }
 
 impl Rows {
-    /// Takes in a row and those around it.
+    /// Computes the sums and differences of a row and of the rows around it.
     fn fill(&mut self, image: Image<'_>, row: usize, border: Border, level: Level) {
         let (width, height) = (image.width, image.height());
         self.sums.resize(width + 2, 0);
@@ -56,7 +55,7 @@ impl Rows {
         }
     }
 
-    /// Both derivatives of all pixels of a row.
+    /// Computes both derivatives of all pixels of a row.
     pub(super) fn gradient(
         &mut self,
         image: Image<'_>,
@@ -160,7 +159,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The nine pixels around each, one pixel at a time.
+    /// Computes the gradient from the nine pixels around each pixel, one pixel at a time.
     fn plain(image: Image<'_>) -> Vec<u8> {
         let (width, height) = (image.width, image.height());
         let mirror = |at: usize, step: usize, length: usize| match (at + step).checked_sub(1) {

@@ -1,10 +1,9 @@
-//! Floats at the speed of memory: sums of a block's distances from one of its values, of their squares, and of
-//! their products with the index, rounded, but the same on all processors.
+//! Sums of floats at the speed of memory: sums of the distances of a block's values from one of its values, of the squares of the
+//! distances, and of their products with the index. They are rounded, but are the same on all processors.
 //!
-//! Distances are added in 16 lanes, 64 rows at a time, and these sums in turn and then pairwise: each is rounded at
-//! most 72 times. A product is rounded before it is added, as not all processors can do both at once.
-//! Where the first value is so far from the mean that squares would cancel, the block is done again around its
-//! mean.
+//! Distances are added in 16 lanes, 64 rows at a time; these sums are added in sequence and then pairwise, so each is rounded at most 72
+//! times. A product is rounded before it is added, because not all processors can do both at once. If the first value is so far from the
+//! mean that squares would cancel, the block is summed again around its mean.
 
 #[cfg(target_arch = "x86_64")]
 mod wide;
@@ -14,35 +13,35 @@ use std::marker::PhantomData;
 use super::super::number::Number;
 use super::super::simd::{self, Level, Pass};
 
-/// Independent sums.
+/// Number of independent sums.
 const LANES: usize = 16;
 
-/// Rows that are added one after the other.
+/// Number of rows that are added one after the other.
 const ROWS: usize = 64;
 
-/// Squares around the centre are at most so many times those around the mean.
+/// Maximum ratio of the squares around the centre to the squares around the mean.
 const SQUARES_MAX: f64 = 16.0;
 
-/// Smaller sums of squares may have lost terms below the smallest number.
+/// Sums of squares below this may have lost terms below the smallest number.
 const SQUARES_MIN: f64 = 1e-270;
 
-/// Sums of a block around a centre `c`, which is a value of it or near its mean.
+/// Sums of a block around a centre `c`, which is a value of the block or near its mean.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Centred<T> {
-    /// The smallest and the largest value.
+    /// Smallest and largest value.
     pub(crate) least: T,
     pub(crate) greatest: T,
     pub(crate) centre: f64,
-    /// The sum of `x - c`.
+    /// Sum of `x - c`.
     pub(crate) distances: f64,
-    /// Of `(x - c)²`.
+    /// Sum of `(x - c)²`.
     pub(crate) squares: f64,
-    /// Of `i (x - c)`, `i` the index in the block; 0 if not wanted.
+    /// Sum of `i (x - c)`, where `i` is the index in the block; 0 if not requested.
     pub(crate) products: f64,
 }
 
-/// Sums a block of whole little-endian values, at least one. `None` if a value is not finite, or squares are
-/// beyond what a float holds.
+/// Sums a block of whole little-endian values, at least one. Returns `None` if a value is not finite, or if squares exceed the range of a
+/// float.
 pub(crate) fn centred<T: Around>(
     level: Level,
     products: bool,
@@ -54,7 +53,7 @@ pub(crate) fn centred<T: Around>(
         let found = T::around(level, products, values, centre);
         let same = found.least.same(found.greatest);
         let fits = same || found.squares >= SQUARES_MIN;
-        // NaN and infinities come through to here.
+        // NaN and infinities also reach this point.
         (found.squares.is_finite() && found.products.is_finite() && fits).then_some(found)
     };
     let found: Centred<T> = around(T::read(values).to_f64())?;
@@ -66,9 +65,9 @@ pub(crate) fn centred<T: Around>(
     around(found.centre + mean)
 }
 
-/// Floats, whose blocks can be summed around a centre.
+/// Floats whose blocks can be summed around a centre.
 pub(crate) trait Around: Number {
-    /// One pass over whole little-endian values.
+    /// Runs one pass over whole little-endian values.
     fn around(level: Level, products: bool, values: &[u8], centre: f64) -> Centred<Self>;
 }
 

@@ -1,14 +1,14 @@
-//! Integers of 32 bits with AVX-512 and its products of 52-bit integers, which add as they multiply.
+//! Sums of 32-bit integers with AVX-512 and its products of 52-bit integers, which multiply and add in one operation.
 
 use std::arch::x86_64::*;
 
 use super::{BLOCK, BLOCK_OF_PRODUCTS, Biased, LIMBS, Moments, Want};
 use crate::loops::number::Number;
 
-/// How far ahead memory is asked for, in bytes: the processor by itself stops at the end of a page.
+/// Distance of prefetches, in bytes: the processor's own prefetcher stops at the end of a page.
 const AHEAD_BYTES: usize = 4096;
 
-/// Values in a row.
+/// Number of values in a row.
 const ROW: usize = 16;
 
 pub(super) fn moments_of_32_bits<T: Number, const SIGNED: bool>(
@@ -26,7 +26,7 @@ pub(super) fn moments_of_32_bits<T: Number, const SIGNED: bool>(
     }
 }
 
-/// Sums below are sound up to these lengths.
+/// Checks the lengths up to which the sums below are exact.
 fn check(want: Want, count: usize) {
     let max = if want == Want::Products {
         BLOCK_OF_PRODUCTS
@@ -39,15 +39,15 @@ fn check(want: Want, count: usize) {
     );
 }
 
-/// Sums of two vectors of limbs a row.
+/// Sums of limbs, with two vectors for each row.
 #[derive(Clone, Copy)]
 struct Limb {
     sums: [__m512i; 2],
-    /// Sums of `sums` after each row.
+    /// Sum of `sums` after each row.
     running: [__m512i; 2],
 }
 
-/// Low and high 52 bits of products, added up.
+/// Sums of the low and high 52 bits of products.
 #[derive(Clone, Copy)]
 struct Products {
     low: [__m512i; 2],
@@ -74,8 +74,8 @@ impl Limb {
         }
     }
 
-    /// The sum of limbs and that of their products with the index, given the bits that are in each beside the
-    /// limb. Values of a half lie `stride` apart, and the halves `apart`.
+    /// Returns the sum of limbs and the sum of their products with the index, given the bits that each contains in addition to the limb.
+    /// Values of a half are `stride` apart, and the halves `apart`.
     #[inline]
     #[target_feature(enable = "avx512f")]
     fn together<const P: bool>(
@@ -154,7 +154,7 @@ fn integers<T: Number, const SIGNED: bool, const Q: bool, const P: bool>(
     let mut least = _mm512_set1_epi32(-1);
     let mut greatest = _mm512_setzero_si512();
     let mut limb = Limb::new();
-    // Two, as products take longer than a row.
+    // There are two, because a product takes longer than a row.
     let mut products = [Products::new(); 2];
     let mut row = |turn: usize, values: __m512i, mask: __mmask16| {
         let ordered = _mm512_xor_si512(values, flip);
@@ -192,7 +192,7 @@ fn integers<T: Number, const SIGNED: bool, const Q: bool, const P: bool>(
     let count = tail.len() / 4;
     if count > 0 {
         let mask = mask16(count);
-        // SAFETY: the mask leaves out what lies behind the tail.
+        // SAFETY: the mask excludes lanes after the tail.
         row(
             0,
             unsafe { _mm512_maskz_loadu_epi32(mask, tail.as_ptr().cast()) },

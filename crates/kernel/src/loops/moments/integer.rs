@@ -1,4 +1,4 @@
-//! Integers: one limb up to 32 bits, two of 32 bits above.
+//! Sums of integers: one limb up to 32 bits, two limbs of 32 bits above.
 
 use std::marker::PhantomData;
 
@@ -27,7 +27,7 @@ struct Block<'a, T, const L: usize, const Q: bool, const P: bool> {
     type_: PhantomData<T>,
 }
 
-/// Sums in lanes. Those of products are kept in a high and a low half, each of 32-bit terms.
+/// Sums in lanes. Sums of products have a high and a low half, each with terms of 32 bits.
 struct Lanes<T, const L: usize> {
     least: [T; LANES],
     greatest: [T; LANES],

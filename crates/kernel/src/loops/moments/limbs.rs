@@ -1,4 +1,4 @@
-//! Floats, exactly: grids, and limbs of 26 bits whose products any processor can multiply.
+//! Exact sums of floats: grids, and limbs of 26 bits, whose products any processor can compute.
 
 use std::marker::PhantomData;
 
@@ -7,21 +7,21 @@ use super::super::simd::{self, Level, Pass};
 use super::{Biased, LIMBS, Moments, Want};
 use crate::exact::power;
 
-/// Bits of a limb.
+/// Number of bits of a limb.
 const LIMB: i32 = 26;
 
 /// Biased limbs are from 0 to 2^26.
 const BIAS: u64 = 1 << 25;
 const LIMB_MASK: u64 = (1 << 27) - 1;
 
-/// Grids are within these bounds, so that all that is added and taken away is a normal number.
+/// Bounds of grids: within them, all numbers that are added and subtracted are normal.
 const GRIDS: std::ops::RangeInclusive<i32> = -880..=990;
 
-/// What a pass found, and whether each value was a sum of limbs.
+/// Result of a pass, and whether each value was a sum of limbs.
 pub(super) type Found<T> = (Moments<T>, bool);
 
-/// Runs `pass` with the grid of the block before, and if that does not fit with the block's own. All values
-/// must be below `2^grid`.
+/// Runs `pass` with the grid of the previous block, and if that does not fit, with the block's own grid. All values must be below
+/// `2^grid`.
 pub(super) fn moments<T: Number>(
     values: &[u8],
     grid: &mut i32,
@@ -43,7 +43,7 @@ pub(super) fn moments<T: Number>(
     exact.then_some(found)
 }
 
-/// An exponent such that all values but NaN are below that power of two in size.
+/// Returns an exponent such that all values except NaN are below that power of two in size.
 fn above<T: Number>(found: &Moments<T>) -> i32 {
     let largest = found
         .least
@@ -54,8 +54,8 @@ fn above<T: Number>(found: &Moments<T>) -> i32 {
     exponent - 1022
 }
 
-/// What is added to cut at `2^weight`: numbers of its size have their last bit there. `2^51` and `extra` are
-/// in its low bits.
+/// Returns the number that is added to cut at `2^weight`: numbers of its size have their last bit there. `2^51` and `extra` are in its
+/// low bits.
 fn cutter(weight: i32, extra: u64) -> f64 {
     f64::from_bits(power(weight + 52).to_bits() + (1 << 51) + extra)
 }
@@ -87,7 +87,7 @@ fn wanted<T: Number, const L: usize, const N: usize>(
     }
 }
 
-/// A pass over a block in `N` lanes with `L` limbs; squares if `Q`, products if `P`.
+/// Pass over a block in `N` lanes with `L` limbs; squares if `Q`, products if `P`.
 struct Block<'a, T, const L: usize, const N: usize, const Q: bool, const P: bool> {
     values: &'a [u8],
     weights: [i32; LIMBS],
@@ -97,7 +97,7 @@ struct Block<'a, T, const L: usize, const N: usize, const Q: bool, const P: bool
 
 impl<'a, T, const L: usize, const N: usize, const Q: bool, const P: bool> Block<'a, T, L, N, Q, P> {
     fn new(values: &'a [u8], grid: i32) -> Self {
-        // The first limb takes the bits from `grid` down, one less than it could, as it is rounded.
+        // The first limb takes the bits from `grid` down, one bit less than its maximum, because it is rounded.
         let weights = [1, 2, 3].map(|limb| grid + 1 - limb * LIMB);
         let mut cutters = [0.0; L];
         for (cutter_, weight) in cutters.iter_mut().zip(weights) {
@@ -112,15 +112,15 @@ impl<'a, T, const L: usize, const N: usize, const Q: bool, const P: bool> Block<
     }
 }
 
-/// Sums in `N` lanes of all rows so far, wrapping.
+/// Wrapping sums of all rows so far, in `N` lanes.
 struct Lanes<T, const L: usize, const N: usize> {
     least: [T; N],
     greatest: [T; N],
-    /// Bits that no limb took.
+    /// Bits that are in no limb.
     rest: [u64; N],
     sums: [[u64; N]; L],
     squares: [[[u64; N]; L]; L],
-    /// Sums of `sums` after each row.
+    /// Sum of `sums` after each row.
     running: [[u64; N]; L],
 }
 
@@ -158,7 +158,7 @@ impl<T: Number, const L: usize, const N: usize, const Q: bool, const P: bool>
         }
     }
 
-    /// Puts the lanes together. Reads the integers that wrapped sums stand for.
+    /// Combines the lanes, and computes the integers that the wrapped sums stand for.
     #[inline(always)]
     fn together(&self, lanes: &Lanes<T, L, N>, rows: u64) -> Biased {
         let mut all = Biased {
@@ -227,7 +227,7 @@ impl<T: Number, const L: usize, const N: usize, const Q: bool, const P: bool> Pa
                 greatest = value.larger(greatest);
             }
             self.row(values, &mut lanes);
-            // What fills the row up is no value.
+            // Padding of the last row is no value.
             (lanes.least, lanes.greatest) = extremes;
             count += 1;
         }

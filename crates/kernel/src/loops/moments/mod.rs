@@ -1,12 +1,11 @@
-//! Smallest, largest, and the sums of values, of their squares and of their products with their index, of one
-//! block in one pass. Those of floats are rounded in [`centred`]; what follows is exact.
+//! Smallest and largest value, and sums of values, of their squares and of their products with their index, of one block in one pass.
+//! Sums of floats in [`centred`] are rounded; all others are exact.
 //!
-//! A value is cut into limbs, small integers times powers of two that all values of the block share, and the
-//! sums of limbs and of products of limbs are taken in integers. So nothing is ever rounded. The limbs of
-//! floats are cut off by adding and taking away a large power of two, which leaves the integer in the low bits
-//! of the sum; where they lie (the *grid*) is guessed from the block before. If a block does not fit, it is
-//! done again with another grid, and if its magnitudes are too far apart for any, the caller must add its
-//! values one by one.
+//! A value is cut into limbs, small integers times powers of two that all values of the block share, and the sums of limbs and of
+//! products of limbs are integers. So no operation rounds. Limbs of floats are cut off by adding and subtracting a large power of two,
+//! which leaves the integer in the low bits of the sum. Their positions (the *grid*) are guessed from the previous block. If a block does
+//! not fit, it is summed again with another grid. If its magnitudes are too far apart for any grid, the caller must add its values one by
+//! one.
 
 #![allow(
     clippy::needless_range_loop,
@@ -25,32 +24,32 @@ use super::number::Number;
 use super::simd::Level;
 use crate::exact::Exact;
 
-/// Most values in a block: sums of so many products of 52 bits fit 64.
+/// Maximum number of values in a block: sums of so many products of 52 bits fit into 64 bits.
 pub(crate) const BLOCK: usize = 4096;
 
-/// Most values in a block whose products with the index are wanted: so many that [`ifma`]'s sums of sums fit.
+/// Maximum number of values in a block whose products with the index are requested: the sums of sums in [`ifma`] still fit.
 pub(crate) const BLOCK_OF_PRODUCTS: usize = 1024;
 
-/// Limbs that a value is cut into at most.
+/// Maximum number of limbs of a value.
 const LIMBS: usize = 3;
 
-/// What is wanted of a block beside its extremes and its sum.
+/// Sums of a block that are computed in addition to its extremes and its sum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Want {
-    /// Nothing more.
+    /// No further sum.
     Sum,
     /// The sum of squares.
     Squares,
-    /// That, and the sum of products with the index in the block.
+    /// The sum of squares, and the sum of products with the index in the block.
     Products,
 }
 
-/// What was found in a block that is not empty.
+/// Results of a block that is not empty.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Moments<T> {
-    /// The smallest value, NaN passed over.
+    /// Smallest value; NaN is ignored.
     pub(crate) least: T,
-    /// The largest.
+    /// Largest value.
     pub(crate) greatest: T,
     pub(crate) sums: Sums,
 }
@@ -61,16 +60,16 @@ pub(crate) struct Sums {
     limbs: usize,
     weights: [i32; LIMBS],
     sums: [i128; LIMBS],
-    /// Of `limb[k] * limb[l]`, `k <= l`.
+    /// Sums of `limb[k] * limb[l]`, `k <= l`.
     squares: [[i128; LIMBS]; LIMBS],
-    /// Of `limb[k] * index`.
+    /// Sums of `limb[k] * index`.
     products: [i128; LIMBS],
 }
 
-/// Blocks whose sums fit together: each limb's is below 2^112.
+/// Number of blocks whose sums fit together: the sum of each limb is below 2^112.
 const BLOCKS_TOGETHER: usize = 1024;
 
-/// Sums of several blocks, less those of products: adding to an exact sum takes longer than adding these.
+/// Sums of several blocks, except those of products: adding to an exact sum takes longer than adding these.
 #[derive(Debug, Default)]
 pub(crate) struct Together {
     sums: Sums,
@@ -78,7 +77,8 @@ pub(crate) struct Together {
 }
 
 impl Together {
-    /// Adds a block's sums; gives what must be taken out first, if that has limbs elsewhere or is full.
+    /// Adds a block's sums. Returns the previous sums, which must be processed first, if their limbs have other positions or they are
+    /// full.
     pub(crate) fn add(&mut self, block: &Sums) -> Option<Sums> {
         let fits = self.sums.limbs == block.limbs && self.sums.weights == block.weights;
         if !fits || self.blocks == BLOCKS_TOGETHER {
@@ -96,7 +96,7 @@ impl Together {
         None
     }
 
-    /// All sums since those that were taken out.
+    /// Returns all sums since the last returned ones.
     pub(crate) fn rest(self) -> Sums {
         self.sums
     }
@@ -123,7 +123,7 @@ impl Sums {
         }
     }
 
-    /// Adds the sum of products with the index, which is `first` for the block's first value.
+    /// Adds the sum of products with the index; the index of the block's first value is `first`.
     pub(crate) fn products(&self, first: u64, to: &mut Exact) {
         for limb in 0..self.limbs {
             let products = self.products[limb] + i128::from(first) * self.sums[limb];
@@ -132,10 +132,10 @@ impl Sums {
     }
 }
 
-/// Sums of limbs to which biases were added so that none is negative.
+/// Sums of limbs with biases that keep all of them positive.
 #[derive(Clone, Copy, Debug, Default)]
 struct Biased {
-    /// How many values, padding included (that is zero before the bias is added).
+    /// Number of values, including padding (which is zero before the bias is added).
     count: i128,
     limbs: usize,
     weights: [i32; LIMBS],
@@ -170,12 +170,12 @@ impl Biased {
 
 /// Numbers whose blocks can be summed.
 pub(crate) trait Summed: Number {
-    /// Sums a block of whole little-endian values, at least one and at most [`BLOCK`], or
-    /// [`BLOCK_OF_PRODUCTS`] where products are wanted. `None` if a value is not finite or magnitudes are too
-    /// far apart. `grid` is kept from block to block, 0 at first; only speed depends on it.
+    /// Sums a block of whole little-endian values, at least one and at most [`BLOCK`], or [`BLOCK_OF_PRODUCTS`] if products are
+    /// requested. Returns `None` if a value is not finite or magnitudes are too far apart. `grid` is passed from block to block, 0 at
+    /// first; it affects only the speed.
     fn moments(level: Level, want: Want, values: &[u8], grid: &mut i32) -> Option<Moments<Self>>;
 
-    /// Sums a block of floats around one of them, rounded; `None` as [`centred::centred`] says, and for integers.
+    /// Sums a block of floats around one of them, rounded; returns `None` in the cases of [`centred::centred`], and for integers.
     fn centred(_: Level, _: Want, _: &[u8]) -> Option<Centred<Self>> {
         None
     }

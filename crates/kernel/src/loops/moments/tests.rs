@@ -1,4 +1,4 @@
-//! All levels against each other and against sums of big integers.
+//! Compares all levels with each other and with sums of big integers.
 
 #![allow(
     clippy::float_cmp,
@@ -12,7 +12,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::exact::parts;
 
-/// What [`Sums`] must add up to, in units of 2^-2176.
+/// Expected sum of [`Sums`], in units of 2^-2176.
 #[derive(Debug, PartialEq)]
 struct Wanted {
     sum: BigInt,
@@ -62,7 +62,7 @@ fn found<T: Summed>(
     ))
 }
 
-/// Checks all levels; those that cannot do it are asked again by nobody.
+/// Checks all levels. If `must` is false, a level need not be able to sum the block.
 fn check<T: Summed>(bytes: &[u8], grid: i32, must: bool) {
     let bytes = &bytes[..bytes.len() / T::SIZE * T::SIZE];
     if bytes.is_empty() {
@@ -89,7 +89,7 @@ fn check<T: Summed>(bytes: &[u8], grid: i32, must: bool) {
     }
 }
 
-/// The exact value of a number.
+/// Exact value of a number.
 trait ExactValue {
     fn exact(&self) -> (BigInt, i32);
 }

@@ -4,47 +4,47 @@
 
 use crate::loops::simd::Pass;
 
-/// A vector of keys.
+/// Vector of keys.
 ///
 /// # Safety
 /// All methods need the instructions of the implementing type, and pointers valid for the lanes they touch.
 pub(super) unsafe trait Lanes: Copy {
     /// A key.
     type Key: Copy + Ord;
-    /// Keys in a vector, a power of two up to 16.
+    /// Number of keys in a vector, a power of two up to 16.
     const WIDTH: usize;
     /// The lowest key.
     const LOWEST: Self::Key;
 
     /// Runs a pass compiled with the instructions of this type, which the processor must have.
     fn within<P: Pass>(pass: P) -> P::Output;
-    /// Sorts the `length` keys at `keys`, with room for as many at `scratch`.
+    /// Sorts the `length` keys at `keys`, with space for as many at `scratch`.
     unsafe fn sort(keys: *mut Self::Key, length: usize, scratch: *mut Self::Key);
     unsafe fn splat(key: Self::Key) -> Self;
     unsafe fn load(from: *const Self::Key) -> Self;
     unsafe fn store(self, to: *mut Self::Key);
     /// Stores past the caches, at an address that is a multiple of 64.
     unsafe fn stream(self, to: *mut Self::Key);
-    /// Orders all that was streamed before all that is stored later.
+    /// Orders all streamed stores before all later stores.
     fn fence();
-    /// A bit for each lane that is above its pivot, the first lane lowest.
+    /// Returns a bit for each lane that is above its pivot; the first lane has the lowest bit.
     unsafe fn above(self, pivot: Self) -> u32;
     /// Moves the lanes whose bit is set to the front, in order; the others are arbitrary.
     unsafe fn compress(self, bits: u32) -> Self;
 }
 
-/// What sorting within vectors needs besides.
+/// Further operations for sorting within vectors.
 ///
 /// # Safety
 /// As [`Lanes`].
 #[cfg(target_arch = "x86_64")]
 pub(super) unsafe trait Network: Lanes {
-    /// Vectors that a leaf of the sort may keep in registers, 8 or 16.
+    /// Number of vectors that a leaf of the sort may keep in registers, 8 or 16.
     const ROWS: usize;
     /// The highest key.
     const HIGHEST: Self::Key;
 
-    /// The key before this one, which must not be the lowest.
+    /// Returns the key before this one, which must not be the lowest.
     fn before(key: Self::Key) -> Self::Key;
     /// Loads the first `count` lanes and fills the others with the highest key.
     unsafe fn load_part(from: *const Self::Key, count: usize) -> Self;
@@ -56,7 +56,7 @@ pub(super) unsafe trait Network: Lanes {
     unsafe fn swap<const DISTANCE: usize>(self) -> Self;
     /// Lane `i` takes the lower of both where bit `DISTANCE` of `i` is clear and the higher where it is set.
     unsafe fn exchange<const DISTANCE: usize>(self, other: Self) -> Self;
-    /// Turns sixteen rows, read as a matrix, from column by column to row by row.
+    /// Transposes sixteen rows from column by column to row by row.
     #[inline(always)]
     unsafe fn turn_columns(rows: &mut [Self; 16]) {
         let mut keys = [[Self::LOWEST; 16]; 16];
@@ -78,7 +78,7 @@ pub(super) unsafe trait Network: Lanes {
     }
 }
 
-/// Four keys, for processors without vectors that compress: the compiler makes of it what it can.
+/// Four keys, for processors without vectors that compress; the compiler vectorises them as far as it can.
 #[derive(Clone, Copy)]
 pub(super) struct Plain<K>([K; 4]);
 

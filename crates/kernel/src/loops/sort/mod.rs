@@ -25,29 +25,29 @@ use crate::threads::{Pile, in_threads};
 use lanes::{Lanes, Plain};
 use spread::{AT_ONCE, Stages, WAYS};
 
-/// Arrays of fewer values are not split among threads.
+/// Arrays with fewer values are not divided among threads.
 const SMALL: usize = 1 << 16;
 
-/// Ranges that each thread should find.
+/// Number of ranges for each thread.
 const WAYS_A_THREAD: usize = 2;
 
-/// Fewest ranges. More make the first pass slower, fewer make each range need more memory besides.
+/// Minimum number of ranges. More make the first pass slower; fewer make each range need more additional memory.
 const WAYS_AT_LEAST: usize = 4;
 
-/// Samples from which the end of a range is chosen.
+/// Number of samples from which the end of a range is chosen.
 const SAMPLES_A_WAY: usize = 512;
 
-/// Values whose keys are made at a time; they stay in the first-level cache.
+/// Number of values whose keys are made at a time; they stay in the first-level cache.
 const CHUNK: usize = 1024;
 
-/// Bytes beyond which no cache holds a result, so that it is better stored past them.
+/// Size in bytes beyond which no cache holds a result, so that it is better stored past the caches.
 const FAR: usize = 16 << 20;
 
-/// A value with its way of being sorted.
+/// Value with its method of sorting.
 pub(crate) trait Sorts: Value {
-    /// Sorts the values in `from` into the bytes of `to`, both in the byte order that `big` says, with the
-    /// instructions of `level` and up to `threads` threads. Needs memory besides for as many values as the
-    /// largest range of each thread, a quarter of all or less unless many are equal.
+    /// Sorts the values in `from` into the bytes of `to`, both in the byte order that `big` selects, with the instructions of `level` and
+    /// up to `threads` threads. Needs additional memory for as many values as the largest range of each thread. This is a quarter of all
+    /// values or less, unless many are equal.
     ///
     /// `from` must have exactly as many bytes as `to`.
     fn sort(from: &[u8], big: bool, to: &mut [Self::Key], threads: usize, level: Level);
@@ -86,7 +86,7 @@ macro_rules! counts {
 
 counts!(i8, u8, i16, u16);
 
-/// What is to be sorted, and how.
+/// Input and options of a sort.
 struct Sorting<'a, T> {
     from: &'a [u8],
     big: bool,
@@ -117,7 +117,7 @@ impl<T: Value> Sorting<'_, T> {
             ranges.push(range);
             rest = others;
         }
-        // Taken from the end, so that the longest are begun first.
+        // Threads take ranges from the end, so that the longest are sorted first.
         ranges.sort_unstable_by_key(|range| range.len());
         let ranges = Pile::new(ranges);
         in_threads(vec![(); self.threads], |()| {
@@ -128,7 +128,7 @@ impl<T: Value> Sorting<'_, T> {
         });
     }
 
-    /// Moves all values to their ranges; returns how many of each thread's part went to each range.
+    /// Moves all values to their ranges; returns the number of values of each thread's part in each range.
     fn spread<L: Lanes<Key = T::Key>>(
         &self,
         to: &mut [T::Key],
@@ -164,7 +164,7 @@ impl<T: Value> Sorting<'_, T> {
         counts
     }
 
-    /// Keys that cut the array into about equally many values.
+    /// Returns keys that divide the array into ranges with about equally many values.
     fn pivots(&self, length: usize) -> Vec<T::Key> {
         let ways = (self.threads * WAYS_A_THREAD).clamp(WAYS_AT_LEAST, WAYS);
         let samples = ways * SAMPLES_A_WAY;
@@ -173,7 +173,7 @@ impl<T: Value> Sorting<'_, T> {
         let mut keys: Vec<_> = (0..samples)
             .map(|sample| {
                 chance = chance.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
-                // One sample from each step, at a place that no pattern of the data agrees with.
+                // One sample from each step, at a random place that does not follow patterns of the data.
                 let place = sample * step + (chance >> 33) as usize % step;
                 T::key(&self.from[place * size_of::<T>()..], self.big)
             })
@@ -182,7 +182,7 @@ impl<T: Value> Sorting<'_, T> {
         (1..ways).map(|way| keys[way * SAMPLES_A_WAY]).collect()
     }
 
-    /// Sorts keys and makes values of them.
+    /// Sorts keys and converts them to values.
     fn sort_range<L: Lanes<Key = T::Key>>(&self, keys: &mut [T::Key], scratch: &mut Vec<T::Key>) {
         scratch.clear();
         pages::reserve(scratch, keys.len());
@@ -196,13 +196,13 @@ impl<T: Value> Sorting<'_, T> {
     }
 }
 
-/// Where the values of one part go: the begin of their place in each range, and how many there are.
+/// Destinations of the values of one part: the begin of its place in each range, and the number of values.
 struct Places<K>(Vec<(*mut K, usize)>);
 
-// SAFETY: each place is written by the one thread that has it.
+// SAFETY: each place is written by the one thread that owns it.
 unsafe impl<K: Send> Send for Places<K> {}
 
-/// The places of all parts, in which each range has `counts[part][range]` values.
+/// Returns the places of all parts, in which each range has `counts[part][range]` values.
 fn places<K>(to: &mut [K], counts: &[Vec<usize>]) -> Vec<Places<K>> {
     let mut places: Vec<_> = counts.iter().map(|_| Places(Vec::new())).collect();
     let mut next = 0;
@@ -267,8 +267,8 @@ impl<L: Lanes<Key = T::Key>, T: Value> Pass for Spread<'_, L, T> {
             let length = fill::<T>(&mut keys, bytes, self.big);
             let at_once = AT_ONCE * L::WIDTH;
             let whole = length / at_once * at_once;
-            // SAFETY: the keys are valid, each range has room for as many as were counted to go there, and
-            // this runs with the instructions of `L`.
+            // SAFETY: the keys are valid, each range has space for as many keys as were counted for it, and this runs with the
+            // instructions of `L`.
             unsafe {
                 stages.take::<L>(keys.as_ptr(), whole, self.pivots);
                 for key in &keys[whole..length] {
@@ -281,7 +281,7 @@ impl<L: Lanes<Key = T::Key>, T: Value> Pass for Spread<'_, L, T> {
     }
 }
 
-/// Makes keys of at most a chunk of values; returns how many.
+/// Makes keys of at most a chunk of values; returns their number.
 #[inline(always)]
 fn fill<T: Value>(keys: &mut [T::Key; CHUNK], bytes: &[u8], big: bool) -> usize {
     let values = bytes.chunks_exact(size_of::<T>());
@@ -292,7 +292,7 @@ fn fill<T: Value>(keys: &mut [T::Key; CHUNK], bytes: &[u8], big: bool) -> usize 
     length
 }
 
-/// Sorts the keys of a range and makes values of them.
+/// Sorts the keys of a range and converts them to values.
 struct Range<'a, L, T: Value> {
     keys: &'a mut [T::Key],
     scratch: &'a mut Vec<T::Key>,
@@ -306,7 +306,7 @@ impl<L: Lanes<Key = T::Key>, T: Value> Pass for Range<'_, L, T> {
     #[inline(always)]
     fn run(self) {
         let (keys, scratch) = (self.keys.as_mut_ptr(), self.scratch.as_mut_ptr());
-        // SAFETY: the scratch memory has room for as many keys, and this runs with the instructions of `L`.
+        // SAFETY: the scratch memory has space for as many keys, and this runs with the instructions of `L`.
         unsafe { L::sort(keys, self.keys.len(), scratch) };
         for key in self.keys {
             *key = T::bits(*key, self.big);

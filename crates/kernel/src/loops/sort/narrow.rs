@@ -2,13 +2,13 @@
 
 use super::Value;
 
-/// A key that can be counted.
+/// Key that can be counted.
 pub(super) trait Narrow: Copy {
-    /// Different keys.
+    /// Number of different keys.
     const COUNT: usize;
-    /// Its place among all keys.
+    /// Returns the place of the key among all keys.
     fn place(self) -> usize;
-    /// The key at a place.
+    /// Returns the key at a place.
     fn at(place: usize) -> Self;
 }
 
@@ -35,7 +35,7 @@ narrow!(i16, u16);
 
 /// Sorts the values in `from` into `to`.
 pub(super) fn sort<T: Value<Key: Narrow>>(from: &[u8], big: bool, to: &mut [T::Key]) {
-    // Neighbours are often equal; two tables keep one count from waiting for the other.
+    // Neighbours are often equal; with two tables, an increment does not wait for the previous one.
     let mut counts = vec![[0_usize; 2]; T::Key::COUNT];
     for pair in from.chunks(2 * size_of::<T>()) {
         for (table, bytes) in pair.chunks_exact(size_of::<T>()).enumerate() {

@@ -1,25 +1,25 @@
-//! Makes signed integers of values, ordered as the values are.
+//! Converts values to signed integers with the same order.
 
-/// A number that can be sorted.
+/// Number that can be sorted.
 ///
-/// Floating-point numbers are in the total order of IEEE 754-2019, 5.10, except that all NaN come last:
-/// those of positive sign by their bits, then those of negative sign. So `-0` comes before `0`.
+/// Floating-point numbers are in the total order of IEEE 754-2019, 5.10, except that all NaN are last: those of positive sign by their
+/// bits, then those of negative sign. So `-0` is before `0`.
 pub(crate) trait Value: Copy + Send + Sync + 'static {
-    /// The integer that stands for it, of the same size.
+    /// Integer that represents the value, of the same size.
     type Key: Copy + Default + Ord + Send + Sync + 'static;
 
-    /// The lowest key.
+    /// Lowest key.
     const LOWEST: Self::Key;
-    /// The highest key.
+    /// Highest key.
     const HIGHEST: Self::Key;
 
-    /// The key after this one, if there is one.
+    /// Returns the next key, if there is one.
     fn after(key: Self::Key) -> Option<Self::Key>;
-    /// The key before this one, if there is one.
+    /// Returns the previous key, if there is one.
     fn before(key: Self::Key) -> Option<Self::Key>;
-    /// The key of the value that has these bytes, most significant first if `big`.
+    /// Returns the key of the value that has these bytes, most significant first if `big`.
     fn key(bytes: &[u8], big: bool) -> Self::Key;
-    /// The key that has the bytes of the value with this key, in the order that `key` was given them.
+    /// Returns the key with the bytes of the value that has this key, in the order that `key` selected with `big`.
     fn bits(key: Self::Key, big: bool) -> Self::Key;
 }
 

@@ -1,21 +1,21 @@
-//! A quicksort of keys in vectors, for what fits a cache: each split streams the lower keys to the front and
-//! the higher ones into scratch memory, and up to 16 vectors at a time are sorted within registers.
+//! Quicksort of keys in vectors, for ranges that fit into a cache: each split streams the lower keys to the front and the higher ones
+//! into scratch memory, and up to 16 vectors at a time are sorted within registers.
 //!
-//! Splitting by vector compression is Bramas' idea ("A Novel Hybrid Quicksort Algorithm Vectorized using
-//! AVX-512 on Intel Skylake", 2017); the leaves are bitonic networks (Batcher, 1968).
+//! Splitting by vector compression is Bramas' idea ("A Novel Hybrid Quicksort Algorithm Vectorized using AVX-512 on Intel Skylake",
+//! 2017); the leaves are bitonic networks (Batcher, 1968).
 
 use super::lanes::Network;
 
-/// Ranges that may wait for their turn.
+/// Maximum number of ranges that wait.
 const PENDING: usize = 96;
 
-/// Splits deeper than this mean that pivots are bad; the standard library's sort takes over.
+/// Maximum depth of splits. A deeper split means that pivots are bad; the standard library's sort then sorts the range.
 const DEPTH: u32 = 64;
 
 /// Ranges longer than this have their pivot chosen from more samples.
 const LONG: usize = 4096;
 
-/// The higher part of a split that waits, at the end of scratch memory.
+/// Higher part of a split that waits at the end of scratch memory.
 struct Pending<K> {
     to: *mut K,
     length: usize,
@@ -25,8 +25,8 @@ struct Pending<K> {
 /// Sorts the `length` keys at `from` to `keys`, which may be the same place.
 ///
 /// # Safety
-/// `from`, `keys` and `scratch` must be valid for `length` keys. `scratch` must not overlap `keys`; `from`
-/// must be `keys`, or not overlap it and be `scratch`. The processor must have the instructions of `L`.
+/// `from`, `keys` and `scratch` must be valid for `length` keys. `scratch` must not overlap `keys`; `from` must be `keys`, or not overlap
+/// it and be `scratch`. The processor must have the instructions of `L`.
 #[inline(always)]
 pub(super) unsafe fn sort<L: Network>(
     from: *mut L::Key,
@@ -36,13 +36,13 @@ pub(super) unsafe fn sort<L: Network>(
 ) {
     let mut stack = [const { None::<Pending<L::Key>> }; PENDING];
     let mut pending = 0;
-    // The end of the waiting parts in scratch memory.
+    // End of the waiting parts in scratch memory.
     let mut top = scratch;
-    // The range at hand goes to `to`; it is there already, or at `top`.
+    // The current range is sorted to `to`; it is stored at `to` already, or at `top`.
     let (mut from, mut to, mut length, mut depth) = (from, keys, length, 0);
     loop {
-        // SAFETY: the waiting parts and the range at hand together have at most as many keys as there were,
-        // so all of the range has room above `top`; `split` writes no further than that.
+        // SAFETY: the waiting parts and the current range together have at most as many keys as the input, so the whole range has space
+        // above `top`; `split` writes no further than that.
         unsafe {
             if length <= L::WIDTH * L::ROWS {
                 leaf::<L>(from, to, length);
@@ -78,7 +78,7 @@ pub(super) unsafe fn sort<L: Network>(
     }
 }
 
-/// Moves the keys that equal the highest to the end; returns how many others there are.
+/// Moves the keys that equal the highest to the end; returns the number of other keys.
 #[inline(always)]
 unsafe fn without_highest<L: Network>(
     keys: *mut L::Key,
@@ -89,7 +89,7 @@ unsafe fn without_highest<L: Network>(
     if highest == L::LOWEST {
         return 0;
     }
-    // SAFETY: as the caller's; all that is split off equals `highest`.
+    // SAFETY: as the caller's; all keys that are split off equal `highest`.
     unsafe {
         let low = split::<L>(keys, length, L::before(highest), keys, scratch);
         std::slice::from_raw_parts_mut(keys.add(low), length - low).fill(highest);
@@ -97,8 +97,8 @@ unsafe fn without_highest<L: Network>(
     }
 }
 
-/// Streams the keys up to `pivot` to `low_to` and those above to `high_to`, and returns how many are low.
-/// Either may be `from` itself: nothing is written beyond as many keys as have been read.
+/// Streams the keys up to `pivot` to `low_to` and those above to `high_to`, and returns the number of low keys. Either destination may be
+/// `from` itself: no more keys are written than have been read.
 #[inline(always)]
 unsafe fn split<L: Network>(
     from: *const L::Key,
@@ -110,8 +110,8 @@ unsafe fn split<L: Network>(
     const UNROLL: usize = 4;
     let all = u32::MAX >> (32 - L::WIDTH);
     let (mut read, mut low) = (0, 0);
-    // SAFETY: reads stay below `length`; `low` and `read - low` never pass what has been read, so a whole
-    // vector stored there ends at most where reading has come to.
+    // SAFETY: reads stay below `length`; `low` and `read - low` never exceed the number of keys that were read, so a whole vector stored
+    // there ends at most at the read position.
     unsafe {
         let pivots = L::splat(pivot);
         while read + UNROLL * L::WIDTH <= length {
@@ -139,7 +139,7 @@ unsafe fn split<L: Network>(
     low
 }
 
-/// A key near the median: that of samples from all over the range.
+/// Returns a key near the median: the median of samples from the whole range.
 #[inline(always)]
 unsafe fn choose<L: Network>(from: *const L::Key, length: usize) -> L::Key {
     // SAFETY: a range to be split is longer than all samples together.
@@ -154,7 +154,7 @@ unsafe fn choose<L: Network>(from: *const L::Key, length: usize) -> L::Key {
 
 #[inline(always)]
 unsafe fn sample<L: Network, const R: usize>(from: *const L::Key, length: usize) -> L::Key {
-    // SAFETY: the last sample ends within the range, and `middle` has room for a vector.
+    // SAFETY: the last sample ends within the range, and `middle` has space for a vector.
     unsafe {
         let step = (length - L::WIDTH) / R;
         let mut rows = [L::load(from); R];
@@ -245,8 +245,8 @@ unsafe fn network<L: Network, const R: usize>(rows: &mut [L; R]) {
     }
 }
 
-/// Sorts the lanes of sixteen rows: each column by Green's network of 60 exchanges, then pairs of columns,
-/// pairs of pairs and so on, and turns the columns into rows.
+/// Sorts the lanes of sixteen rows: each column by Green's network of 60 exchanges, then pairs of columns, pairs of pairs and so on, and
+/// transposes the columns into rows.
 #[inline(always)]
 unsafe fn columns<L: Network>(rows: &mut [L; 16]) {
     macro_rules! exchange {
@@ -280,7 +280,7 @@ unsafe fn columns<L: Network>(rows: &mut [L; 16]) {
     }
 }
 
-/// Merges groups of columns, which with their neighbours have `LAST + 1` columns.
+/// Merges groups of columns. Each group and its neighbours together have `LAST + 1` columns.
 #[inline(always)]
 unsafe fn merge_columns<L: Network, const LAST: usize>(rows: &mut [L; 16]) {
     // SAFETY: as the caller's.
@@ -309,7 +309,7 @@ unsafe fn merge_columns<L: Network, const LAST: usize>(rows: &mut [L; 16]) {
     }
 }
 
-/// Makes each `SIZE` rows, whose halves are sorted, sorted as a whole.
+/// Merges the sorted halves of each `SIZE` rows.
 #[inline(always)]
 unsafe fn merge<L: Network, const R: usize, const SIZE: usize>(rows: &mut [L; R]) {
     // SAFETY: as the caller's.
@@ -349,7 +349,7 @@ unsafe fn compare<L: Network, const R: usize, const DISTANCE: usize>(rows: &mut 
     }
 }
 
-/// The lanes in reverse.
+/// Reverses the lanes.
 #[inline(always)]
 unsafe fn turn<L: Network>(row: L) -> L {
     // SAFETY: as the caller's.

@@ -1,5 +1,5 @@
-//! Sorts arrays that do not fit memory, or lie in several files: in slices by value, each gathered by a pass over
-//! all of the input. Nothing is written but the result, where a merge would write and read everything once more.
+//! Sorts arrays that do not fit into memory, or are stored in several files: in slices by value, each gathered by a pass over all of the
+//! input. Only the result is written, whereas a merge would write and read all data once more.
 
 use std::marker::PhantomData;
 
@@ -7,15 +7,16 @@ use super::super::pages;
 use super::super::simd::Level;
 use super::{Sorts, Value};
 
-/// Values from which the ends of slices are chosen.
+/// Number of values from which the ends of slices are chosen.
 const SAMPLES: usize = 1 << 14;
 
-/// Slices in which an input is sorted, about: each takes a pass over all of it, so that more of them never end.
+/// Approximate maximum number of slices of an input: each slice takes a pass over all of the input, so more slices would take far too
+/// long.
 const SLICES_MAX: usize = 1000;
 
-/// Sorts the values in all of `from` (each whole values) and gives them to `write`, in order, in slices of at most
-/// `limit` values (at least one, and a thousandth of all) as bytes that `Sorts::sort` would give. One file that is within the limit is one
-/// slice, without being gathered. What is equal throughout may come in many slices.
+/// Sorts the values in all of `from` (each of whole values) and passes them to `write`, in order, in slices of at most `limit` values (at
+/// least one, and a thousandth of all), as bytes like those of `Sorts::sort`. One file within the limit is one slice, without being
+/// gathered. Equal values may be divided among many slices.
 pub(crate) fn sort_in_slices<T: Sorts, E>(
     from: &[&[u8]],
     big: bool,
@@ -73,10 +74,10 @@ struct Values<'a, T> {
 }
 
 impl<T: Value> Values<'_, T> {
-    /// The bytes of all values whose keys are from `lowest` to `highest`.
+    /// Returns the bytes of all values whose keys are from `lowest` to `highest`.
     fn gather(&mut self, lowest: T::Key, highest: T::Key, count: usize) -> &[u8] {
         self.gathered.clear();
-        // Room for one more, as each value is written before it is known to belong.
+        // Space for one more value, because each is written before the check whether it belongs to the range.
         self.gathered.resize((count + 1) * size_of::<T>(), 0);
         let mut at = 0;
         for value in self
@@ -91,14 +92,14 @@ impl<T: Value> Values<'_, T> {
         &self.gathered[..at]
     }
 
-    /// Cuts a range of more than one key, which holds `count` values, into several.
+    /// Divides a range of more than one key, which has `count` values, into several.
     fn cut(&self, lowest: T::Key, highest: T::Key, count: usize) -> Vec<(T::Key, T::Key, usize)> {
         let samples = self.samples(lowest, highest);
-        // Twice as many slices as are needed leave room for what samples do not show.
+        // Twice as many slices as necessary, as a margin for values that the samples do not show.
         let step = (samples.len() / (2 * count.div_ceil(self.limit))).max(1);
         let mut begins = vec![lowest];
         for sample in samples.into_iter().step_by(step) {
-            // A sample is a slice of its own, for it may be there often.
+            // A sample is a slice of its own, because its value may be frequent.
             begins.extend([Some(sample), T::after(sample)].into_iter().flatten());
         }
         begins.retain(|begin| (lowest..=highest).contains(begin));
@@ -121,7 +122,7 @@ impl<T: Value> Values<'_, T> {
         join(ranges, self.limit)
     }
 
-    /// Some keys of the range, sorted; at least one, for it is not empty.
+    /// Returns some keys of the range, sorted; at least one, because the range is not empty.
     fn samples(&self, lowest: T::Key, highest: T::Key) -> Vec<T::Key> {
         let keys = || self.values().map(|value| T::key(value, self.big));
         let within = |key: &T::Key| (lowest..=highest).contains(key);

@@ -1,23 +1,23 @@
-//! The first split of a large array: from where it lies, in one pass, to ranges by several pivots.
+//! First split of a large array: one pass from the input to ranges, by several pivots.
 //!
-//! Each range has a stage in the first-level cache that is emptied past the caches in whole lines, so the
-//! pass moves each key through memory once each way.
+//! Each range has a stage in the first-level cache that is emptied past the caches in whole lines, so the pass moves each key through
+//! memory once in each direction.
 
 use super::lanes::Lanes;
 
-/// Ranges at most.
+/// Maximum number of ranges.
 pub(super) const WAYS: usize = 64;
 
-/// Vectors taken at a time; keys handed in are a multiple of as many.
+/// Number of vectors that are processed at a time; the number of keys must be a multiple of theirs.
 pub(super) const AT_ONCE: usize = 4;
 
-/// Keys in a stage that make it be emptied.
+/// Number of keys at which a stage is emptied.
 const FULL: usize = 256;
 
-/// Bytes that memory moves at a time.
+/// Number of bytes that memory transfers at a time.
 const LINE: usize = 64;
 
-/// How many of `length` keys are above each pivot, added to `above`.
+/// Adds the number of `length` keys above each pivot to `above`.
 ///
 /// # Safety
 /// `keys` must be valid for `length` keys, a multiple of the vector's width.
@@ -41,17 +41,17 @@ pub(super) unsafe fn count<L: Lanes>(
     }
 }
 
-/// Keys on their way to a range.
+/// Keys in transit to a range.
 #[repr(align(64))]
 struct Stage<K> {
     keys: [K; FULL + 16 * AT_ONCE],
     length: usize,
     to: *mut K,
-    /// Keys that the range has room for.
+    /// Number of keys that fit into the rest of the range.
     room: usize,
 }
 
-/// The stages of all ranges.
+/// Stages of all ranges.
 pub(super) struct Stages<K> {
     stages: Box<[Stage<K>]>,
     /// Whether lines are stored past the caches.
@@ -59,7 +59,7 @@ pub(super) struct Stages<K> {
 }
 
 impl<K: Copy> Stages<K> {
-    /// Stages for ranges that begin at a place and have room for some keys; `key` is any key.
+    /// Makes stages for ranges that begin at a place and have space for some keys; `key` is any key.
     pub(super) fn new(ranges: &[(*mut K, usize)], key: K, far: bool) -> Self {
         let stage = |(to, room): &(*mut K, usize)| Stage {
             keys: [key; FULL + 16 * AT_ONCE],
@@ -73,11 +73,11 @@ impl<K: Copy> Stages<K> {
         }
     }
 
-    /// Moves `length` keys to the ranges: a key goes to the first whose pivot it is not above, or to the last.
+    /// Moves `length` keys to the ranges: a key belongs to the first range whose pivot it is not above, or to the last.
     ///
     /// # Safety
-    /// `keys` must be valid for `length` keys, a multiple of [`AT_ONCE`] vectors, and each range for all that
-    /// go there. There is one stage more than pivots.
+    /// `keys` must be valid for `length` keys, a multiple of [`AT_ONCE`] vectors, and each range must have space for all its keys. There
+    /// is one stage more than pivots.
     #[inline(always)]
     pub(super) unsafe fn take<L: Lanes<Key = K>>(
         &mut self,
@@ -92,7 +92,7 @@ impl<K: Copy> Stages<K> {
         };
         let mut read = 0;
         while read < length {
-            // SAFETY: a stage that is not full has room for all vectors taken at a time.
+            // SAFETY: a stage that is not full has space for all vectors that are processed at a time.
             unsafe {
                 let mut vectors = [L::load(keys.add(read)); AT_ONCE];
                 let mut left = [all; AT_ONCE];
@@ -124,7 +124,7 @@ impl<K: Copy> Stages<K> {
     /// Moves one key to the range `way`.
     ///
     /// # Safety
-    /// The range must have room for it.
+    /// The range must have space for it.
     #[inline(always)]
     pub(super) unsafe fn put<L: Lanes<Key = K>>(&mut self, key: K, way: usize) {
         let stage = &mut self.stages[way];
@@ -139,7 +139,7 @@ impl<K: Copy> Stages<K> {
     /// Empties all stages.
     ///
     /// # Safety
-    /// Each range must have room for what is in its stage.
+    /// Each range must have space for the keys in its stage.
     #[inline(always)]
     pub(super) unsafe fn finish<L: Lanes<Key = K>>(&mut self) {
         for stage in &mut self.stages {
@@ -154,7 +154,7 @@ impl<K: Copy> Stage<K> {
     /// Adds the lanes of `bits`.
     #[inline(always)]
     unsafe fn put<L: Lanes<Key = K>>(&mut self, vector: L, bits: u32) {
-        // SAFETY: the stage has room for a vector more than it needs.
+        // SAFETY: the stage has space for a vector more than it needs.
         unsafe {
             vector
                 .compress(bits)
@@ -163,17 +163,17 @@ impl<K: Copy> Stage<K> {
         self.length += bits.count_ones() as usize;
     }
 
-    /// Moves whole lines out, or `all`.
+    /// Moves whole lines out, or all keys if `all`.
     #[inline(always)]
     unsafe fn empty<L: Lanes<Key = K>>(&mut self, far: bool, all: bool) {
         let line = LINE / size_of::<K>();
         let from = self.keys.as_mut_ptr();
-        // Keys were counted before: more can only be if the input has changed since.
+        // The keys were counted before: there can be more only if the input has changed since.
         assert!(self.length <= self.room, "an input is being changed");
-        // The first piece ends at a line's end, so that all others are whole lines.
+        // The first piece ends at the end of a line, so that all others are whole lines.
         let first = self.to.align_offset(LINE).min(self.length);
         let lines = (self.length - first) / line * line;
-        // SAFETY: what is read lies in the stage, and the range has room for it.
+        // SAFETY: the keys that are read are in the stage, and the range has space for them.
         unsafe {
             std::ptr::copy_nonoverlapping(from, self.to, first);
             let mut moved = first;

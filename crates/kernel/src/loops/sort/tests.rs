@@ -1,7 +1,7 @@
 use super::*;
 use proptest::prelude::*;
 
-/// A few values of each kind that are easily got wrong, among arbitrary ones.
+/// Generates some values of each kind that is prone to errors, among arbitrary ones.
 fn words() -> impl Strategy<Value = u64> {
     prop_oneof![
         6 => any::<u64>(),
@@ -18,7 +18,7 @@ fn words() -> impl Strategy<Value = u64> {
     ]
 }
 
-/// Numbers from a seed, for long arrays.
+/// Returns numbers from a seed, for long arrays.
 fn many(length: usize, mut seed: u64, mask: u64) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(8 * length);
     for _ in 0..length {
@@ -30,7 +30,7 @@ fn many(length: usize, mut seed: u64, mask: u64) -> Vec<u8> {
     bytes
 }
 
-/// Sorts by all levels and by `order`, which is a plain comparison of native values, and compares bytes.
+/// Sorts with all levels and with `order`, a plain comparison of native values, and compares the bytes.
 fn check<T: Sorts, const N: usize>(
     bytes: &[u8],
     native: fn([u8; N]) -> T,
@@ -80,7 +80,7 @@ fn check_all(bytes: &[u8]) {
     check::<f64, 8>(bytes, f64::from_le_bytes, i64::to_ne_bytes, doubles);
 }
 
-/// The total order, but all NaN last, those of negative sign after the others.
+/// Compares in the total order, except that all NaN are last, and those of negative sign after the others.
 fn doubles(a: &f64, b: &f64) -> std::cmp::Ordering {
     let minus = |x: &f64| x.is_nan() && x.is_sign_negative();
     minus(a).cmp(&minus(b)).then(a.total_cmp(b))

@@ -4,10 +4,10 @@ use std::arch::x86_64::*;
 
 use super::{Centred, LANES, ROWS, pairwise};
 
-/// How far ahead memory is asked for, in bytes.
+/// Distance of prefetches, in bytes.
 const AHEAD_BYTES: usize = 4096;
 
-/// Half of the lanes are a vector.
+/// Half of the lanes fill a vector.
 const HALF: usize = LANES / 2;
 
 pub(super) fn doubles(products: bool, values: &[u8], centre: f64) -> Centred<f64> {
@@ -32,7 +32,7 @@ pub(super) fn singles(products: bool, values: &[u8], centre: f64) -> Centred<f32
     }
 }
 
-/// Sums in two vectors each.
+/// Sums, in two vectors each.
 #[derive(Clone, Copy)]
 struct Sums {
     distances: [__m512d; 2],
@@ -63,12 +63,12 @@ impl Sums {
     }
 }
 
-/// A pass, less its extremes.
+/// State of a pass, without its extremes.
 struct Around<const P: bool> {
     minus_centre: __m512d,
-    /// 1, which the compiler must not know: it would turn some of the sums into plain additions again. These
-    /// are products with 1 that are added to, which is the same, so that they run where products do: most
-    /// processors have as many units for those as for additions, smallest and largest together.
+    /// The number 1, hidden from the compiler, which would turn some of the sums into plain additions again. These sums add products with
+    /// 1, which gives the same result, so that they run on the units for products. Most processors have as many units for products as for
+    /// additions, minima and maxima together.
     one: __m512d,
     all: Sums,
     rows: Sums,
@@ -91,7 +91,7 @@ impl<const P: bool> Around<P> {
         }
     }
 
-    /// Adds a row, or those lanes of it that the masks name.
+    /// Adds a row, or the lanes of it that the masks select.
     #[inline]
     #[target_feature(enable = "avx512f")]
     fn row(&mut self, values: [__m512d; 2], masks: [__mmask8; 2]) {
@@ -110,7 +110,7 @@ impl<const P: bool> Around<P> {
         }
     }
 
-    /// Puts the rows so far to the rest.
+    /// Adds the sums of the rows so far to the total.
     #[inline]
     #[target_feature(enable = "avx512f")]
     fn end_of_rows(&mut self) {
@@ -132,7 +132,7 @@ impl<const P: bool> Around<P> {
     }
 }
 
-/// Asks for what lies ahead of a row: the processor by itself stops at the end of a page.
+/// Prefetches memory ahead of a row: the processor's own prefetcher stops at the end of a page.
 #[inline(always)]
 fn ahead(row: &[u8]) {
     for line in (0..row.len()).step_by(64) {
@@ -147,7 +147,7 @@ fn lanes(halves: [__m512d; 2]) -> [f64; LANES] {
     unsafe { std::mem::transmute(halves) }
 }
 
-/// The masks of the first `count` lanes.
+/// Returns the masks of the first `count` lanes.
 fn masks(count: usize) -> [__mmask8; 2] {
     let [low, high, ..] = ((1_u32 << count) - 1).to_le_bytes();
     [low, high]
@@ -160,7 +160,7 @@ fn doubles_pass<const P: bool>(values: &[u8], centre: f64) -> Centred<f64> {
     let mut greatest = [_mm512_set1_pd(f64::NEG_INFINITY); 2];
     let mut row = |around: &mut Around<P>, values: [__m512d; 2], masks: [__mmask8; 2]| {
         for half in 0..2 {
-            // Where a value is NaN these keep what is there.
+            // If a value is NaN, these operations keep the old value.
             let (value, mask) = (values[half], masks[half]);
             least[half] = _mm512_mask_min_pd(least[half], mask, value, least[half]);
             greatest[half] = _mm512_mask_max_pd(greatest[half], mask, value, greatest[half]);
@@ -178,7 +178,7 @@ fn doubles_pass<const P: bool>(values: &[u8], centre: f64) -> Centred<f64> {
         }
         if !tail.is_empty() {
             let (start, masks) = (tail.as_ptr().cast::<f64>(), masks(tail.len() / 8));
-            // SAFETY: the masks leave out what lies behind the tail.
+            // SAFETY: the masks exclude lanes after the tail.
             let values = unsafe {
                 [
                     _mm512_maskz_loadu_pd(masks[0], start),
@@ -218,7 +218,7 @@ fn singles_pass<const P: bool>(values: &[u8], centre: f64) -> Centred<f32> {
         if !tail.is_empty() {
             let masks = masks(tail.len() / 4);
             let mask = u16::from_le_bytes(masks);
-            // SAFETY: the mask leaves out what lies behind the tail.
+            // SAFETY: the mask excludes lanes after the tail.
             let values = unsafe { _mm512_maskz_loadu_ps(mask, tail.as_ptr().cast()) };
             row(&mut around, values, masks);
         }

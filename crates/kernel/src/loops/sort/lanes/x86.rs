@@ -32,8 +32,8 @@ fn avx512<P: Pass>(pass: P) -> P::Output {
     pass.run()
 }
 
-/// Bits of the lanes of a vector of `width` that take the higher key at `distance`. A `distance` of all
-/// bits is a turn: its upper half is higher.
+/// Returns a mask of the lanes of a vector of `width` that take the higher key at `distance`. A `distance` of all bits is a reversal: its
+/// upper half is higher.
 const fn higher(distance: usize, width: usize) -> u32 {
     let top = 1 << (usize::BITS - 1 - distance.leading_zeros());
     let (mut bits, mut lane) = (0, 0);
@@ -390,7 +390,7 @@ static FRONT_4: [[i32; 8]; 16] = {
 #[derive(Clone, Copy)]
 pub(in super::super) struct Half32(__m256i);
 
-/// Lanes of eight bytes below `count`, all ones.
+/// Returns all ones in the lanes of eight bytes below `count`.
 #[inline(always)]
 unsafe fn first_4(count: usize) -> __m256i {
     let count = i64::try_from(count).unwrap_or(4);
@@ -398,7 +398,7 @@ unsafe fn first_4(count: usize) -> __m256i {
     unsafe { _mm256_cmpgt_epi64(_mm256_set1_epi64x(count), _mm256_setr_epi64x(0, 1, 2, 3)) }
 }
 
-/// Lanes of four bytes below `count`, all ones.
+/// Returns all ones in the lanes of four bytes below `count`.
 #[inline(always)]
 unsafe fn first_8(count: usize) -> __m256i {
     let count = i32::try_from(count).unwrap_or(8);

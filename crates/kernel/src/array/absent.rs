@@ -1,5 +1,5 @@
-//! Missing values of a variable are replaced by one value, which a built-in kernel passes over. They are the values that
-//! `tidemill reduce` leaves out.
+//! Missing values of a variable: all are replaced by one value, which built-in kernels skip. They are the values that `tidemill reduce`
+//! leaves out.
 
 use serde::{Deserialize, Serialize};
 use tidemill_format::{Format, Variable};
@@ -9,23 +9,23 @@ use super::{Dtype, Literal, with_type};
 use crate::loops::number::Number;
 use crate::reduction::{Keep, keep_of, kept, type_of};
 
-/// The values of a variable that do not count, and the value that replaces them.
+/// Missing values of a variable, and the value that replaces them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Absent {
-    /// The type in which values are read.
+    /// Type in which values are read.
     pub dtype: Dtype,
-    /// Which values count.
+    /// Rule for values that count.
     pub keep: Keep,
-    /// The value that replaces the others; `None`: NaN.
+    /// Value that replaces the others; `None`: NaN.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub becomes: Option<Literal>,
 }
 
-/// The type in which the values of a variable are read, and its missing values if its attributes declare any. `None` if the values
-/// are no numbers of 8 to 64 bits.
+/// Returns the type in which the values of a variable are read, and its missing values if its attributes declare any. Returns `None` if
+/// the values are no numbers of 8 to 64 bits.
 ///
 /// # Errors
-/// An attribute has no certain reading, or declares an infinity as missing.
+/// If an attribute is ambiguous, or declares an infinity as missing.
 pub fn absent(
     variable: &Variable,
     format: Format,
@@ -43,7 +43,7 @@ pub fn absent(
     let becomes =
         with_type!(dtype, T => stand_in::<T>(&keep)).map_err(|error| error.to_string())?;
     if becomes.is_none() && !matches!(dtype, Dtype::Float32 | Dtype::Float64) {
-        // A valid range that has all values of the type.
+        // The valid range contains all values of the type.
         return Ok(Some((dtype, None)));
     }
     let absent = Absent {
@@ -60,13 +60,13 @@ pub fn absent(
     Ok(Some((dtype, Some(absent))))
 }
 
-/// A value of the type that does not count; `None`: NaN, which never does.
+/// Returns a value of the type that does not count; `None`: NaN, which never counts.
 fn stand_in<T: Number>(keep: &Keep) -> Result<Option<Literal>, ArrayError> {
     if !T::INTEGER {
         return Ok(None);
     }
     let kept = kept::<T>(keep)?;
-    // A missing value, or the one beside an end of the valid range.
+    // Candidates are the missing values, and the values just outside the ends of the valid range.
     let missing = keep.missing.iter().map(ToString::to_string);
     let ends = [(keep.least, false), (keep.most, true)];
     let beside = ends.into_iter().filter_map(|(end, up)| {
@@ -88,7 +88,7 @@ fn stand_in<T: Number>(keep: &Keep) -> Result<Option<Literal>, ArrayError> {
 pub(super) type Replace = Box<dyn Fn(&mut [u8])>;
 
 impl Absent {
-    /// The value of the argument `missing=`.
+    /// Returns the value of the argument `missing=`.
     #[must_use]
     pub fn missing(&self) -> String {
         self.becomes
@@ -145,7 +145,7 @@ mod tests {
         }
     }
 
-    /// The values that a component gets, of big-endian ones of 8 bytes.
+    /// Returns the values that a component gets from big-endian values of 8 bytes.
     fn decoded(absent: Absent, stored: &[[u8; 8]]) -> Vec<[u8; 8]> {
         let held = Held {
             variable: "x".into(),
@@ -166,7 +166,7 @@ mod tests {
                 codecs: None,
             }],
         };
-        // As it is sent to an element.
+        // The description is sent to an element in this form.
         let sent = serde_json::to_string(&held).unwrap();
         let held: Held = serde_json::from_str(&sent).unwrap();
         let mut out = Vec::new();

@@ -1,5 +1,4 @@
-//! Decoding: what was stored becomes raw values. Declared sizes are looked at before anything is allocated, and buffers are used
-//! again.
+//! Decoding: turns stored bytes into raw values. Declared sizes are checked before any allocation, and buffers are reused.
 
 mod bits;
 mod blosc;
@@ -14,7 +13,7 @@ use libdeflater::{DecompressionError, Decompressor};
 use serde::{Deserialize, Serialize};
 use tidemill_format::Filter;
 
-/// A step of decoding.
+/// Step of decoding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Codec {
     /// Deflate in the frame of gzip.
@@ -23,35 +22,35 @@ pub enum Codec {
     Zlib,
     /// Zstandard.
     Zstd,
-    /// Blosc 2: a frame, or a chunk alone.
+    /// Blosc 2: a frame, or a single chunk.
     Blosc2,
-    /// The first bytes of all elements of this size come first, then their second ones, and so on.
+    /// The first bytes of all elements of this size, then their second bytes, and so on.
     Shuffle(u8),
-    /// Four bytes at the end sum up those before, as HDF5 does it.
+    /// Four bytes at the end are the checksum of the bytes before them, as in HDF5.
     Fletcher32,
     /// Blosc: a chunk.
     Blosc,
-    /// LZF, as h5py has it.
+    /// LZF, as in h5py.
     Lzf,
-    /// Bits of one significance together, as HDF5's filter 32008 has it.
+    /// Bits of one significance are grouped, as in HDF5's filter 32008.
     Bitshuffle {
-        /// Bytes of an element.
+        /// Size of an element, in bytes.
         element: u8,
-        /// Elements of a block; 0 if the library chose it.
+        /// Number of elements in a block; 0 if the library chose it.
         block: u32,
-        /// How they are compressed then: 0 not, 2 by LZ4, 3 by Zstandard.
+        /// Compression of the blocks: 0 none, 2 LZ4, 3 Zstandard.
         packed: u32,
     },
-    /// Four bytes at the end are the CRC-32C of those before.
+    /// Four bytes at the end are the CRC-32C of the bytes before them.
     Crc32c,
-    /// A block of LZ4 after its length, or (`true`) blocks with their lengths, as HDF5 has them.
+    /// A block of LZ4 after its length, or (`true`) blocks with their lengths, as in HDF5.
     Lz4(bool),
     /// bzip2.
     Bzip2,
 }
 
 impl Codec {
-    /// What undoes a filter, if anything here does.
+    /// Returns the step that reverses a filter, if this module supports it.
     #[must_use]
     pub fn of(filter: &Filter) -> Option<Self> {
         Some(match filter {
@@ -89,7 +88,7 @@ impl Codec {
     }
 }
 
-/// Whether `codecs` can be undone here.
+/// Checks that this module can reverse `codecs`.
 pub(crate) fn check(codecs: &[Codec]) -> Result<(), ArrayError> {
     if codecs.len() > CODECS_MAX {
         return Err(ArrayError::ManyCodecs);
@@ -102,7 +101,7 @@ pub(crate) fn check(codecs: &[Codec]) -> Result<(), ArrayError> {
 pub(crate) struct Decoder {
     inflate: Option<Decompressor>,
     zstd: Option<zstd::bulk::Decompressor<'static>>,
-    /// What the last step made, and what the next one makes.
+    /// Output of the last step, and output of the next one.
     buffers: [Vec<u8>; 2],
 }
 
@@ -113,8 +112,8 @@ impl std::fmt::Debug for Decoder {
 }
 
 impl Decoder {
-    /// The raw bytes, and whether they are shuffled still: a last step that shuffles values of the array's own type is left to
-    /// whoever reads them.
+    /// Returns the raw bytes, and whether they are still shuffled: the caller must reverse a last step that shuffles values of the
+    /// array's own type.
     pub(crate) fn decode<'a>(
         &'a mut self,
         (codecs, size): (&[Codec], usize),
@@ -123,7 +122,7 @@ impl Decoder {
     ) -> Result<(&'a [u8], bool), ArrayError> {
         let fused = codecs.last() == u8::try_from(size).ok().map(Codec::Shuffle).as_ref();
         let steps = &codecs[..codecs.len() - usize::from(fused)];
-        // `None`: still what was stored, less what was cut off.
+        // `None`: still the stored bytes, without those that were cut off.
         let (mut made, mut length) = (None, stored.len());
         let [mut one, mut other] = std::mem::take(&mut self.buffers);
         let mut result = Ok(());
@@ -165,7 +164,7 @@ impl Decoder {
         Ok((raw, fused))
     }
 
-    /// Decompresses to the beginning of `to`; gives how many bytes it made: exactly `bytes`, where that is known.
+    /// Decompresses to the beginning of `to`; returns the number of bytes: exactly `bytes`, if that is known.
     fn decompress(
         &mut self,
         codec: Codec,
@@ -173,7 +172,7 @@ impl Decoder {
         bytes: Option<usize>,
         to: &mut Vec<u8>,
     ) -> Result<usize, ArrayError> {
-        // Where it is not known, more and more room is tried.
+        // If the size is unknown, larger and larger buffers are tried.
         let mut room =
             bytes.unwrap_or_else(|| input.len().saturating_mul(4).clamp(64 << 10, RAW_BYTES_MAX));
         loop {
@@ -237,7 +236,7 @@ impl Decoder {
     }
 
     fn unzstd(&mut self, input: &[u8], to: &mut [u8]) -> Result<usize, Failed> {
-        // Declared sizes are no more than a reason to ask for less room: what is made is bounded by the room.
+        // Declared sizes only allow a smaller buffer; the buffer limits the output.
         let declared = zstd::zstd_safe::get_frame_content_size(input)
             .ok()
             .flatten();
@@ -257,7 +256,7 @@ impl Decoder {
     }
 }
 
-/// What is compressed within other formats, each with the room that it may fill.
+/// Decompressors of data within other formats; each gets the buffer that it may fill.
 trait Within {
     fn zlib(&mut self, input: &[u8], to: &mut [u8]) -> Option<usize>;
     fn zstd(&mut self, input: &[u8], to: &mut [u8]) -> Option<usize>;
@@ -273,7 +272,7 @@ impl Within for Decoder {
     }
 }
 
-/// Bytes before steps that leave `raw` bytes, where that can be told.
+/// Returns the number of bytes before steps that leave `raw` bytes, if it follows from the steps.
 fn before(steps: &[Codec], raw: usize) -> Option<usize> {
     steps.iter().try_fold(raw, |bytes, step| match step {
         Codec::Fletcher32 | Codec::Crc32c => Some(bytes + 4),
@@ -283,7 +282,7 @@ fn before(steps: &[Codec], raw: usize) -> Option<usize> {
 }
 
 enum Failed {
-    /// There is not enough.
+    /// The buffer is too small.
     Room,
     Data(&'static str),
 }
@@ -306,7 +305,7 @@ fn corrupt(codec: Codec, why: &'static str) -> ArrayError {
     ArrayError::Corrupt { format, why }
 }
 
-/// Undoes a shuffle of elements of any size. What is left behind whole elements was not shuffled.
+/// Reverses a shuffle of elements of any size. Bytes after the last whole element were not shuffled.
 fn unshuffle(from: &[u8], size: usize, to: &mut Vec<u8>) {
     if to.len() < from.len() {
         to.resize(from.len(), 0);
@@ -324,7 +323,7 @@ fn unshuffle(from: &[u8], size: usize, to: &mut Vec<u8>) {
     to[whole..from.len()].copy_from_slice(&from[whole..]);
 }
 
-/// How many bytes stand before a checksum that is right.
+/// Returns the number of bytes before a valid checksum.
 fn checked(bytes: &[u8], is: fn(&[u8], u32) -> Result<(), u32>) -> Result<usize, ArrayError> {
     let Some((data, stored)) = bytes.split_last_chunk::<4>() else {
         return Err(corrupt(
@@ -341,7 +340,7 @@ fn checked(bytes: &[u8], is: fn(&[u8], u32) -> Result<(), u32>) -> Result<usize,
 
 fn fletcher32_is(data: &[u8], expected: u32) -> Result<(), u32> {
     let found = fletcher32(data);
-    // Old libraries stored the bytes of both halves in the other order, and readers take both.
+    // Old libraries stored the bytes of both halves in the other order, and readers accept both.
     let swapped = (found >> 8 & 0x00ff_00ff) | (found & 0x00ff_00ff) << 8;
     match found == expected || swapped == expected {
         true => Ok(()),
@@ -356,7 +355,7 @@ fn crc32c_is(data: &[u8], expected: u32) -> Result<(), u32> {
     }
 }
 
-/// Castagnoli's CRC, a byte at a time.
+/// Returns Castagnoli's CRC, computed one byte at a time.
 pub(super) fn crc32c(data: &[u8]) -> u32 {
     const TABLE: [u32; 256] = {
         let mut table = [0; 256];
@@ -378,7 +377,7 @@ pub(super) fn crc32c(data: &[u8]) -> u32 {
 
 const DAMAGED: &str = "the bytes are damaged, or are no such data";
 
-/// One block of LZ4 that makes so many bytes.
+/// Decompresses one block of LZ4 to `length` bytes.
 fn unlz4(block: &[u8], to: &mut [u8], length: u64) -> Result<usize, Failed> {
     let length = usize::try_from(length).map_err(|_| Failed::Room)?;
     let to = to.get_mut(..length).ok_or(Failed::Room)?;
@@ -388,7 +387,8 @@ fn unlz4(block: &[u8], to: &mut [u8], length: u64) -> Result<usize, Failed> {
         .ok_or(Failed::Data(DAMAGED))
 }
 
-/// HDF5's blocks: the length of all, that of a block, and each behind its own; what did not get shorter is as it was.
+/// Decompresses HDF5's blocks: the total length, the block length, and each block after its own length. A block that compression did not
+/// shorten is stored unchanged.
 fn unlz4_blocks(input: &[u8], to: &mut [u8]) -> Result<usize, Failed> {
     let damaged = || Failed::Data(DAMAGED);
     let (all, rest) = input.split_first_chunk::<8>().ok_or_else(damaged)?;
@@ -431,9 +431,9 @@ fn unbzip2(input: &[u8], to: &mut [u8]) -> Result<usize, Failed> {
     }
 }
 
-/// Fletcher's checksum over 16-bit words, the high byte first, as HDF5 has it.
+/// Returns Fletcher's checksum over 16-bit words, the high byte first, as in HDF5.
 pub(super) fn fletcher32(data: &[u8]) -> u32 {
-    // So many words leave both sums in 32 bits.
+    // With this number of words, both sums fit into 32 bits.
     const WORDS: usize = 360;
     let fold = |sum: u32| (sum & 0xffff) + (sum >> 16);
     let (mut low, mut high) = (0_u32, 0_u32);

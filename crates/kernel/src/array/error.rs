@@ -1,4 +1,4 @@
-//! Why an array can't be reduced.
+//! Reasons why an array cannot be reduced.
 
 use super::{CODECS_MAX, DIMENSIONS_MAX, Dtype, MISSING_MAX, RAW_BYTES_MAX, RESULT_BYTES_MAX};
 
@@ -61,7 +61,7 @@ pub enum ArrayError {
 }
 
 impl ArrayError {
-    /// Whether the bytes are at fault, not what was asked.
+    /// Returns whether the bytes are the cause, not the request.
     #[must_use]
     pub fn is_of_data(&self) -> bool {
         matches!(

@@ -1,4 +1,4 @@
-//! Walks over an array and puts block after block into the result.
+//! Walks over an array and adds each block to the result.
 
 use super::error::ArrayError;
 use super::pass::{self, Adds, Compensated, Keep};
@@ -10,13 +10,13 @@ use crate::loops::number::{Number, bytes_of};
 use crate::loops::simd::Level;
 use std::marker::PhantomData;
 
-/// Where values go.
+/// Destination of values.
 trait Sink<T> {
-    /// What stands for values that are missing.
+    /// Returns the value that stands for missing values.
     fn neutral(&self) -> T;
-    /// All of a block into one cell.
+    /// Adds all values of a block to one cell.
     fn all(&mut self, level: Level, cell: usize, block: &[u8]);
-    /// Each value into a cell of its own, from `cell` on.
+    /// Adds each value to a cell of its own, from `cell` on.
     fn each(&mut self, level: Level, cell: usize, block: &[u8]);
     fn cells(self: Box<Self>) -> Cells;
 }
@@ -59,7 +59,8 @@ fn fold_as<T: Summed>(walk: &Walk<'_>, values: &Values<'_>) -> Result<State, Arr
     })
 }
 
-/// Whether the result is values of the array as they are, missing ones too: also that of a reduction over no axes.
+/// Returns whether the result contains unchanged values of the array, including missing ones. This is also true of a reduction over no
+/// axes.
 fn keeps_values(spec: &Spec) -> bool {
     match spec.operation {
         Operation::Select => true,
@@ -69,7 +70,7 @@ fn keeps_values(spec: &Spec) -> bool {
 }
 
 fn keep<T: Number>(spec: &Spec) -> Result<Keep<T>, ArrayError> {
-    // Where one number tells of all values NaN has to be in the range of valid ones, elsewhere it is not missing.
+    // If one number describes all values, NaN is outside the range of valid values; elsewhere NaN is not missing.
     let nan_is_missing = match spec.operation {
         Operation::Select => true,
         Operation::Count => spec.axes.is_none(),
@@ -131,7 +132,7 @@ impl<T: Number> Fold<T> {
                     (value, cell) = (value + step, cell + cells);
                     break;
                 }
-                // It begins again, and the next slower one goes on.
+                // This dimension starts again, and the next slower one continues.
                 let back = std::mem::take(&mut at[place]).cast_signed();
                 (value, cell) = (value - back * step, cell - back * cells);
             }
@@ -161,7 +162,7 @@ impl<T: Number> Fold<T> {
         [self.rooms[0], self.rooms[1]] = [read, picked];
     }
 
-    /// Values that lie `cells` apart in the result, or all in one cell.
+    /// Adds values that are `cells` apart in the result, or all in one cell.
     fn block(&mut self, block: &[u8], cell: isize, cells: Option<isize>) {
         let (count, cell) = (block.len() / T::SIZE, cell.unsigned_abs());
         let mut room = std::mem::take(&mut self.rooms[2]);
@@ -213,7 +214,7 @@ impl<T: Number> Fold<T> {
     }
 }
 
-/// Values that lie `step` apart, side by side.
+/// Collects values that are `step` apart into a contiguous block.
 fn gather<'a, T: Number>(
     values: &'a Values<'_>,
     first: isize,
@@ -278,7 +279,7 @@ impl<T: Number, const MAX: bool> Sink<T> for Extreme<T, MAX> {
     }
     fn all(&mut self, level: Level, cell: usize, block: &[u8]) {
         let (best, nan) = pass::extreme::<T, MAX>(level, block);
-        // Rare, and any NaN will do.
+        // This is rare, and any NaN is correct.
         let nan = nan.then(|| first_nan::<T>(block)).flatten();
         self.0[cell] = pass::with_nan::<T, MAX>(nan.unwrap_or(best), self.0[cell]);
     }
@@ -298,7 +299,7 @@ fn first_nan<T: Number>(block: &[u8]) -> Option<T> {
         .find(|value| value != value)
 }
 
-/// A type with sums.
+/// Type with sums.
 trait Summed: Adds {
     fn summing(cells: usize) -> Box<dyn Sink<Self>>;
 }

@@ -1,7 +1,7 @@
-//! Values of a variable as bytes of a file hold them, piece by piece: decoded and written one after the other, in the order of
-//! their indices (the last one the fastest) and of this machine's bytes.
+//! Values of a variable in the bytes of a file, piece by piece. The pieces are decoded and written one after the other, in the order of
+//! their indices (the last index is the fastest) and in this machine's byte order.
 //!
-//! Whoever has read a file's header says what is where ([`Held`]); nothing of that is believed here.
+//! The process that has read the file's header sends the locations ([`Held`]); this module trusts none of these data.
 
 use super::absent::{Absent, Replace};
 use super::codec::{self, Decoder};
@@ -11,36 +11,36 @@ use crate::loops::swap::swap;
 use serde::{Deserialize, Serialize};
 use std::io::{self, Write};
 
-/// Bytes that are turned around at once.
+/// Number of bytes whose order is changed at once.
 const SWAPPED_BYTES: usize = 256 << 10;
 
-/// Largest value in bytes.
+/// Maximum size of a value, in bytes.
 const ELEMENT_BYTES_MAX: u32 = 1 << 16;
 
-/// What of a variable some bytes hold.
+/// Description of the part of a variable that some bytes contain.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Held {
-    /// Its name, for people.
+    /// Name of the variable, for people.
     pub variable: String,
-    /// What a value is, as numpy calls it, for people.
+    /// Type of the values in numpy's notation, for people.
     pub dtype: String,
-    /// Bytes of a value.
+    /// Size of a value, in bytes.
     pub element: u32,
-    /// Bytes of each number, if they are stored in the other order than this machine's (a value may be two numbers).
+    /// Size of each number in bytes, if numbers are stored in the opposite byte order of this machine (a value may be two numbers).
     pub swap: Option<u8>,
-    /// The whole variable, for people.
+    /// Shape of the whole variable, for people.
     pub shape: Vec<u64>,
-    /// The array that each piece decodes to; `None`: pieces are values as they are.
+    /// Shape of the array that each piece decodes to; `None`: pieces contain plain values.
     pub chunk: Option<Vec<u64>>,
-    /// How each is decoded, in this order.
+    /// Steps that decode each piece, in this order.
     pub codecs: Vec<Codec>,
-    /// How many more files hold the bytes, after the first: they count as one, in their order.
+    /// Number of further files that contain the bytes, after the first: all count as one file, in their order.
     #[serde(default, skip_serializing_if = "is_none")]
     pub more: u32,
-    /// The missing values, which are replaced by one value; `None`: all values are written as they are stored.
+    /// Missing values, which are replaced by one value; `None`: all values are written unchanged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub absent: Option<Absent>,
-    /// In the order in which they are written.
+    /// Pieces, in the order in which they are written.
     pub pieces: Vec<HeldPiece>,
 }
 
@@ -52,46 +52,46 @@ fn is_none(more: &u32) -> bool {
 /// Some values of a variable.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HeldPiece {
-    /// The indices of the first of them.
+    /// Indices of the first value.
     pub start: Vec<u64>,
-    /// How many there are along each dimension: of a chunk the first so many; one number: so many that follow each other.
+    /// Number of indices along each dimension: of a chunk the first ones; a single number: contiguous values.
     pub shape: Vec<u64>,
-    /// The first of its bytes, among those that are at hand.
+    /// Offset of the first byte in the available bytes.
     pub offset: u64,
-    /// How many these are.
+    /// Number of bytes.
     pub length: u64,
-    /// Bytes from one index of the first dimension to the next, if others' lie between.
+    /// Distance from one index of the first dimension to the next, in bytes, if bytes of other variables are between them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stride: Option<u64>,
-    /// How it is decoded, if otherwise than the others.
+    /// Steps that decode this piece, if they differ from those of the other pieces.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub codecs: Option<Vec<Codec>>,
 }
 
-/// Why the values of a piece can't be had.
+/// Reason why the values of a piece cannot be decoded.
 #[derive(Debug, thiserror::Error)]
 pub enum HeldError {
-    /// Its bytes, or what was said of them.
+    /// The bytes of a piece, or their description, are invalid.
     #[error("piece {number} of {variable}, from index {start:?} on, can't be decoded: {why}")]
     Piece {
-        /// Which, from 0.
+        /// Number of the piece, from 0.
         number: usize,
-        /// Of what.
+        /// Name of the variable.
         variable: String,
-        /// The indices of its first value.
+        /// Indices of the first value.
         start: Vec<u64>,
-        /// What is wrong.
+        /// Cause.
         why: ArrayError,
     },
     /// The description of missing values does not fit the values.
     #[error("missing values can't be replaced: {0}")]
     Absent(ArrayError),
-    /// What they are written to.
+    /// The output cannot be written.
     #[error(transparent)]
     Write(#[from] io::Error),
 }
 
-/// How values are written.
+/// Buffer and options for writing values.
 struct Turned {
     room: Vec<u8>,
     replace: Option<Replace>,
@@ -115,7 +115,7 @@ impl From<io::Error> for Failed {
 }
 
 impl Held {
-    /// What a program may want to know of it: [`Held`] without what only decoding needs, as JSON.
+    /// Returns the description for a program as JSON: [`Held`] without the data that only decoding needs.
     #[must_use]
     pub fn told(&self, input: &str) -> serde_json::Value {
         let piece = |one: &HeldPiece| serde_json::json!({ "start": one.start, "shape": one.shape });
@@ -125,18 +125,18 @@ impl Held {
         })
     }
 
-    /// Decodes all pieces from what is `stored`.
+    /// Decodes all pieces from the bytes `stored`.
     ///
     /// # Errors
-    /// Of the first piece that can't be decoded, or of `out`.
+    /// The error of the first piece that cannot be decoded, or of `out`.
     pub fn decode(&self, stored: &[u8], out: &mut dyn Write) -> Result<(), HeldError> {
         self.decode_all(&[stored], out)
     }
 
-    /// As [`Self::decode`], from what is stored in several files.
+    /// Decodes all pieces, like [`Self::decode`], from the bytes of several files.
     ///
     /// # Errors
-    /// As [`Self::decode`].
+    /// Like [`Self::decode`].
     pub fn decode_all(&self, stored: &[&[u8]], out: &mut dyn Write) -> Result<(), HeldError> {
         let mut decoder = Decoder::default();
         let absent = self.absent.as_ref();
@@ -201,7 +201,7 @@ impl Held {
         self.corner(found, (chunk, &piece.shape), &mut write)
     }
 
-    /// Bytes of an array of these values.
+    /// Returns the size of an array of these values, in bytes.
     fn bytes_of(&self, shape: &[u64]) -> Result<usize, ArrayError> {
         // A single value has no dimensions.
         if shape.len() > DIMENSIONS_MAX {
@@ -216,7 +216,7 @@ impl Held {
             .ok_or(ArrayError::TooLarge)
     }
 
-    /// Values that lie there as they are.
+    /// Writes plain values.
     fn values(
         &self,
         piece: &HeldPiece,
@@ -254,14 +254,14 @@ impl Held {
         Ok(write(&gathered)?)
     }
 
-    /// The corner of an array that is `shape` of `all`.
+    /// Writes the corner of an array, `shape` of `all`.
     fn corner(
         &self,
         array: &[u8],
         (all, shape): (&[u64], &[u64]),
         write: &mut dyn FnMut(&[u8]) -> io::Result<()>,
     ) -> Result<(), Failed> {
-        // Inner dimensions of which all is taken lie in one.
+        // Inner dimensions that are taken completely are contiguous.
         let cut = shape.iter().zip(all).rposition(|(taken, all)| taken != all);
         let cut = cut.unwrap_or(0);
         let size = |shape: &[u64]| shape.iter().product::<u64>() * u64::from(self.element);
@@ -287,7 +287,7 @@ impl Held {
         }
     }
 
-    /// Writes values in this machine's order of bytes, and replaces missing ones.
+    /// Writes values in this machine's byte order, and replaces missing ones.
     fn turn(&self, values: &[u8], to: &mut Turned, out: &mut dyn Write) -> io::Result<()> {
         if self.swap.is_none() && to.replace.is_none() {
             return out.write_all(values);
@@ -308,7 +308,7 @@ impl Held {
     }
 }
 
-/// The bytes of a piece, which is all in one file.
+/// Returns the bytes of a piece, which must be in one file.
 fn bytes_of<'a>(piece: &HeldPiece, stored: &[&'a [u8]]) -> Option<&'a [u8]> {
     let mut begin = usize::try_from(piece.offset).ok()?;
     let length = usize::try_from(piece.length).ok()?;
@@ -322,7 +322,7 @@ fn bytes_of<'a>(piece: &HeldPiece, stored: &[&'a [u8]]) -> Option<&'a [u8]> {
     None
 }
 
-/// What decodes to so many bytes.
+/// Returns a description that decodes to `bytes` bytes.
 fn plain(codecs: &[Codec], bytes: usize) -> Spec {
     Spec {
         operation: Operation::Select,
@@ -385,7 +385,7 @@ mod tests {
     #[test]
     fn chunks_are_decoded_cut_and_byte_swapped() {
         let values: Vec<u8> = (0..24).collect();
-        // Two bytes each: first all low bytes, then all high ones.
+        // Two bytes each: first all low bytes, then all high bytes.
         let shuffled: Vec<u8> = values
             .iter()
             .step_by(2)
@@ -408,7 +408,7 @@ mod tests {
         );
         one.swap = Some(2);
         assert_eq!(decoded(&one, &stored).unwrap()[..4], [1, 0, 3, 2]);
-        // A chunk that lacks a filter.
+        // A chunk to which a filter was not applied.
         let plain = HeldPiece {
             codecs: Some(vec![]),
             ..piece([0, 0], &[3, 4], stored.len(), 24)

@@ -1,13 +1,13 @@
-//! Reductions of n-dimensional arrays as they are stored: decode, select, leave out what is missing, and count, sum or find
-//! the smallest or largest value, over all axes or some. Pure functions over bytes.
+//! Reductions of n-dimensional arrays in their stored form: decode, select, leave out missing values, and count, sum or find the smallest
+//! or largest value, over all axes or some. The functions are pure functions over bytes.
 //!
-//! What is asked for is a [`Spec`]. [`Plan::new`] checks all of it that can be checked without the bytes, and says how many
-//! those are once they are decoded; only then is anything allocated. [`Reducer::fold`] gives a [`State`]; states of
-//! several pieces of the same array [merge](State::merge), and [`State::finish`] gives the values.
+//! A [`Spec`] describes the reduction. [`Plan::new`] checks everything that can be checked without the bytes, and computes the size of
+//! the decoded bytes; only then is memory allocated. [`Reducer::fold`] returns a [`State`]; states of several pieces of the same array
+//! [merge](State::merge), and [`State::finish`] returns the values.
 //!
-//! Numbers are those of the interface of reductionist (`docs/reductions.md`): the result has the type of the array, sums of integers
-//! wrap as the type does. Sums of floats are added up in `f64`, in pairs and with compensation, and rounded once, however the
-//! array was cut.
+//! The numbers follow the interface of reductionist (`docs/reductions.md`): the result has the type of the array, and sums of integers
+//! wrap as the type does. Sums of floats are computed in `f64`, in pairs and with compensation, and are rounded once, however the array
+//! was divided.
 
 mod absent;
 pub(crate) mod codec;
@@ -35,22 +35,22 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use values::Values;
 
-/// Dimensions of an array.
+/// Maximum number of dimensions of an array.
 pub const DIMENSIONS_MAX: usize = 32;
 
-/// Bytes of an array, or of a chunk of one, once it is decoded.
+/// Maximum size of a decoded array, or of one of its chunks, in bytes.
 pub const RAW_BYTES_MAX: usize = 256 << 20;
 
-/// Values of a result, with what is kept of each.
+/// Maximum size of a result, in bytes, including the data that is kept for each value.
 pub const RESULT_BYTES_MAX: usize = 64 << 20;
 
-/// Values that stand for missing ones.
+/// Maximum number of values that mean missing.
 pub const MISSING_MAX: usize = 1024;
 
-/// Steps of decoding.
+/// Maximum number of decoding steps.
 pub const CODECS_MAX: usize = 8;
 
-/// The type of an array's values.
+/// Type of an array's values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[allow(missing_docs, reason = "the names say it")]
@@ -68,7 +68,7 @@ pub enum Dtype {
 }
 
 impl Dtype {
-    /// Bytes of a value.
+    /// Returns the size of a value, in bytes.
     #[must_use]
     pub fn size(self) -> usize {
         match self {
@@ -79,7 +79,7 @@ impl Dtype {
         }
     }
 
-    /// Its name as numpy has it.
+    /// Returns numpy's name of the type.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -153,23 +153,23 @@ macro_rules! with_type {
 }
 pub(crate) use with_type;
 
-/// What is wanted of an array.
+/// Requested result of a reduction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Operation {
-    /// How many values are not missing.
+    /// Number of values that are not missing.
     Count,
-    /// The smallest of them.
+    /// Smallest of them.
     Min,
-    /// The largest.
+    /// Largest of them.
     Max,
-    /// Their sum.
+    /// Sum of them.
     Sum,
-    /// All values that are selected, missing ones too.
+    /// All selected values, including missing ones.
     Select,
 }
 
-/// A number as it is written in a request.
+/// Number as it is written in a request.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the names say it")]
 pub enum Literal {
@@ -188,16 +188,16 @@ impl fmt::Display for Literal {
     }
 }
 
-/// Which values are missing. NaN is none of these.
+/// Rule for missing values. NaN is none of these.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Missing {
-    /// Those equal to one of these.
+    /// Values equal to one of these.
     Values(Vec<Literal>),
-    /// Those below the first or above the second.
+    /// Values below the first or above the second.
     Outside(Option<Literal>, Option<Literal>),
 }
 
-/// What of a dimension is selected, as numpy's `start:end:stride`.
+/// Selected part of a dimension, like numpy's `start:end:stride`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the names say it")]
 pub struct Slice {
@@ -206,26 +206,26 @@ pub struct Slice {
     pub stride: i64,
 }
 
-/// A reduction of an array.
+/// Reduction of an array.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Spec {
-    /// What is wanted.
+    /// Requested result.
     pub operation: Operation,
-    /// The type of its values.
+    /// Type of the array's values.
     pub dtype: Dtype,
-    /// Whether their highest byte comes first.
+    /// Whether the most significant byte is stored first.
     pub big_endian: bool,
-    /// Its dimensions; `None`: one, as long as there are values.
+    /// Shape of the array; `None`: one dimension, whose length follows from the number of values.
     pub shape: Option<Vec<u64>>,
-    /// Whether the first dimension is the one whose values lie side by side, not the last.
+    /// Whether the first dimension is the contiguous one, not the last.
     pub fortran: bool,
-    /// The axes that are reduced; `None`: all.
+    /// Axes that are reduced; `None`: all.
     pub axes: Option<Vec<u32>>,
-    /// What of each dimension is selected; `None`: all.
+    /// Selected part of each dimension; `None`: all.
     pub selection: Option<Vec<Slice>>,
-    /// How it is decoded, in this order.
+    /// Steps that decode the array, in this order.
     pub codecs: Vec<Codec>,
-    /// Which values are missing.
+    /// Rule for missing values.
     pub missing: Option<Missing>,
 }
 
@@ -239,7 +239,7 @@ impl Reducer {
     /// Decodes `stored` and reduces it.
     ///
     /// # Errors
-    /// If the bytes are not what the spec says.
+    /// If the bytes do not match the spec.
     pub fn fold(&mut self, spec: &Spec, stored: &[u8]) -> Result<State, ArrayError> {
         let plan = Plan::new(spec)?;
         let how = (spec.codecs.as_slice(), spec.dtype.size());
@@ -249,10 +249,10 @@ impl Reducer {
         fold::fold(&plan, &values)
     }
 
-    /// As [`Self::fold`], to the values.
+    /// Decodes and reduces like [`Self::fold`], and returns the values.
     ///
     /// # Errors
-    /// As those of [`Self::fold`].
+    /// Like [`Self::fold`].
     pub fn reduce(&mut self, spec: &Spec, stored: &[u8]) -> Result<Reduced, ArrayError> {
         Ok(self.fold(spec, stored)?.finish())
     }

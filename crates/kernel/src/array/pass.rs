@@ -9,9 +9,9 @@ use crate::loops::number::{Number, Tally};
 use crate::loops::simd::{self, Level, Pass};
 use std::marker::PhantomData;
 
-/// What sums of a type are added up in.
+/// Type with a type for its sums.
 pub(super) trait Adds: Number {
-    /// `u64`, which wraps as all integers of two's complement do; `f64`.
+    /// `u64`, which wraps as all integers of two's complement do, or `f64`.
     type Sum: Copy + Default;
     /// Ends of the finite numbers.
     const LEAST: Self;
@@ -60,15 +60,15 @@ macro_rules! adds_floats {
 }
 adds_floats!(f32, f64);
 
-/// Which values count.
+/// Rule for values that count.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Keep<T> {
     All,
     Not(T),
     NoneOf(Vec<T>),
-    /// Not below the first, nor above the second: so NaN counts.
+    /// Values not below the first, nor above the second: NaN counts.
     Within(T, T),
-    /// The same, but NaN does not.
+    /// The same, but NaN does not count.
     Valid(T, T),
 }
 
@@ -85,10 +85,10 @@ impl<T: Number> Keep<T> {
     }
 }
 
-/// Lanes of a sum: the same on every processor, so that sums of floats are.
+/// Number of lanes of a sum: the same on every processor, so that sums of floats are the same, too.
 const LANES: usize = 32;
 
-/// Added up in lanes, then in pairs.
+/// Returns the sum, computed in lanes, then in pairs.
 pub(super) fn sum<T: Adds>(level: Level, values: &[u8]) -> T::Sum {
     simd::run(level, Sum::<T>(values, PhantomData))
 }
@@ -124,7 +124,7 @@ impl<T: Adds> Pass for Sum<'_, T> {
     }
 }
 
-/// The same for floats, with what was lost in rounding: each lane keeps that of its own sum.
+/// Returns the same for floats, with the rounding error: each lane keeps the error of its own sum.
 pub(super) fn sum_compensated<T: Adds<Sum = f64>>(level: Level, values: &[u8]) -> Compensated {
     simd::run(level, SumCompensated::<T>(values, PhantomData))
 }
@@ -157,7 +157,7 @@ impl<T: Adds<Sum = f64>> Pass for SumCompensated<'_, T> {
     }
 }
 
-/// A sum and what is lost in it (Knuth, The Art of Computer Programming 2, 4.2.2).
+/// Returns a sum and its rounding error (Knuth, The Art of Computer Programming 2, 4.2.2).
 #[inline(always)]
 pub(crate) fn two_sum(a: f64, b: f64) -> Compensated {
     let sum = a + b;
@@ -165,7 +165,7 @@ pub(crate) fn two_sum(a: f64, b: f64) -> Compensated {
     (sum, (a - (sum - of_b)) + (b - of_b))
 }
 
-/// The largest or smallest, and whether one was NaN.
+/// Returns the largest or smallest value, and whether any value was NaN.
 pub(super) fn extreme<T: Number, const MAX: bool>(level: Level, values: &[u8]) -> (T, bool) {
     match T::SIZE {
         1 => simd::run(level, Extreme::<T, MAX, 256>(values, PhantomData)),
@@ -196,7 +196,7 @@ impl<T: Number, const MAX: bool, const L: usize> Pass for Extreme<'_, T, MAX, L>
     #[allow(clippy::eq_op, reason = "only NaN is not itself")]
     fn run(self) -> (T, bool) {
         let mut lanes = [worst::<T, MAX>(); L];
-        // Counted in lanes of the same width, so that both go by the same vectors.
+        // The count uses lanes of the same width, so that both use the same vectors.
         let mut nan = [T::Tally::default(); L];
         let mut rows = self.0.chunks_exact(L * T::SIZE);
         for row in rows.by_ref() {
@@ -301,7 +301,7 @@ impl<T: Number, F: Fn(T) -> bool> Pass for Mask<'_, T, F> {
     }
 }
 
-/// Adds one to each count whose value counts.
+/// Increments each count whose value counts.
 pub(super) fn count_each<T: Number>(values: &[u8], keep: &Keep<T>, counts: &mut [i64]) {
     if *keep == Keep::All {
         counts.iter_mut().for_each(|count| *count += 1);
@@ -312,7 +312,7 @@ pub(super) fn count_each<T: Number>(values: &[u8], keep: &Keep<T>, counts: &mut 
     }
 }
 
-/// A value and what was lost in rounding it.
+/// A value and its rounding error.
 pub(crate) type Compensated = (f64, f64);
 
 /// Adds with compensation, as Neumaier does ("Rundungsfehleranalyse einiger Verfahren zur Summation endlicher Summen", 1974).
@@ -367,7 +367,7 @@ impl<T: Adds<Sum = u64>> Pass for AddWhole<'_, T> {
     }
 }
 
-/// Replaces each value of `best` by that of `values` where it is better, or NaN.
+/// Replaces each value of `best` by the value of `values` if that is better, or NaN.
 pub(super) fn extreme_each<T: Number, const MAX: bool>(
     level: Level,
     values: &[u8],
@@ -389,7 +389,7 @@ impl<T: Number, const MAX: bool> Pass for ExtremeEach<'_, T, MAX> {
     }
 }
 
-/// The better of two, or NaN if either is.
+/// Returns the better of two values, or NaN if either is NaN.
 #[inline(always)]
 #[allow(clippy::eq_op, reason = "only NaN is not itself")]
 pub(super) fn with_nan<T: Number, const MAX: bool>(value: T, best: T) -> T {

@@ -1,7 +1,7 @@
-//! What is asked for, checked, as a walk over memory.
+//! Checked reductions, as walks over memory.
 //!
-//! An array is walked as it lies there, its slowest dimension first; each dimension that is reduced leads nowhere in the
-//! result. Neighbouring dimensions of which all is taken, and that are reduced or kept alike, become one.
+//! A walk visits an array in its storage order, the slowest dimension first; a reduced dimension does not advance in the result.
+//! Neighbouring dimensions that are taken completely, and that are all reduced or all kept, are merged into one.
 
 use super::error::ArrayError;
 use super::state::Cells;
@@ -11,7 +11,7 @@ use super::{
 };
 use crate::loops::number::Number;
 
-/// A spec that can be carried out.
+/// Spec that passed all checks.
 #[derive(Debug)]
 pub struct Plan<'a> {
     pub(super) spec: &'a Spec,
@@ -21,32 +21,32 @@ pub struct Plan<'a> {
 /// One dimension of the walk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Dimension {
-    /// How many indices are taken.
+    /// Number of selected indices.
     pub(super) length: usize,
-    /// Values from one to the next.
+    /// Distance from one index to the next, in values.
     pub(super) step: isize,
-    /// Cells of the result from one to the next; `None` where it is reduced.
+    /// Distance from one index to the next, in cells of the result; `None` if the dimension is reduced.
     pub(super) cells: Option<isize>,
 }
 
-/// A walk over all values that are selected.
+/// Walk over all selected values.
 #[derive(Debug)]
 pub(super) struct Walk<'a> {
     pub(super) spec: &'a Spec,
-    /// The first value.
+    /// Position of the first value.
     pub(super) first: usize,
-    /// The slowest first; the last one is walked in one go.
+    /// Dimensions, the slowest first; the last one is walked at once.
     pub(super) dimensions: Vec<Dimension>,
-    /// Of the result.
+    /// Shape of the result.
     pub(super) shape: Vec<u64>,
     pub(super) cells: usize,
 }
 
 impl<'a> Plan<'a> {
-    /// Checks all that can be checked without the bytes.
+    /// Checks everything that can be checked without the bytes.
     ///
     /// # Errors
-    /// What is wrong with the spec.
+    /// If the spec is invalid.
     pub fn new(spec: &'a Spec) -> Result<Self, ArrayError> {
         codec::check(&spec.codecs)?;
         let raw_bytes = spec
@@ -68,13 +68,13 @@ impl<'a> Plan<'a> {
         })
     }
 
-    /// Bytes of the array once it is decoded, where its shape is known.
+    /// Returns the size of the decoded array in bytes, if its shape is known.
     #[must_use]
     pub fn raw_bytes(&self) -> Option<usize> {
         self.raw_bytes
     }
 
-    /// The walk over so many bytes.
+    /// Returns the walk over `found` bytes.
     pub(super) fn of(&self, found: usize) -> Result<Walk<'a>, ArrayError> {
         let spec = self.spec;
         let size = spec.dtype.size();
@@ -154,16 +154,16 @@ fn check_missing(spec: &Spec) -> Result<(), ArrayError> {
     })
 }
 
-/// A number as a value of the array, exactly: a number that the type does not have is refused. Only decimals for floats are rounded,
-/// to finite values.
+/// Converts a number to a value of the array, exactly: a number that the type cannot represent is refused. Only decimals for floats are
+/// rounded, to finite values.
 pub(super) fn literal<T: Number>(spec: &Spec, value: Literal) -> Result<T, ArrayError> {
     let parsed = || T::parse(&value.to_string()).filter(|parsed| parsed.to_f64().is_finite());
-    // Floats have some integers only.
+    // Floats can represent only some integers.
     let is_exact = |parsed: &T, whole: i128| T::INTEGER || whole_of(parsed.to_f64()) == Some(whole);
     let bound = match value {
         Literal::Int(whole) => parsed().filter(|parsed| is_exact(parsed, whole.into())),
         Literal::Uint(whole) => parsed().filter(|parsed| is_exact(parsed, whole.into())),
-        // From 2⁶³ on it may be an integer with more digits than a double has.
+        // From 2⁶³ on, the number may be an integer with more digits than a double has.
         Literal::Float(real) if T::INTEGER => whole_of(real)
             .filter(|whole| whole.unsigned_abs() < 1 << 63)
             .and_then(|whole| T::parse(&whole.to_string())),
@@ -175,16 +175,16 @@ pub(super) fn literal<T: Number>(spec: &Spec, value: Literal) -> Result<T, Array
     })
 }
 
-/// The integer that a double is.
+/// Returns the integer that a double is equal to.
 #[allow(clippy::cast_possible_truncation, reason = "it is whole and small")]
 fn whole_of(real: f64) -> Option<i128> {
     (real.fract() == 0.0 && real.abs() < 1e30).then_some(real as i128)
 }
 
-/// The first index and how many are taken.
+/// Returns the first index and the number of indices.
 pub(super) fn taken(slice: Slice, length: u64) -> (u64, u64) {
     let (length, backwards) = (i128::from(length), slice.stride < 0);
-    // The interval from `low` up to `high`, as the interface has it for either direction.
+    // The interval from `low` up to `high`, as the interface defines it for either direction.
     let place = |index: i64| {
         let moved = i128::from(index) + i128::from(backwards);
         if index < 0 {
@@ -237,7 +237,7 @@ fn walk<'a>(spec: &'a Spec, shape: &[u64]) -> Result<Walk<'a>, ArrayError> {
     if cells.saturating_mul(Cells::bytes_each(spec)) > RESULT_BYTES_MAX {
         return Err(ArrayError::ResultTooLarge);
     }
-    // Where nothing is reduced the result lies as the array does, else its last axis is the fastest.
+    // If no axis is reduced, the result has the storage order of the array; otherwise its last axis is the fastest.
     let as_array = spec.fortran
         && (selects || spec.axes.as_ref().is_some_and(Vec::is_empty))
         && spec.operation != Operation::Count;
@@ -262,7 +262,7 @@ fn walk<'a>(spec: &'a Spec, shape: &[u64]) -> Result<Walk<'a>, ArrayError> {
     for axis in memory {
         let (start, length) = selected[axis];
         first += start as usize * stride.unsigned_abs();
-        // A stride that leads out of the array at once is never taken.
+        // A stride that leaves the array at once is never used.
         let by = slice(axis).stride.clamp(-(1 << 40), 1 << 40) as isize;
         let dimension = Dimension {
             length: length as usize,
@@ -288,7 +288,7 @@ fn walk<'a>(spec: &'a Spec, shape: &[u64]) -> Result<Walk<'a>, ArrayError> {
     })
 }
 
-/// Two dimensions as one, if a walk over both is one over that.
+/// Returns two dimensions as one, if a walk over both is a walk over one.
 fn joined(faster: &Dimension, slower: &Dimension) -> Option<Dimension> {
     let by = isize::try_from(faster.length).ok()?;
     let goes_on = |fast: isize, slow: isize| fast.checked_mul(by) == Some(slow);

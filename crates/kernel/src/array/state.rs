@@ -1,51 +1,51 @@
-//! What has been found so far, and the values that come of it.
+//! Partial states of reductions, and the values that follow from them.
 
 use super::error::ArrayError;
 use super::pass::{Adds, Compensated, add_compensated, with_nan};
 use super::{Dtype, Operation, Spec, with_type};
 use serde::{Deserialize, Serialize};
 
-/// What is known of each value of a result. States of pieces of one array merge.
+/// State of each value of a result. States of pieces of one array can be merged.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct State {
     pub(super) operation: Operation,
     pub(super) dtype: Dtype,
     pub(super) shape: Vec<u64>,
-    /// Of each value of the result, or of all together where values are selected.
+    /// Count for each value of the result, or one count for all if values are selected.
     pub(super) counts: Vec<i64>,
     pub(super) cells: Cells,
 }
 
-/// One for each value of the result.
+/// Cells, one for each value of the result.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum Cells {
     /// The counts are the values.
     Counted,
     /// Sums of integers, modulo 2^64.
     Whole(Vec<u64>),
-    /// Sums of floats, and what was lost in rounding them.
+    /// Sums of floats, and their rounding errors.
     Rounded(Vec<Compensated>),
-    /// Little-endian values, which are smallest or largest ones.
+    /// Little-endian values, the smallest or largest so far.
     Extreme(Vec<u8>),
-    /// Little-endian values.
+    /// Little-endian selected values.
     Selected(Vec<u8>),
 }
 
-/// A result.
+/// Result of a reduction.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reduced {
-    /// The type of its values.
+    /// Type of the values.
     pub dtype: Dtype,
-    /// Its dimensions; none if it is one value.
+    /// Shape; empty for a single value.
     pub shape: Vec<u64>,
-    /// Its values, little-endian.
+    /// Values, little-endian.
     pub bytes: Vec<u8>,
-    /// How many values each is made of; one number for all if they were selected.
+    /// Number of array values in each result value; one number for all if they were selected.
     pub counts: Vec<i64>,
 }
 
 impl Cells {
-    /// Bytes that are held for each cell of a result.
+    /// Returns the number of bytes for each cell of a result.
     pub(super) fn bytes_each(spec: &Spec) -> usize {
         let counted = 8;
         match spec.operation {
@@ -58,10 +58,10 @@ impl Cells {
 }
 
 impl State {
-    /// Adds what was found in another piece of the same array.
+    /// Merges the state of another piece of the same array.
     ///
     /// # Errors
-    /// If that is of another reduction, or values were selected rather than reduced.
+    /// If that state belongs to another reduction, or if values were selected rather than reduced.
     pub fn merge(&mut self, other: &Self) -> Result<(), ArrayError> {
         let same = self.operation == other.operation
             && self.dtype == other.dtype
@@ -94,7 +94,7 @@ impl State {
         Ok(())
     }
 
-    /// The values.
+    /// Returns the values.
     #[must_use]
     pub fn finish(self) -> Reduced {
         let Self {
@@ -113,7 +113,7 @@ impl State {
                     .flat_map(|count| count.to_le_bytes())
                     .collect()
             }
-            // As the type wraps.
+            // Sums wrap as the type does.
             Cells::Whole(sums) => {
                 let low = |sum: u64| sum.to_le_bytes().into_iter().take(size);
                 sums.into_iter().flat_map(low).collect()
@@ -139,7 +139,7 @@ impl State {
     reason = "it is rounded to the type of the array"
 )]
 fn rounded(sums: &[Compensated], dtype: Dtype) -> Vec<u8> {
-    // What is lost in infinity is none.
+    // The rounding error of an infinite sum is ignored.
     let total = |(sum, lost): &Compensated| if sum.is_finite() { sum + lost } else { *sum };
     let totals = sums.iter().map(total);
     match dtype {
@@ -163,7 +163,7 @@ fn better<T: Adds>(own: &mut [u8], more: &[u8], max: bool) {
     }
 }
 
-/// What is the extreme of no values at all: the other end of the type.
+/// Sets the extremes of cells without values: the opposite end of the type.
 fn of_none<T: Adds>(values: &mut [u8], counts: &[i64], max: bool) {
     let none = if max { T::LEAST } else { T::MOST };
     for (value, count) in values.chunks_exact_mut(T::SIZE).zip(counts) {

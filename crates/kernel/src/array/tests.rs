@@ -1,4 +1,5 @@
-//! Arrays against a plain model: indices one by one, in `f64`, which holds all values and sums of these tests exactly.
+//! Compares reductions of arrays with a plain model: indices one by one, in `f64`, which represents all values and sums of these tests
+//! exactly.
 
 #![allow(clippy::float_cmp, reason = "results are told exactly")]
 
@@ -29,7 +30,7 @@ fn bytes_of(value: f64, dtype: Dtype, big_endian: bool) -> Vec<u8> {
     let mut bytes = match dtype {
         Dtype::Float32 => (value as f32).to_le_bytes().to_vec(),
         Dtype::Float64 => value.to_le_bytes().to_vec(),
-        // Two's complement is cut off at the top.
+        // The high bits of two's complement are cut off.
         _ => (value as i64).to_le_bytes()[..dtype.size()].to_vec(),
     };
     if big_endian {
@@ -43,7 +44,7 @@ fn values_of(bytes: &[u8], dtype: Dtype) -> Vec<f64> {
     with_type!(dtype, T => bytes.chunks(dtype.size()).map(|value| T::read(value).to_f64()).collect())
 }
 
-/// Undoes `codecs`, as whoever stored it would.
+/// Applies the inverse of `codecs`, as the writer of the array does.
 fn store(raw: &[u8], codecs: &[Codec]) -> Vec<u8> {
     let level = libdeflater::CompressionLvl::new(1).unwrap();
     let mut bytes = raw.to_vec();
@@ -122,7 +123,7 @@ fn python(slice: Slice, length: i64) -> Vec<u64> {
     taken
 }
 
-/// All indices of a box of these lengths, the last the fastest.
+/// Returns all indices of a box of these lengths, the last the fastest.
 fn indices(lengths: &[usize]) -> Vec<Vec<usize>> {
     lengths.iter().fold(vec![Vec::new()], |all, length| {
         let longer =
@@ -143,7 +144,7 @@ fn is_missing(missing: Option<&Missing>, value: f64) -> bool {
     }
 }
 
-/// Values and counts, by the index in the result.
+/// Returns values and counts, by the index in the result.
 fn model(spec: &Spec, at: impl Fn(&[u64]) -> f64) -> (Vec<f64>, Vec<i64>, Vec<u64>) {
     let shape = spec.shape.clone().unwrap();
     let all = |length: &u64| (0..*length).collect::<Vec<_>>();
@@ -289,7 +290,7 @@ prop_compose! {
     }
 }
 
-/// An array of values that look like chance, and where each lies.
+/// Array of pseudo-random values, with their positions.
 struct Array {
     stored: Vec<u8>,
     values: Vec<f64>,
@@ -349,7 +350,7 @@ proptest! {
         prop_assert_eq!(&found.counts, &counts);
         let expected = if spec.operation == Operation::Count { Dtype::Int64 } else { spec.dtype };
         prop_assert_eq!(found.dtype, expected);
-        // Sums of small types wrap: those of the model are cut off at the top.
+        // Sums of small types wrap: the high bits of the model's sums are cut off.
         let cut = |value: f64| match spec.operation {
             Operation::Sum => values_of(&bytes_of(value, expected, false), expected)[0],
             _ => value,
@@ -360,7 +361,7 @@ proptest! {
 
     #[test]
     fn merged_pieces_equal_whole_reduction(spec in specs(), seed in any::<u32>(), cut in any::<usize>()) {
-        // Along the first dimension of an array in C order, which is reduced.
+        // The reduced dimension is the first of an array in C order.
         let spec = Spec { fortran: false, selection: None, codecs: vec![], axes: None, ..spec };
         prop_assume!(spec.operation != Operation::Select);
         let array = Array::of(&spec, seed.into());
@@ -404,12 +405,12 @@ proptest! {
             matches!(codec, Codec::Gzip | Codec::Zlib | Codec::Fletcher32)
         });
         let found = reducer.reduce(&spec, &array.stored);
-        // The buffers serve the next one.
+        // The next reduction uses the same buffers.
         let whole = Array::of(&spec, seed.into());
         let right = reducer.reduce(&spec, &whole.stored).unwrap();
         match found {
             Err(error) => prop_assert!(error.is_of_data(), "{}", error),
-            // Some bits of headers mean nothing.
+            // Some bits of headers have no meaning.
             Ok(found) => prop_assert!(!cut && (!checked || found == right)),
         }
     }
@@ -505,7 +506,7 @@ fn nan_and_infinities_follow_documentation() {
 
 #[test]
 fn compensated_sums_are_close_to_exact() {
-    // One large, and many that a plain sum would lose one by one.
+    // One large value, and many that a plain sum would lose one by one.
     let values: Vec<f64> = std::iter::once(1e16)
         .chain(std::iter::repeat_n(1.0, 1 << 20))
         .collect();
@@ -547,7 +548,7 @@ fn integer_sums_wrap_in_their_type() {
 
 #[test]
 fn fletcher32_matches_hdf5() {
-    // As libhdf5 stores it behind these bytes.
+    // libhdf5 stores this checksum after these bytes.
     assert_eq!(fletcher32(b"abcde"), 0x4ff0_29c7);
     let raw = [1_u8, 2, 3, 4, 5, 6, 7, 8];
     let spec = Spec {
@@ -560,7 +561,7 @@ fn fletcher32_matches_hdf5() {
         Reducer::default().reduce(&spec, &stored).unwrap().bytes,
         [36]
     );
-    // As old libraries wrote it.
+    // Old libraries wrote the checksum in this order.
     stored[8..].reverse();
     stored[8..].rotate_left(2);
     assert!(Reducer::default().reduce(&spec, &stored).is_ok());
@@ -624,7 +625,7 @@ fn invalid_spec_is_refused_before_read() {
 
 #[test]
 fn missing_values_outside_dtype_are_refused() {
-    // A float that is whole is an integer, and floats do not have all integers.
+    // A whole float is an integer; floats cannot represent all integers.
     let as_type = |dtype, literal| {
         let spec = Spec {
             missing: Some(Missing::Values(vec![literal])),

@@ -1,29 +1,29 @@
-//! Values of a column of text, line by line. Whoever has read the file's header line says which column and how it is read
-//! ([`Csv`]); of that and of the text nothing is believed here.
+//! Values of a column of text, line by line. The process that has read the file's header line sends the column and its format ([`Csv`]);
+//! this module trusts neither these data nor the text.
 
 use super::held::Held;
 use serde::{Deserialize, Serialize};
 use std::io::{self, Write};
 use tidemill_format::csv::{Csv, LineError, MARK, Number};
 
-/// Bytes of a column that an error shows.
+/// Maximum number of bytes of a column in an error.
 const SHOWN_BYTES_MAX: usize = 40;
 
-/// How the values of an input with a `mapper` are had out of its bytes.
+/// Encoding of the values of an input with a `mapper`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Encoded {
-    /// They are there as numbers.
+    /// Numbers.
     Held(Held),
-    /// They are a column of text.
+    /// A column of text.
     Text {
-        /// Which.
+        /// Column and format.
         csv: Csv,
     },
 }
 
 impl Encoded {
-    /// How many more of the task's inputs hold the bytes.
+    /// Returns the number of further inputs of the task that contain the bytes.
     #[must_use]
     pub fn more(&self) -> usize {
         match self {
@@ -32,7 +32,7 @@ impl Encoded {
         }
     }
 
-    /// What a program may want to know of them, as JSON.
+    /// Returns the description for a program, as JSON.
     #[must_use]
     pub fn told(&self, input: &str) -> serde_json::Value {
         match self {
@@ -51,28 +51,28 @@ fn dtype(number: Number) -> &'static str {
     }
 }
 
-/// Why values can't be had.
+/// Reason why values cannot be decoded.
 #[derive(Debug, thiserror::Error)]
 pub enum TextError {
-    /// Of a line.
+    /// A line is invalid.
     #[error("{why}")]
     Line {
-        /// Its number among those that are at hand, from 0, and the byte that it begins at.
+        /// Number of the line in the available text, from 0, and the offset of its first byte.
         line: u64,
         /// See `line`.
         at: usize,
-        /// What is wrong.
+        /// Cause.
         why: String,
     },
-    /// What they are written to.
+    /// The output cannot be written.
     #[error(transparent)]
     Write(#[from] io::Error),
 }
 
-/// Writes the values of whole lines, in this machine's order of bytes. `first`: the lines are a file's first ones.
+/// Writes the values of whole lines, in this machine's byte order. `first`: the lines are a file's first ones.
 ///
 /// # Errors
-/// Of the first line that has no such value, or of `out`.
+/// The error of the first line without such a value, or of `out`.
 pub fn columns(csv: &Csv, text: &[u8], first: bool, out: &mut dyn Write) -> Result<(), TextError> {
     let mark = if first && text.starts_with(MARK) {
         MARK.len()
@@ -217,7 +217,7 @@ mod tests {
                 "a,b\n,1\n",
                 "0 0 a has no value: say what stands for that",
             ),
-            // Whoever begins to read behind it would not know.
+            // A reader that starts after the quote could not detect it.
             (
                 "a",
                 "a,b\n1,\"two\nlines\"\n",
@@ -246,7 +246,7 @@ mod tests {
     }
 
     proptest! {
-        /// Pieces that are cut at any end of a line give the same values as the whole.
+        /// Pieces that are cut at any end of a line give the same values as the whole text.
         #[test]
         fn csv_pieces_cut_at_lines_equal_whole(
             rows in proptest::collection::vec((any::<f64>(), "[a-z,\"]{0,6}", any::<i64>()), 1..30), cut in any::<proptest::sample::Index>(),

@@ -1,11 +1,11 @@
-//! The values of a decoded array, a block at a time: little-endian and side by side, whatever their order is in memory. What is
-//! shuffled is put together block by block, so that it is read from the cache when it is reduced.
+//! Values of a decoded array, one block at a time: little-endian and contiguous, whatever their order in memory. Shuffled values are
+//! reassembled block by block, so that a reduction reads them from the cache.
 
 use super::{ArrayError, Dtype};
 use crate::loops::simd::{self, Level, Pass};
 use crate::loops::swap;
 
-/// Values in a block.
+/// Number of values in a block.
 pub(crate) const BLOCK: usize = 4096;
 
 /// Raw values.
@@ -15,7 +15,7 @@ pub(crate) struct Values<'a> {
     size: usize,
     shuffled: bool,
     swapped: bool,
-    /// Whether all values are the one that `raw` has.
+    /// Whether all values are equal to the one in `raw`.
     constant: bool,
 }
 
@@ -31,7 +31,7 @@ impl<'a> Values<'a> {
         }
     }
 
-    /// As many values as are asked for, all the same.
+    /// Makes any number of values, all equal.
     pub(crate) fn constant(
         raw: &'a [u8],
         (dtype, big_endian): (Dtype, bool),
@@ -47,7 +47,7 @@ impl<'a> Values<'a> {
         })
     }
 
-    /// Values `first` to `first + count`, at most [`BLOCK`]; in `room` if they don't lie like that in memory.
+    /// Returns values `first` to `first + count`, at most [`BLOCK`]; in `room` if they are not stored like that in memory.
     pub(crate) fn block<'b>(
         &'b self,
         first: usize,
@@ -72,7 +72,7 @@ impl<'a> Values<'a> {
         room
     }
 
-    /// As [`Self::block`], where they lie, if that is side by side and only their bytes are in the other order.
+    /// Returns the values in place, like [`Self::block`], if they are contiguous and only their byte order differs.
     pub(crate) fn swapped(&self, first: usize, count: usize) -> Option<&[u8]> {
         let lie = self.swapped && !self.shuffled && !self.constant;
         lie.then(|| &self.raw[first * self.size..][..count * self.size])
@@ -92,7 +92,7 @@ impl<'a> Values<'a> {
     fn unshuffle(&self, first: usize, count: usize, to: &mut [u8]) {
         let level = Level::best();
         let planes = self.raw.len() / self.size;
-        // The planes of bytes with the lowest first.
+        // Planes of bytes, the lowest first.
         let plane = |byte: usize| {
             let byte = if self.swapped {
                 self.size - 1 - byte
@@ -127,7 +127,7 @@ impl<'a> Values<'a> {
     }
 }
 
-/// Puts values of `N` bytes together.
+/// Reassembles values of `N` bytes.
 struct Words<'a, const N: usize> {
     planes: [&'a [u8]; N],
     to: &'a mut [u8],

@@ -1,5 +1,5 @@
-//! Built-in kernels one behind the other: each takes what the one before writes, as it comes. A kernel that needs
-//! its input as a whole has it gathered in a file first.
+//! Chains of built-in kernels: each processes the output of the previous one, as it arrives. For a kernel that needs its whole input, the
+//! chain first collects the input in a file.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -9,25 +9,25 @@ use super::table::{Input, Made, Options};
 use super::{BuiltinError, find, run_builtin};
 use crate::fold::{Fold, Stream};
 
-/// What is gathered before it is written on.
+/// Size of the output buffer, in bytes.
 const BUFFER_BYTES: usize = 128 << 10;
 
 /// One kernel of a chain.
 #[derive(Clone, Debug)]
 pub(crate) struct Link {
-    /// Its place in the whole stack, from 1.
+    /// Place in the whole stack, from 1.
     pub(crate) number: usize,
-    /// Its name.
+    /// Name.
     pub(crate) name: String,
-    /// Its arguments.
+    /// Arguments.
     pub(crate) args: Vec<String>,
-    /// A file that it may gather its input in, which does not exist.
+    /// Path of the file that may collect its input; the file does not exist yet.
     pub(crate) spool: PathBuf,
 }
 
 impl Link {
     pub(crate) fn failed(&self, source: BuiltinError) -> LinkError {
-        // What failed may be a kernel further on, which this one wrote to.
+        // The kernel that failed may be a later one, to which this one wrote.
         let source = match source {
             BuiltinError::Write(error) => match error.downcast::<LinkError>() {
                 Ok(further) => return further,
@@ -47,7 +47,7 @@ impl Link {
     }
 }
 
-/// The inputs that a kernel's arguments name, which are no data; none if the arguments are not what it takes.
+/// Returns the inputs that a kernel's arguments name, which are no data; none if the arguments are invalid.
 pub(crate) fn named_inputs(name: &str, args: &[String]) -> Vec<String> {
     let options = find(name).and_then(|kernel| Options::parse(kernel, args));
     options.map_or_else(
@@ -56,7 +56,7 @@ pub(crate) fn named_inputs(name: &str, args: &[String]) -> Vec<String> {
     )
 }
 
-/// Which kernel of a chain failed, and why.
+/// Kernel of a chain that failed, and the cause.
 #[derive(Debug, thiserror::Error)]
 #[error("stage {number} ({name}): {source}")]
 pub(crate) struct LinkError {
@@ -65,13 +65,13 @@ pub(crate) struct LinkError {
     pub(crate) source: BuiltinError,
 }
 
-/// The beginning of a chain: takes bytes, and at their end writes the rest.
+/// Begin of a chain: it accepts bytes, and writes the rest of the output at their end.
 pub(crate) trait Sink: Write {
-    /// The input is at its end.
+    /// Ends the input.
     fn finish(self: Box<Self>) -> Result<(), LinkError>;
 }
 
-/// Puts kernels one behind the other; the last writes to `out`. All arguments are checked before anything runs.
+/// Chains kernels; the last writes to `out`. All arguments are checked before any kernel runs.
 pub(crate) fn chain(links: &[Link], out: File) -> Result<Box<dyn Sink>, LinkError> {
     let end: Box<dyn Sink> = Box::new(End {
         out: BufWriter::with_capacity(BUFFER_BYTES, out),
@@ -84,7 +84,7 @@ pub(crate) fn chain(links: &[Link], out: File) -> Result<Box<dyn Sink>, LinkErro
 }
 
 impl Link {
-    /// This kernel before another one, or before the end.
+    /// Puts this kernel before another one, or before the end.
     fn before(&self, next: Box<dyn Sink>) -> Result<Box<dyn Sink>, LinkError> {
         let failed = |error| self.failed(error);
         let link = self.clone();
@@ -94,7 +94,7 @@ impl Link {
             return Ok(Box::new(Gathering::new(link, next)));
         }
         Ok(match kernel.code.make(&options).map_err(failed)? {
-            // Where a number lies in text depends on all before.
+            // The position of a number in text depends on all text before it.
             (Input::Values, _) if options.is("dtype", "text") => {
                 Box::new(Gathering::new(link, next))
             }
@@ -177,7 +177,7 @@ impl Sink for Folding {
 
 struct Gathering {
     link: Link,
-    /// Made with the first bytes.
+    /// Created with the first bytes.
     file: Option<File>,
     next: Box<dyn Sink>,
 }
@@ -215,7 +215,7 @@ impl Sink for Gathering {
         let mut inputs = named_inputs(&link.name, &link.args);
         inputs.push(link.spool.to_string_lossy().into_owned());
         let run = run_builtin(&link.name, &link.args, &inputs, &mut next);
-        // Whoever cleans the private folder removes it otherwise.
+        // If this fails, the cleanup of the private folder removes the file.
         let _ = std::fs::remove_file(&link.spool);
         run.map_err(|error| link.failed(error))?;
         next.finish()

@@ -1,10 +1,10 @@
-//! `encrypt` and `decrypt`: AES-256-GCM in chunks, each authentic by itself and in its place, so that a file of any size is
-//! encrypted and decrypted as it comes and nothing is given out that is not authentic. This is the construction STREAM (Hoang,
-//! Reyhanitabar, Rogaway and Vizár, "Online Authenticated-Encryption and its Nonce-Reuse Misuse-Resistance", 2015, §7).
+//! `encrypt` and `decrypt`: AES-256-GCM in chunks. Each chunk is authentic by itself and in its place, so a file of any size is encrypted
+//! and decrypted as a stream, and no output is written that is not authentic. This is the construction STREAM (Hoang, Reyhanitabar,
+//! Rogaway and Vizár, "Online Authenticated-Encryption and its Nonce-Reuse Misuse-Resistance", 2015, §7).
 //!
-//! The key is a file, one of the task's inputs that `key=` names, so labels, lineage and lists of processes hold its name
-//! only. Each file is encrypted with a key of its own, derived by HKDF (RFC 5869) from that key and 32 random bytes,
-//! so the nonces, which count chunks, never meet under one key. The format:
+//! The key is a file, one of the task's inputs that `key=` names, so labels, lineage and lists of processes contain only its name. Each
+//! file is encrypted with a key of its own, derived by HKDF (RFC 5869) from that key and 32 random bytes, so no nonce, which is a chunk
+//! number, is used twice with one key. The format:
 //!
 //! | bytes | |
 //! |---|---|
@@ -14,11 +14,12 @@
 //! | 10 to 16 | 0 |
 //! | 16 to 48 | salt: random |
 //! | 48 to 80 | check: tells whether a key is the right one, and that this file has no other |
-//! | then | chunks of 64 KiB, the last shorter or as long; it is empty only if it is the only one. Each is followed by its tag of 16 bytes |
+//! | then | chunks of 64 KiB, the last shorter or as long; it is empty only if it is the only one. Each is followed by its tag of 16
+//! bytes |
 //!
 //! HKDF-SHA-256 with the key, the salt, and `tidemill encrypt` and bytes 0 to 16 as information gives 64 bytes: the file's AES key and
-//! the check. The nonce of a chunk is its number from 0, 11 bytes, the highest first, and a byte that is 1 for the last chunk and 0
-//! for the others. So a chunk that was changed, left out, added or moved is not authentic, nor is an end that is none.
+//! the check. The nonce of a chunk is its number from 0, in 11 bytes, most significant byte first, and a byte that is 1 for the last
+//! chunk and 0 for the others. So a changed, missing, additional or moved chunk is not authentic, and neither is a false end.
 
 use std::io::Write;
 
@@ -78,10 +79,10 @@ const TAG_BYTES: usize = 16;
 const SALT_BYTES: usize = 32;
 const HEADER_BYTES: usize = 80;
 
-/// Chunks that are written at a time.
+/// Number of chunks that are written at a time.
 const CHUNKS_AT_ONCE: usize = 16;
 
-/// What the user keeps.
+/// Key of the user.
 type Key = [u8; 32];
 
 /// Reads the key.
@@ -107,7 +108,7 @@ fn key(options: &Options) -> Result<Key, BuiltinError> {
     Err(BuiltinError::NoKey { name: name.into() })
 }
 
-/// The bytes before the salt.
+/// Returns the bytes before the salt.
 fn start() -> [u8; 16] {
     let mut start = [0; 16];
     start[..8].copy_from_slice(MAGIC);
@@ -116,7 +117,7 @@ fn start() -> [u8; 16] {
     start
 }
 
-/// A length of what is derived.
+/// Length of the derived bytes.
 struct Derived;
 
 impl KeyType for Derived {
@@ -125,7 +126,7 @@ impl KeyType for Derived {
     }
 }
 
-/// The key of one file, and how many of its chunks were taken.
+/// Key of one file, and number of its chunks so far.
 struct Chunks {
     key: LessSafeKey,
     number: u64,
@@ -140,7 +141,7 @@ impl std::fmt::Debug for Chunks {
 }
 
 impl Chunks {
-    /// The key of a file, and what tells that it is the right one.
+    /// Derives the key of a file, and the check that confirms the key.
     fn derive(key: &Key, start: &[u8; 16], salt: &[u8; SALT_BYTES]) -> (Self, [u8; 32]) {
         let mut derived = [0; 64];
         hkdf::Salt::new(HKDF_SHA256, salt)
@@ -155,7 +156,7 @@ impl Chunks {
         (Self { key, number: 0 }, check)
     }
 
-    /// The nonce of the next chunk.
+    /// Returns the nonce of the next chunk.
     fn nonce(&mut self, last: bool) -> Nonce {
         let mut nonce = [0; NONCE_LEN];
         nonce[3..11].copy_from_slice(&self.number.to_be_bytes());
@@ -164,7 +165,7 @@ impl Chunks {
         Nonce::assume_unique_for_key(nonce)
     }
 
-    /// Encrypts a chunk to the end of `out`.
+    /// Encrypts a chunk and appends it to `out`.
     fn seal(&mut self, chunk: &[u8], last: bool, out: &mut Vec<u8>) {
         let place = out.len();
         out.extend_from_slice(chunk);
@@ -176,7 +177,7 @@ impl Chunks {
         out.extend_from_slice(tag.as_ref());
     }
 
-    /// Decrypts a chunk to the end of `out`, if it is authentic.
+    /// Decrypts a chunk and appends it to `out`, if it is authentic.
     fn open(&mut self, chunk: &[u8], last: bool, out: &mut Vec<u8>) -> Result<(), BuiltinError> {
         let offset = HEADER_BYTES as u64 + self.number * (CHUNK_BYTES + TAG_BYTES) as u64;
         let wrong = |what: &str| BuiltinError::Damaged {
@@ -184,7 +185,7 @@ impl Chunks {
             offset,
             what: what.to_owned(),
         };
-        // One empty chunk stands for no content, and behind others there is none.
+        // A single empty chunk means no content; an empty chunk after others is invalid.
         if chunk.len() < TAG_BYTES || (chunk.len() == TAG_BYTES && self.number > 0) {
             return Err(BuiltinError::CutShort(FORMAT));
         }
@@ -204,7 +205,7 @@ impl Chunks {
     }
 }
 
-/// Holds back what may be the last of equal pieces, until more comes.
+/// Cuts bytes into equal pieces, and holds back the last piece until more bytes arrive.
 #[derive(Debug)]
 struct Cutter {
     size: usize,
@@ -217,7 +218,7 @@ impl Cutter {
         Self { size, held }
     }
 
-    /// Hands on all pieces but the last.
+    /// Passes on all pieces except the last.
     fn take(
         &mut self,
         mut bytes: &[u8],
@@ -243,12 +244,12 @@ impl Cutter {
     }
 }
 
-/// Encrypts what comes.
+/// Encrypts its input.
 #[derive(Debug)]
 struct Encrypt {
     chunks: Chunks,
     cutter: Cutter,
-    /// What is to be written: at first the header.
+    /// Bytes to be written: at first the header.
     out: Vec<u8>,
 }
 
@@ -294,12 +295,12 @@ fn write_many(ready: &mut Vec<u8>, out: &mut dyn Write) -> Result<(), BuiltinErr
     Ok(())
 }
 
-/// Decrypts what comes.
+/// Decrypts its input.
 #[derive(Debug)]
 struct Decrypt {
     key: Key,
     header: Vec<u8>,
-    /// Those of the file whose header was read.
+    /// Chunks of the file whose header was read.
     chunks: Option<Chunks>,
     cutter: Cutter,
     out: Vec<u8>,
@@ -316,7 +317,7 @@ impl Decrypt {
         }
     }
 
-    /// Takes what of `bytes` is header; gives the rest.
+    /// Takes the header from the begin of `bytes`; returns the rest.
     fn header<'a>(&mut self, bytes: &'a [u8]) -> Result<&'a [u8], BuiltinError> {
         if self.chunks.is_some() {
             return Ok(bytes);

@@ -1,10 +1,10 @@
-//! Kernels that tell contents apart: `fingerprint` and `dedup`.
+//! Kernels that identify contents: `fingerprint` and `dedup`.
 //!
-//! - **`fingerprint`** gives Rabin's fingerprint of each input, 16 hexadecimal digits, and its length. It finds damage,
-//!   and puts parts together; it is no protection against intent, for contents of any fingerprint are easily made.
-//! - **`dedup`** cuts all inputs into chunks where their content says so (FastCDC: Xia et al., "The Design of Fast
-//!   Content-Defined Chunking for Data Deduplication Based Storage Systems", 2020), and tells how many bytes are left when equal
-//!   chunks are kept once. Chunks are equal if their BLAKE3 hashes are. No chunk spans files.
+//! - **`fingerprint`** writes Rabin's fingerprint of each input, 16 hexadecimal digits, and its length. It detects damage, and can
+//!   combine parts. It is no protection against attackers, because contents with any fingerprint are easily made.
+//! - **`dedup`** cuts all inputs into chunks according to their content (FastCDC: Xia et al., "The Design of Fast Content-Defined
+//!   Chunking for Data Deduplication Based Storage Systems", 2020), and reports the number of bytes that remain if equal chunks are
+//!   stored once. Chunks are equal if their BLAKE3 hashes are equal. No chunk spans files.
 
 use std::collections::{BTreeMap, HashSet};
 use std::io::Write;
@@ -102,7 +102,7 @@ impl Fold for Fingerprint {
             return Err(BuiltinError::NoBytes);
         }
         for (length, value) in self.0.values() {
-            // A leading 1 makes contents differ that differ in leading zeros only.
+            // A leading 1 distinguishes contents that differ only in leading zeros.
             let value = join(1, *value, *length);
             writeln!(out, "{value:016x} {length}").map_err(BuiltinError::Write)?;
         }

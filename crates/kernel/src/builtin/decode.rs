@@ -1,5 +1,5 @@
-//! `decode`: the values of a variable out of the bytes of a file that hold them ([`crate::array::Encoded`]). Elements run it before the
-//! kernel of a task whose input has a `mapper`, and it can be run as any other.
+//! `decode`: extracts the values of a variable from the bytes of a file ([`crate::array::Encoded`]). Elements run it before the kernel of
+//! a task whose input has a `mapper`; it can also be run like any other kernel.
 
 use std::io::{BufWriter, Write};
 
@@ -62,7 +62,7 @@ fn decode(options: &Options, inputs: &[String], out: &mut dyn Write) -> Result<(
     out.flush().map_err(BuiltinError::Write)
 }
 
-/// The values of a column of whole lines, which lie in the file as is told.
+/// Writes the values of a column of whole lines. `lies` describes their position in the file, for errors.
 fn lines(
     csv: &Csv,
     text: &[u8],
@@ -82,7 +82,7 @@ fn lines(
                 (*begin..begin + length).contains(&at)
             };
             let place = match extents.iter().enumerate().find(within) {
-                // All lines before it are there, too.
+                // All lines before it are available, too.
                 Some((0, (_, _, offset))) if *offset == csv.begin => {
                     let byte = offset + at as u64;
                     format!("line {}, at byte {byte} of the file", csv.lines + line + 1)
@@ -121,7 +121,7 @@ mod tests {
             told(whole, ""),
             told(whole, r#"{"input": "t", "bytes": [[17, 29]]}"#)
         );
-        // Stripes of four bytes, of which every third is here: the ones at 20 and 32.
+        // Stripes of four bytes; this part has every third stripe: those at 20 and 32.
         let part = r#"{"input": "t", "part": 2, "unit": 4, "width": 3, "bytes": [[4, 12]]}"#;
         assert!(
             told("3,4\n5,x\n", part).starts_with("the line at byte 32 of the file, number 2 of"),

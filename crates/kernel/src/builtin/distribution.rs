@@ -1,5 +1,4 @@
-//! How values are distributed: `histogram`, `quantile` and `median`. NaN has no place in an order, so it is
-//! counted apart, or passed over.
+//! Distribution of values: `histogram`, `quantile` and `median`. NaN has no place in an order, so it is counted separately, or skipped.
 
 use std::io::Write;
 
@@ -89,10 +88,10 @@ pub(super) const KERNELS: &[Kernel] = &[
     },
 ];
 
-/// Most bins.
+/// Maximum number of bins.
 const BINS_MAX: usize = 1 << 24;
 
-/// Gives `from` and `to` the smallest and the largest value, where they were not given.
+/// Sets `from` and `to` to the smallest and the largest value, if they were not given.
 fn whole_range(options: &mut Options, inputs: &[String]) -> Result<(), BuiltinError> {
     if options.text("from").is_some() && options.text("to").is_some() {
         return Ok(());
@@ -151,7 +150,8 @@ fn histogram(options: &Options) -> Result<Box<dyn Fold>, BuiltinError> {
     })
 }
 
-/// Counts in bins. Bin `i` holds what is at least `edges[i]` and below `edges[i + 1]`; the last, its end too.
+/// Counts of values in bins. Bin `i` contains values that are at least `edges[i]` and below `edges[i + 1]`; the last bin also contains
+/// its upper edge.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(bound = "")]
 struct Histogram<T: Number> {
@@ -178,7 +178,7 @@ impl<T: Number> Histogram<T> {
         self.bins_per_unit = bins as f64 / (to - from);
     }
 
-    /// The bin of a value that lies in the range.
+    /// Returns the bin of a value in the range.
     #[allow(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -188,7 +188,7 @@ impl<T: Number> Histogram<T> {
     fn bin(&self, value: f64) -> usize {
         let last = self.counts.len() - 1;
         let bin = (((value - self.edges[0]) * self.bins_per_unit) as usize).min(last);
-        // Rounding may have put it next to the right one.
+        // Rounding may have chosen the neighbour of the right bin.
         if value < self.edges[bin] {
             bin - 1
         } else if bin < last && value >= self.edges[bin + 1] {
@@ -269,32 +269,32 @@ fn quantiles(
     numbers.write(options.is("out", "f64"), out)
 }
 
-/// Bytes of values that are looked at a time.
+/// Number of bytes that are processed at a time.
 const BLOCK_BYTES: usize = 16 << 10;
 
-/// Values that are looked at to guess where a quantile lies.
+/// Number of values in the sample that estimates the position of a quantile.
 const SAMPLED: usize = 20_000;
 
-/// Values near a quantile that are kept to be sorted.
+/// Maximum number of values near a quantile that are kept and sorted.
 const KEPT_MAX: usize = 8 << 20;
 
-/// All values, to find some by their place in their order.
+/// All values, to find some by their place in the order.
 struct Order<T> {
     files: Vec<Memory>,
     big_endian: bool,
     missing: Option<T>,
-    /// Values that are neither NaN nor missing.
+    /// Number of values that are neither NaN nor missing.
     count: u64,
 }
 
-/// What a pass found about a range.
+/// Results of a pass for a range.
 #[derive(Debug, Default)]
 struct Pass {
-    /// Values below the range.
+    /// Number of values below the range.
     below: u64,
-    /// Values in it.
+    /// Number of values in the range.
     within: u64,
-    /// Those as ordered integers, all or about the first [`KEPT_MAX`].
+    /// Values in the range as ordered integers: all of them, or about the first [`KEPT_MAX`].
     kept: Vec<u64>,
 }
 
@@ -322,7 +322,7 @@ impl<T: Number> Order<T> {
         Ok(order)
     }
 
-    /// Gives all values in blocks, little-endian.
+    /// Passes on all values in blocks, little-endian.
     fn blocks(&self, mut take: impl FnMut(&[u8])) {
         let mut swapped = vec![0; BLOCK_BYTES];
         for block in self.files.iter().flat_map(|file| file.chunks(BLOCK_BYTES)) {
@@ -371,8 +371,8 @@ impl<T: Number> Order<T> {
         }
     }
 
-    /// The value at `place` of the order, from 0. Guesses from some values where it lies, passes over all to
-    /// count what is below the guess and to keep what is in it, and guesses again unless few were kept.
+    /// Returns the value at `place` of the order, from 0. It estimates a range from a sample, counts all values below that range and
+    /// keeps the values in it, and estimates again unless few were kept.
     fn at(&self, place: u64) -> T {
         let (mut from, mut to) = (T::LOWEST.ordered(), T::HIGHEST.ordered());
         let mut guess = near(self.sample(), place, self.count);
@@ -406,7 +406,7 @@ impl<T: Number> Order<T> {
         }
     }
 
-    /// The value at the next place, given the value at the one before.
+    /// Returns the value at `place`, given the value at the previous place.
     fn after(&self, low: T, place: u64) -> T {
         let not_above = self.pass(Range {
             from: T::LOWEST,
@@ -430,7 +430,7 @@ impl<T: Number> Order<T> {
         self.missing.is_some_and(|missing| value.same(missing))
     }
 
-    /// Some values from all over, as ordered integers.
+    /// Returns some values from the whole input, as ordered integers.
     fn sample(&self) -> Vec<u64> {
         let bytes: usize = self.files.iter().map(|file| file.len()).sum();
         let apart = (bytes / T::SIZE).div_ceil(SAMPLED) * T::SIZE;
@@ -491,8 +491,8 @@ impl<T: Number> Order<T> {
     }
 }
 
-/// Where the value at `place` of `count` probably lies, judged by a sample: some deviations of the sample's place
-/// to either side.
+/// Returns the probable range of the value at `place` of `count`, according to a sample: some deviations of the sample's place to either
+/// side.
 #[allow(
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,

@@ -1,14 +1,14 @@
-//! Why built-in kernels fail.
+//! Errors of built-in kernels.
 
 use std::io;
 
-/// Why a built-in kernel failed.
+/// Reason why a built-in kernel failed.
 #[derive(Debug, thiserror::Error)]
 pub enum BuiltinError {
-    /// A variable that can't be reduced as asked.
+    /// A variable that cannot be reduced as requested.
     #[error(transparent)]
     Reduce(Box<crate::reduction::Error>),
-    /// There is no such kernel.
+    /// A kernel of this name does not exist.
     #[error("built-in kernel {0:?} does not exist")]
     Unknown(String),
     /// An argument that the kernel does not know.
@@ -16,62 +16,62 @@ pub enum BuiltinError {
     Argument {
         /// The kernel.
         kernel: &'static str,
-        /// What it was given.
+        /// Given argument.
         arg: String,
-        /// What it knows.
+        /// Known arguments.
         valid: String,
     },
-    /// An argument with a value that is none of those it can have.
+    /// An argument with an invalid value.
     #[error("{key} cannot be {value:?}; it can be: {valid}")]
     Value {
         /// The argument.
         key: &'static str,
-        /// What it was given.
+        /// Given value.
         value: String,
-        /// What it can be.
+        /// Valid values.
         valid: String,
     },
-    /// An argument that must be given.
+    /// A required argument is missing.
     #[error("{kernel} needs {key}=; it knows: {valid}")]
     Needed {
         /// The kernel.
         kernel: &'static str,
         /// The argument.
         key: &'static str,
-        /// What it knows.
+        /// Known arguments.
         valid: String,
     },
     /// `grep` without a pattern.
     #[error("grep needs a pattern; it knows: {valid}")]
     NoPattern {
-        /// What it knows.
+        /// Known arguments.
         valid: String,
     },
-    /// A pattern that is no regular expression.
+    /// A pattern that is no valid regular expression.
     #[error("the pattern {pattern:?} is no regular expression: {reason}")]
     Pattern {
         /// The pattern.
         pattern: String,
-        /// What is wrong with it.
+        /// Reason.
         reason: String,
     },
     /// No inputs were named.
     #[error("{0} needs at least one input")]
     NoInput(&'static str),
-    /// More outputs than the one it writes.
+    /// There are more outputs than the one that the kernel writes.
     #[error("{kernel} writes one output, but the task names {count}")]
     Outputs {
         /// The kernel.
         kernel: &'static str,
-        /// How many were named.
+        /// Number of named outputs.
         count: usize,
     },
-    /// More inputs than the one it takes.
+    /// There are more inputs than the one that the kernel reads.
     #[error("{kernel} takes one input, but the task names {count}")]
     Inputs {
         /// The kernel.
         kernel: &'static str,
-        /// How many were named.
+        /// Number of named inputs.
         count: usize,
     },
     /// The inputs together are no whole number of values.
@@ -79,9 +79,9 @@ pub enum BuiltinError {
         "the last {bytes} bytes of the input are no value, which has {size} bytes; is dtype= right?"
     )]
     Ragged {
-        /// Bytes that are left.
+        /// Number of remaining bytes.
         bytes: usize,
-        /// The size of a value.
+        /// Size of a value, in bytes.
         size: usize,
     },
     /// An input cannot be read.
@@ -89,7 +89,7 @@ pub enum BuiltinError {
     Read {
         /// The input.
         name: String,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
     /// An input whose size is no multiple of the size of its values.
@@ -99,9 +99,9 @@ pub enum BuiltinError {
     Torn {
         /// The input.
         name: String,
-        /// Its size.
+        /// Size in bytes.
         bytes: u64,
-        /// The size of a value.
+        /// Size of a value, in bytes.
         size: usize,
     },
     /// A word that is no number.
@@ -109,30 +109,30 @@ pub enum BuiltinError {
     NotANumber {
         /// The input.
         name: String,
-        /// The line, from 1.
+        /// Line, from 1.
         line: u64,
         /// The word.
         word: String,
     },
-    /// There are no values at all.
+    /// There are no values.
     #[error("the inputs hold no values")]
     Empty,
-    /// An input that is no image.
+    /// An input is no image.
     #[error(
         "{0} is no binary PGM image of a byte a pixel (or not whole); give width= if it is raw"
     )]
     NoImage(String),
-    /// Compressed or encrypted data that is none, or was changed.
+    /// Compressed or encrypted data in a wrong format, or data that was changed.
     #[error("from byte {offset} on the input is no valid {format} data: {what}")]
     Damaged {
         /// The format.
         format: &'static str,
-        /// Where, in all inputs as one.
+        /// Offset in all inputs as one, in bytes.
         offset: u64,
-        /// What is wrong.
+        /// Description.
         what: String,
     },
-    /// Compressed or encrypted data whose end is not there.
+    /// Compressed or encrypted data without its end.
     #[error("the input ends before its {0} data does; is it whole?")]
     CutShort(&'static str),
     /// A file that is no key.
@@ -141,18 +141,18 @@ pub enum BuiltinError {
         /// The file.
         name: String,
     },
-    /// The key is another than that which the input was encrypted with.
+    /// The key differs from the one that the input was encrypted with.
     #[error(
         "this is not the key that the input was encrypted with, or the first 80 bytes of the input were changed"
     )]
     WrongKey,
-    /// The system gives no random numbers.
+    /// The system returned no random numbers.
     #[error("cannot get random numbers: {0}")]
     Chance(#[source] io::Error),
-    /// There are no bytes at all.
+    /// There are no bytes.
     #[error("the inputs are empty")]
     NoBytes,
-    /// Values that can't be had out of the bytes that hold them.
+    /// Values cannot be decoded from their bytes.
     #[error("{0}")]
     Held(String),
     /// The inputs together are no whole number of rows.
@@ -160,12 +160,12 @@ pub enum BuiltinError {
         "the inputs hold {values} values, which is no whole number of rows of {columns}; is columns= right?"
     )]
     RaggedRows {
-        /// Their values.
+        /// Number of values.
         values: u64,
-        /// The values in a row.
+        /// Number of values in a row.
         columns: usize,
     },
-    /// A value that is no number, where all must be.
+    /// A value that is no number, although all values must be numbers.
     #[error(
         "the value in row {row}, column {column} (both from 0) is NaN or infinite; missing=nan passes over rows with NaN"
     )]
@@ -182,9 +182,9 @@ pub enum BuiltinError {
     TooFewRows {
         /// The kernel.
         kernel: &'static str,
-        /// How many it needs.
+        /// Required number.
         needed: u64,
-        /// How many there are.
+        /// Number of rows.
         rows: u64,
     },
     /// There are not enough values.
@@ -192,24 +192,24 @@ pub enum BuiltinError {
     TooFew {
         /// The kernel.
         kernel: &'static str,
-        /// How many it needs.
+        /// Required number.
         needed: u64,
     },
-    /// A fold was finished before all bytes of a value had come.
+    /// A fold was finished before all bytes of a value arrived.
     #[error("a part of the input is missing: byte {0} or an adjacent byte")]
     Gap(u64),
-    /// A kernel that has no partial states was asked for one, or was to be put behind another.
+    /// The kernel does not support partial states, or chains.
     #[error("{kernel} {what}")]
     Form {
         /// The kernel.
         kernel: &'static str,
-        /// What it cannot do.
+        /// Description of the unsupported feature.
         what: &'static str,
     },
-    /// A partial state that cannot be merged or written.
+    /// A partial state cannot be merged or written.
     #[error("this partial state cannot be used: {0}")]
     State(&'static str),
-    /// What the kernel before writes cannot be gathered in a file.
+    /// The output of the previous kernel cannot be collected in a file.
     #[error("cannot keep the output of the kernel before it: {0}")]
     Gather(#[source] io::Error),
     /// The result cannot be written.

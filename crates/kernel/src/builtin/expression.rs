@@ -1,18 +1,17 @@
-//! Conditions on a value, such as `1 < x <= 5 || x == 9`: read once, and made the set of values that fulfil
-//! them, a few ranges.
+//! Conditions on a value, such as `1 < x <= 5 || x == 9`: a condition is parsed once, and converted to the set of values that fulfil it,
+//! which consists of a few ranges.
 //!
-//! `x` is the value. It is compared (`<`, `<=`, `>`, `>=`, `==`, `!=`, in chains too) with decimal numbers;
-//! comparisons are joined by `&&`, `||` and `!`, which bind in that order from weak to strong when read
-//! backwards, and brackets. Numbers are rounded to the type of the values where that is a float. NaN fulfils
-//! no comparison but `!=`.
+//! `x` is the value. It is compared (`<`, `<=`, `>`, `>=`, `==`, `!=`, in chains too) with decimal numbers. Comparisons are joined by
+//! brackets, `!`, `&&` and `||`, in the order from strong to weak binding. Numbers are rounded to the type of the values if that is a
+//! float. NaN fulfils no comparison except `!=`.
 
 use crate::loops::number::Number;
 use crate::loops::pick::Range;
 
-/// Brackets and negations within each other.
+/// Maximum depth of nested brackets and negations.
 const DEPTH_MAX: usize = 100;
 
-/// A set of values: ranges that do not overlap, in order, and whether NaN is in it.
+/// Set of values: ranges that do not overlap, in order, and whether NaN is in the set.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Set<T> {
     pub(crate) ranges: Vec<Range<T>>,
@@ -37,7 +36,7 @@ impl<T: Number> Set<T> {
         }
     }
 
-    /// Just this value, or NaN.
+    /// Returns the set of only this value, or of only NaN.
     pub(crate) fn only(value: T) -> Self {
         Self {
             nan: value.partial_cmp(&value).is_none(),
@@ -96,7 +95,7 @@ impl<T: Number> Set<T> {
     }
 }
 
-/// How a value is compared with a number.
+/// Comparison of a value with a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Comparison {
     Less,
@@ -108,7 +107,7 @@ pub(crate) enum Comparison {
 }
 
 impl Comparison {
-    /// The same with its sides swapped.
+    /// Returns the comparison with its sides swapped.
     fn swapped(self) -> Self {
         match self {
             Self::Less => Self::Greater,
@@ -119,7 +118,7 @@ impl Comparison {
         }
     }
 
-    /// The values that compare so with a decimal number; `None` if it is none.
+    /// Returns the values for which the comparison with a decimal number is true; `None` if the text is no number.
     pub(crate) fn set<T: Number>(self, number: &str) -> Option<Set<T>> {
         let wide: f64 = number.parse().ok()?;
         if wide.is_nan() {
@@ -130,7 +129,7 @@ impl Comparison {
                 none
             });
         }
-        // The nearest values on either side; both are the number itself if it is one of the type.
+        // Nearest values on either side; both are the number itself if the type can represent it.
         let (up, down) = match T::parse(number) {
             Some(value) => (Some(value), Some(value)),
             None => (T::bound(wide, true), T::bound(wide, false)),
@@ -154,7 +153,7 @@ impl Comparison {
     }
 }
 
-/// Reads a condition. What is wrong with it is the error.
+/// Parses a condition; the error describes its fault.
 pub(crate) fn parse<T: Number>(text: &str) -> Result<Set<T>, String> {
     let mut reader = Reader {
         rest: text,
@@ -174,7 +173,7 @@ struct Reader<'a> {
     depth: usize,
 }
 
-/// A side of a comparison.
+/// Side of a comparison.
 enum Side<'a> {
     Value,
     Number(&'a str),
@@ -230,7 +229,7 @@ impl<'a> Reader<'a> {
         Ok(set)
     }
 
-    /// Comparisons, each with the next.
+    /// Parses comparisons, each joined with the next.
     fn chain<T: Number>(&mut self) -> Result<Set<T>, String> {
         let mut left = self.side()?;
         let mut set: Option<Set<T>> = None;

@@ -1,5 +1,5 @@
-//! `extrema`: local maxima and minima, values strictly above or below both their neighbours. A flat top is none,
-//! and neither are the first and the last value, nor one that is NaN or missing or is beside one that is.
+//! `extrema`: local maxima and minima, values strictly above or below both their neighbours. A flat top is no extremum. The first and the
+//! last value are none, and neither is a value that is NaN or missing, or has such a neighbour.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -40,10 +40,10 @@ pub(super) const KERNELS: &[Kernel] = &[Kernel {
     }),
 }];
 
-/// Values that are looked at a time where each must be.
+/// Number of values at a time if each must be examined.
 const BLOCK: usize = 4096;
 
-/// What was found so far.
+/// Partial state.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(bound = "")]
 struct Extrema<T: Number> {
@@ -53,13 +53,13 @@ struct Extrema<T: Number> {
     missing: Option<T>,
     maxima: u64,
     minima: u64,
-    /// Index, whether it is a maximum, value; only if a list is wanted.
+    /// Index, whether it is a maximum, value; only if a list is requested.
     found: Vec<(u64, bool, T)>,
-    /// Stretches of values that were taken, by the index of their first.
+    /// Stretches of processed values, by the index of their first value.
     stretches: BTreeMap<u64, Stretch<T>>,
 }
 
-/// The values at the ends of a stretch, one or two each.
+/// Values at the ends of a stretch, one or two at each end.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(bound = "")]
 struct Stretch<T: Number> {
@@ -73,7 +73,7 @@ impl<T: Number> Extrema<T> {
         self.missing.is_some_and(|missing| value.same(missing))
     }
 
-    /// Looks at the middle one of three, which has this index.
+    /// Examines the middle one of three values, which has this index.
     fn look(&mut self, index: u64, near: [T; 3]) {
         if near.iter().any(|value| self.is_missing(*value)) {
             return;
@@ -88,7 +88,7 @@ impl<T: Number> Extrema<T> {
         }
     }
 
-    /// Looks at all values of a stretch but its first and last.
+    /// Examines all values of a stretch except its first and last.
     fn within(&mut self, first: u64, values: &[u8]) {
         let count = values.len() / T::SIZE;
         let mut start = 0;
@@ -116,7 +116,7 @@ impl<T: Number> Extrema<T> {
         }
     }
 
-    /// Adds a stretch that was looked at, and joins it with its neighbours.
+    /// Adds an examined stretch, and joins it with its neighbours.
     fn join(&mut self, mut start: u64, mut stretch: Stretch<T>) {
         if let Some(after) = self.stretches.remove(&stretch.end) {
             stretch = self.joined(start, stretch, after);

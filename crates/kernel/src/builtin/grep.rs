@@ -1,4 +1,4 @@
-//! `grep`: lines that match a regular expression; how many, or they themselves, or where they begin.
+//! `grep`: lines that match a regular expression. It writes their number, the lines, or their offsets.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -50,7 +50,7 @@ pub(super) const KERNELS: &[Kernel] = &[Kernel {
     }),
 }];
 
-/// What is written.
+/// Form of the output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Show {
     #[default]
@@ -59,7 +59,7 @@ enum Show {
     Offsets,
 }
 
-/// What `grep` looks for.
+/// Pattern and options of `grep`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Grep {
     pattern: String,
@@ -179,7 +179,7 @@ impl Search {
     }
 }
 
-/// Hands on each line that matches.
+/// Passes on each line that matches.
 struct Each<F>(F);
 
 impl<F: FnMut(&SinkMatch<'_>) -> io::Result<()>> Sink for Each<F> {
@@ -190,8 +190,7 @@ impl<F: FnMut(&SinkMatch<'_>) -> io::Result<()>> Sink for Each<F> {
     }
 }
 
-/// Splits bytes into the line that they begin within, whole lines, and the line that is begun at their end;
-/// `None` if they hold no newline.
+/// Splits bytes into the rest of the first line, whole lines, and the begin of the last line; `None` if they contain no newline.
 fn lines(bytes: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
     let first = memchr::memchr(b'\n', bytes)? + 1;
     let last = memchr::memrchr(b'\n', bytes)? + 1;
@@ -205,20 +204,20 @@ struct Count {
     found: Found,
 }
 
-/// What was found so far: lines that match, and stretches of bytes that were taken, by their first.
+/// Partial state: number of matching lines, and stretches of processed bytes, by their first byte.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Found {
     lines: u64,
     stretches: BTreeMap<u64, Stretch>,
 }
 
-/// The lines at the ends of a stretch, which may be parts of lines.
+/// Lines at the ends of a stretch, which may be parts of lines.
 #[derive(Debug, Serialize, Deserialize)]
 struct Stretch {
     end: u64,
-    /// Up to the first newline, that included; all if there is none.
+    /// Bytes up to and including the first newline; all if there is none.
     head: Vec<u8>,
-    /// What follows the last newline, if there is one.
+    /// Bytes after the last newline, if there is one.
     tail: Option<Vec<u8>>,
 }
 
@@ -308,19 +307,19 @@ impl Fold for Count {
     }
 }
 
-/// Writes lines, or where they begin, as they come.
+/// Writes lines, or their offsets, as they arrive.
 #[derive(Debug)]
 struct Lines {
     search: Search,
     show: Show,
-    /// The line that is begun.
+    /// Begin of the current line.
     begun: Vec<u8>,
-    /// Where that begins in the input.
+    /// Offset of that line in the input.
     offset: u64,
 }
 
 impl Lines {
-    /// Searches whole lines, of which only the last may have no newline.
+    /// Searches whole lines; only the last may have no newline.
     fn search(&mut self, lines: &[u8], out: &mut dyn Write) -> Result<(), BuiltinError> {
         let (show, start) = (self.show, self.offset);
         self.offset += lines.len() as u64;
@@ -357,7 +356,7 @@ impl Stream for Lines {
         Ok(())
     }
 
-    /// A line ends with its file, and offsets are those in the file.
+    /// Ends the line with its file, so that offsets are those in the file.
     fn next_input(&mut self, out: &mut dyn Write) -> Result<(), BuiltinError> {
         let begun = std::mem::take(&mut self.begun);
         self.search(&begun, out)?;

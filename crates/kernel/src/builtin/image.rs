@@ -1,10 +1,9 @@
-//! The kernel `edges` of grey images: a byte a pixel, raw (`width=` says how many there are in a row) or as binary PGM
-//! with values up to 255. The result has the form of the input.
+//! Kernel `edges` for grey images with one byte for each pixel: raw (`width=` is the number of pixels in a row) or binary PGM with values
+//! up to 255. The result has the form of the input.
 //!
-//! - **`method=sobel`** gives the length of the gradient, `|∂x| + |∂y|` but at most 255; beyond its border the image goes
-//!   on in a mirror.
-//! - **`method=canny`** gives 255 on edges and 0 elsewhere: gradients of `high` or less make none, those above `low`
-//!   continue one. Beyond the border its pixels are repeated. Both are as OpenCV's, with a kernel of 3 by 3.
+//! - **`method=sobel`** writes the length of the gradient, `|∂x| + |∂y|` but at most 255; the image is mirrored at its border.
+//! - **`method=canny`** writes 255 on edges and 0 elsewhere: an edge needs a gradient above `high`, and continues along gradients above
+//!   `low`. Pixels at the border are repeated. Both methods match OpenCV's, with a kernel of 3 by 3.
 
 use std::io::Write;
 
@@ -77,7 +76,7 @@ fn edges(options: &Options, inputs: &[String], out: &mut dyn Write) -> Result<()
         .map_err(BuiltinError::Write)
 }
 
-/// A length of gradients; none is longer than 2040.
+/// Returns a threshold of gradients; no gradient is longer than 2040.
 fn threshold(options: &Options, key: &'static str) -> Result<i16, BuiltinError> {
     const VALID: &str = "a number from 0 to 32767";
     let value: Option<i16> = options.number(key, VALID)?;
@@ -97,7 +96,7 @@ fn raw<'a>(options: &Options, pixels: &'a [u8]) -> Result<Image<'a>, BuiltinErro
     }
 }
 
-/// The header and the pixels of a binary PGM file.
+/// Returns the header and the pixels of a binary PGM file.
 fn pgm(file: &[u8]) -> Option<(&[u8], Image<'_>)> {
     let mut rest = file.strip_prefix(b"P5")?;
     let mut number = || {

@@ -1,12 +1,12 @@
-//! `kmeans`: rows of a matrix in clusters, by Lloyd's algorithm ("Least squares quantization in PCM", 1982) from centres that k-means++
-//! (Arthur and Vassilvitskii, 2007, §2.2) chooses among at most 65 536 rows, spread over all, or that an input holds.
+//! `kmeans`: clusters of the rows of a matrix, by Lloyd's algorithm ("Least squares quantization in PCM", 1982). k-means++ (Arthur and
+//! Vassilvitskii, 2007, §2.2) chooses the first centres among at most 65 536 rows from the whole matrix, or an input contains them.
 //!
-//! Rows are computed with in `f32` if that is their type and in `f64` else, less the mean of all rows. The nearest centre c of a row x is
-//! that with the largest x·c - |c|²/2, summed fused from -|c|²/2 on; of equal ones the first. Sums for new centres are in `f64`, over
-//! fixed parts of the rows that are put together in order, so the result depends neither on `threads=` nor on the processor. A centre that no row is nearest
-//! to stays where it is.
+//! Computations use `f32` if that is the type of the rows and `f64` otherwise, after subtracting the mean of all rows. The nearest centre
+//! c of a row x is the one with the largest x·c - |c|²/2, summed fused from -|c|²/2 on; of equal ones the first. Sums for new centres are
+//! in `f64`, over fixed parts of the rows that are combined in order, so the result depends neither on `threads=` nor on the processor. A
+//! centre without rows keeps its position.
 //!
-//! Rows with a missing value are passed over; their label is -1. A NaN or infinite value that is not missing is an error.
+//! Rows with a missing value are skipped; their label is -1. A NaN or infinite value that is not missing is an error.
 
 use std::io::Write;
 
@@ -85,13 +85,13 @@ const KMEANS: &[Arg] = &[
 const COLUMNS_MAX: usize = 4096;
 const CLUSTERS_MAX: usize = 65_536;
 
-/// Rows whose sums are put together in order.
+/// Number of rows in a part; the sums of parts are combined in order.
 const PART_ROWS: usize = 1 << 13;
 
-/// Values that are computed with at a time, about; they stay in the first-level cache.
+/// Approximate number of values that are processed at a time; they stay in the first-level cache.
 const PANEL_VALUES: usize = 1 << 11;
 
-/// Rows among which k-means++ chooses.
+/// Number of rows among which k-means++ chooses.
 const SAMPLE_ROWS: usize = 1 << 16;
 
 fn kmeans(options: &Options, inputs: &[String], out: &mut dyn Write) -> Result<(), BuiltinError> {
@@ -115,28 +115,28 @@ fn kmeans(options: &Options, inputs: &[String], out: &mut dyn Write) -> Result<(
     .run(options, k, out))
 }
 
-/// What is to be clustered.
+/// Input and state of a clustering.
 struct Clustering<'a, T: Computed> {
     matrix: &'a Matrix,
     missing: Option<T>,
     threads: usize,
-    /// What is taken off each column.
+    /// Values that are subtracted from each column.
     shift: Vec<T::Real>,
 }
 
-/// What a pass finds in a part of the rows.
+/// Results of a pass over a part of the rows.
 #[derive(Default)]
 struct Part {
-    /// Of the rows of each cluster.
+    /// Sums of the rows of each cluster.
     sums: Vec<f64>,
     counts: Vec<u64>,
-    /// The squares of all distances from the centres, if they are looked for.
+    /// Sum of the squared distances from the centres, if requested.
     squares: f64,
-    /// If they are looked for.
+    /// Labels, if requested.
     labels: Vec<i32>,
 }
 
-/// What a pass looks for besides how many rows clusters have.
+/// Results of a pass in addition to the number of rows in each cluster.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Look {
     Counts,
@@ -207,7 +207,7 @@ impl<T: Computed> Clustering<'_, T> {
         missing.is_some_and(|missing| any(row, |value: T| value.same(missing)))
     }
 
-    /// Does work on each part of the rows, given the number of its first, on all threads; what it gives, in order.
+    /// Does work on each part of the rows, given the number of its first row, on all threads; returns the results in order.
     fn parts<O: Send>(&self, work: impl Fn(usize, &[u8]) -> O + Sync) -> Vec<O> {
         let mut first = 0;
         let mut parts: Vec<_> = self
@@ -236,13 +236,13 @@ impl<T: Computed> Clustering<'_, T> {
         done.into_iter().map(|(_, found)| found).collect()
     }
 
-    /// How many rows count, the mean of each column, and the mean of their variances, if that is wanted.
+    /// Returns the number of rows that count, the mean of each column, and the mean of their variances, if requested.
     #[allow(clippy::cast_precision_loss, reason = "counts are divisors here")]
     fn overview(&self, variance: bool) -> Result<(u64, Vec<f64>, f64), BuiltinError> {
         let columns = self.matrix.columns();
         let zeros = vec![0.0; columns];
         let (rows, sums) = self.column_sums(&zeros, |distance| distance);
-        // A value that is not finite leaves no sum so.
+        // The sum shows whether a value is not finite.
         if !sums.iter().all(|sum| sum.is_finite()) {
             let bad = self.parts(|first, part| {
                 let bad = not_finite::<T>(part, columns, |row| self.passed(row));
@@ -262,7 +262,7 @@ impl<T: Computed> Clustering<'_, T> {
         Ok((rows, mean, variance))
     }
 
-    /// Rows, and for each column the sum of what `of` gives for distances from `from`.
+    /// Returns the number of rows, and for each column the sum of the results of `of` for distances from `from`.
     fn column_sums(&self, from: &[f64], of: impl Fn(f64) -> f64 + Copy + Sync) -> (u64, Vec<f64>) {
         let found = self.parts(|_, part| {
             let (mut rows, mut sums) = (0_u64, vec![0.0; from.len()]);
@@ -283,7 +283,7 @@ impl<T: Computed> Clustering<'_, T> {
         )
     }
 
-    /// Hands on some rows at a time, less those that are passed over, and with which of them are.
+    /// Passes on some rows at a time, without skipped ones, and a mask of the skipped ones.
     fn panels(&self, part: &[u8], mut work: impl FnMut(&[u8], &[bool])) {
         let row = self.matrix.row_bytes();
         let rows = (PANEL_VALUES / self.matrix.columns()).next_multiple_of(64);
@@ -305,7 +305,7 @@ impl<T: Computed> Clustering<'_, T> {
         }
     }
 
-    /// The centres that an input holds, less the shift.
+    /// Returns the centres from an input, minus the shift.
     fn start(&self, options: &Options, name: &str, k: usize) -> Result<Vec<f64>, BuiltinError> {
         let columns = self.matrix.columns();
         let start = Matrix::open(options, std::slice::from_ref(&name.to_owned()), columns)?;
@@ -334,13 +334,13 @@ impl<T: Computed> Clustering<'_, T> {
         Ok(centres)
     }
 
-    /// Centres that k-means++ chooses among the `there` rows that count, less the shift.
+    /// Returns centres that k-means++ chooses among the `there` rows that count, minus the shift.
     fn choose(&self, there: u64, k: usize, seed: u64) -> Vec<f64> {
         let columns = self.matrix.columns();
         let step = there.div_ceil(SAMPLE_ROWS.max(2 * k) as u64);
         let (mut sample, mut swapped) = (Vec::new(), Vec::new());
         let mut panel = Panel::default();
-        // One row of each `step`, at a place that no pattern of the data agrees with.
+        // One row of each `step`, at a random place that does not follow patterns of the data.
         let mut chance = Chance(!seed);
         let (mut turn, mut picked) = (0, 0);
         for row in self.matrix.blocks(1) {
@@ -360,7 +360,7 @@ impl<T: Computed> Clustering<'_, T> {
         plus_plus(&sample, columns, k, seed)
     }
 
-    /// Looks for the nearest centre of each row.
+    /// Finds the nearest centre of each row.
     fn pass(&self, centres: &[f64], look: Look) -> Part {
         let columns = self.matrix.columns();
         let k = centres.len() / columns;
@@ -460,7 +460,7 @@ impl<T: Computed> Clustering<'_, T> {
 }
 
 impl Part {
-    /// Of this part and that behind it.
+    /// Combines this part and the next one.
     fn with(mut self, after: Self) -> Self {
         self.sums
             .iter_mut()
@@ -476,7 +476,7 @@ impl Part {
     }
 }
 
-/// Writes the clusters of rows, and -1 for those that were passed over.
+/// Writes the clusters of rows, and -1 for skipped rows.
 fn label(nearest: &[u32], passed: &[bool], labels: &mut Vec<i32>) {
     let mut nearest = nearest
         .iter()
@@ -493,14 +493,14 @@ fn label(nearest: &[u32], passed: &[bool], labels: &mut Vec<i32>) {
     }));
 }
 
-/// The squares of the distances of rows from their centres.
+/// Returns the sum of the squared distances of rows from their centres.
 fn squares<R: Real>(panel: &Panel<R>, nearest: &[u32], centres: &[f64], columns: usize) -> f64 {
     let rows = panel.values.chunks_exact(panel.width).zip(nearest);
     rows.map(|(row, cluster)| distance(row, &centres[*cluster as usize * columns..][..columns]))
         .sum()
 }
 
-/// The square of the distance of a row from a centre.
+/// Returns the squared distance of a row from a centre.
 fn distance<R: Real>(row: &[R], centre: &[f64]) -> f64 {
     let pairs = row.iter().zip(centre);
     pairs
@@ -524,7 +524,7 @@ impl<R: Real> Pass for Gather<'_, R> {
         let rows = self.panel.values.chunks_exact(width);
         for (row, cluster) in rows.zip(self.clusters) {
             let sums = &mut self.sums[*cluster as usize * width..][..width];
-            // Compilers find vectors for this, but not all do for rows in pieces of fixed length.
+            // Compilers find vectors for this loop, but not all do for rows in pieces of fixed length.
             for (sum, value) in sums.iter_mut().zip(row) {
                 *sum += value.to_f64();
             }
@@ -532,7 +532,7 @@ impl<R: Real> Pass for Gather<'_, R> {
     }
 }
 
-/// Chooses `k` rows: each next one with a chance in proportion to the square of its distance from the nearest that was chosen.
+/// Chooses `k` rows: each next one with a probability in proportion to its squared distance from the nearest chosen row.
 fn plus_plus(rows: &[f64], columns: usize, k: usize, seed: u64) -> Vec<f64> {
     let rows: Vec<&[f64]> = rows.chunks_exact(columns).collect();
     let mut chance = Chance(seed);
@@ -547,7 +547,7 @@ fn plus_plus(rows: &[f64], columns: usize, k: usize, seed: u64) -> Vec<f64> {
             *far = far.min(distance(row, centre));
         }
         let mut left = chance.next() * far.iter().sum::<f64>();
-        // The last that is far at all, should rounding leave something.
+        // The last row with any distance, in case rounding leaves a rest.
         let last = far.iter().rposition(|far| *far > 0.0).unwrap_or(0);
         let found = far.iter().position(|far| {
             left -= far;
@@ -558,11 +558,11 @@ fn plus_plus(rows: &[f64], columns: usize, k: usize, seed: u64) -> Vec<f64> {
     chosen
 }
 
-/// Numbers by chance from 0 to 1: SplitMix64 (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", 2014).
+/// Random numbers from 0 to 1: SplitMix64 (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", 2014).
 struct Chance(u64);
 
 impl Chance {
-    /// A whole number below `end`.
+    /// Returns a random whole number below `end`.
     #[allow(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,

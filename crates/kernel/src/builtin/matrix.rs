@@ -1,4 +1,4 @@
-//! The rows of a matrix that lies in files, for kernels that pass over it several times.
+//! Rows of a matrix in files, for kernels that read it several times.
 
 use super::BuiltinError;
 use super::series::{Memory, memory};
@@ -7,7 +7,7 @@ use super::values::size_of_dtype;
 use crate::loops::number::Number;
 use crate::loops::swap::swap;
 
-/// Rows of values, in each file whole ones.
+/// Rows of values; each file contains whole rows.
 #[derive(Debug)]
 pub(super) struct Matrix {
     files: Vec<Memory>,
@@ -42,7 +42,7 @@ impl Matrix {
         self.columns
     }
 
-    /// Bytes of a row.
+    /// Returns the size of a row, in bytes.
     pub(super) fn row_bytes(&self) -> usize {
         self.columns * self.size
     }
@@ -52,13 +52,13 @@ impl Matrix {
         bytes / self.row_bytes()
     }
 
-    /// All rows, at most so many at a time; always the same blocks.
+    /// Returns all rows, at most `rows` at a time; the blocks are always the same.
     pub(super) fn blocks(&self, rows: usize) -> impl Iterator<Item = &[u8]> {
         let files = self.files.iter();
         files.flat_map(move |file| file.chunks(rows * self.row_bytes()))
     }
 
-    /// Values in little-endian order.
+    /// Returns values in little-endian order.
     pub(super) fn little<'a>(&self, values: &'a [u8], swapped: &'a mut Vec<u8>) -> &'a [u8] {
         if !self.big {
             return values;
@@ -69,9 +69,9 @@ impl Matrix {
     }
 }
 
-/// Whether a value is such.
+/// Returns whether a condition is true for any value.
 pub(super) fn any<T: Number>(values: &[u8], is: impl Fn(T) -> bool) -> bool {
-    // Without an end within a piece, so that vectors can be used.
+    // Each piece is examined completely, so that vectors can be used.
     let found = |piece: &[u8]| {
         let values = piece.chunks_exact(T::SIZE).map(T::read);
         values.fold(false, |any, value| any | is(value))
@@ -79,7 +79,7 @@ pub(super) fn any<T: Number>(values: &[u8], is: impl Fn(T) -> bool) -> bool {
     values.chunks(512 * T::SIZE).any(found)
 }
 
-/// The row and column of the first value that is not finite, but in rows that are passed over.
+/// Returns the row and column of the first value that is not finite, except in skipped rows.
 pub(super) fn not_finite<T: Number>(
     values: &[u8],
     columns: usize,

@@ -1,7 +1,7 @@
-//! The built-in kernels. They run in a confined process of their own like all others; see `child`.
+//! Built-in kernels. They run in a confined process of their own like all others; see `child`.
 //!
-//! One file a group, each with its part of the table. Numeric kernels read raw arrays (`dtype=`, default `f64`)
-//! or text, from all inputs in order as one series; see `values`.
+//! Each group has a file and its part of the table. Numeric kernels read raw arrays (`dtype=`, default `f64`) or text, from all inputs in
+//! order as one series; see `values`.
 
 pub(crate) mod chain;
 mod cipher;
@@ -37,7 +37,7 @@ use table::{Made, Options};
 
 use crate::fold::{Folding, Streaming};
 
-/// All kernels, a group a file.
+/// All kernels, one group for each file.
 static GROUPS: &[&[Kernel]] = &[
     cipher::KERNELS,
     codec::KERNELS,
@@ -57,7 +57,7 @@ static GROUPS: &[&[Kernel]] = &[
     words::KERNELS,
 ];
 
-/// All built-in kernels, sorted by name.
+/// Returns all built-in kernels, sorted by name.
 #[must_use]
 pub fn builtin_kernels() -> Vec<&'static Kernel> {
     let mut kernels: Vec<_> = GROUPS.iter().copied().flatten().collect();
@@ -65,22 +65,22 @@ pub fn builtin_kernels() -> Vec<&'static Kernel> {
     kernels
 }
 
-/// The names of all built-in kernels, sorted.
+/// Returns the names of all built-in kernels, sorted.
 #[must_use]
 pub fn builtin_names() -> Vec<&'static str> {
     builtin_kernels().iter().map(|kernel| kernel.name).collect()
 }
 
-/// Whether there is a built-in kernel of this name.
+/// Returns whether there is a built-in kernel of this name.
 #[must_use]
 pub fn is_builtin(name: &str) -> bool {
     find(name).is_ok()
 }
 
-/// Whether a built-in kernel takes these arguments: whether it knows them, and their values where those are a choice.
+/// Checks the arguments of a built-in kernel: whether it knows them, and their values if those are a choice.
 ///
 /// # Errors
-/// If there is no such kernel, or it does not.
+/// If there is no such kernel, or if an argument is invalid.
 pub fn check_arguments(name: &str, args: &[String]) -> Result<(), BuiltinError> {
     match partial::asked(args) {
         Some((_, args)) => fold_builtin(name, args).map(drop),
@@ -88,20 +88,20 @@ pub fn check_arguments(name: &str, args: &[String]) -> Result<(), BuiltinError> 
     }
 }
 
-/// How a built-in kernel reads numbers, by its arguments.
+/// Number format that a built-in kernel reads, according to its arguments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reads {
-    /// The type of its values, as `dtype=` has it.
+    /// Type of its values, in the notation of `dtype=`.
     pub dtype: String,
-    /// Whether their highest byte comes first.
+    /// Whether the most significant byte is first.
     pub big_endian: bool,
-    /// Whether it can pass over a value that stands for none.
+    /// Whether the kernel can skip a value that means missing.
     pub passes_over: bool,
-    /// The value of its argument `missing=`, which it leaves out.
+    /// Value of its argument `missing=`, which it leaves out.
     pub missing: Option<String>,
 }
 
-/// How a built-in kernel reads numbers; `None`: it is none that does, or its arguments are wrong.
+/// Returns the number format that a built-in kernel reads; `None` if it reads no numbers, or if its arguments are wrong.
 #[must_use]
 pub fn reads_numbers(name: &str, args: &[String]) -> Option<Reads> {
     let options = Options::parse(find(name).ok()?, args).ok()?;
@@ -124,11 +124,11 @@ pub(crate) fn find(name: &str) -> Result<&'static Kernel, BuiltinError> {
     known.ok_or_else(|| BuiltinError::Unknown(name.to_owned()))
 }
 
-/// Runs a built-in kernel here, over files named relative to the working directory. Kernels of tasks run
-/// through [`crate::Launcher`] instead, which confines them.
+/// Runs a built-in kernel in this process, over files named relative to the working directory. Kernels of tasks run through
+/// [`crate::Launcher`] instead, which confines them.
 ///
 /// # Errors
-/// If the arguments or inputs are not what the kernel takes, or the result cannot be written.
+/// If the arguments or inputs are invalid, or if the result cannot be written.
 pub fn run_builtin(
     name: &str,
     args: &[String],
@@ -158,10 +158,10 @@ pub fn run_builtin(
     }
 }
 
-/// Starts a built-in kernel that takes its input in pieces, at offsets, in any order. Numbers must be binary.
+/// Starts a built-in kernel that accepts its input in pieces, at offsets, in any order. Numbers must be binary.
 ///
 /// # Errors
-/// If there is no such kernel, it is no fold, or the arguments are not what it takes.
+/// If there is no such kernel, if it is no fold, or if the arguments are invalid.
 pub fn fold_builtin(name: &str, args: &[String]) -> Result<Folding, BuiltinError> {
     let kernel = find(name)?;
     let options = Options::parse(kernel, args)?;
@@ -185,10 +185,10 @@ pub fn fold_builtin(name: &str, args: &[String]) -> Result<Folding, BuiltinError
     Ok(Folding { fold, key })
 }
 
-/// Starts a built-in kernel that gives bytes as bytes are written to it, and writes them to `next`.
+/// Starts a built-in kernel that processes bytes as they are written to it, and writes its output to `next`.
 ///
 /// # Errors
-/// If there is no such kernel, it is no stream, or the arguments are not what it takes.
+/// If there is no such kernel, if it is no stream, or if the arguments are invalid.
 pub fn stream_builtin<W: Write>(
     name: &str,
     args: &[String],

@@ -1,5 +1,5 @@
-//! Folds over what lies on several elements: a component takes in its piece, as bytes of the whole, and gives its partial state;
-//! one more task puts the states together. By the law of folds the result is that over the whole, bit for bit.
+//! Folds over data on several elements: a component folds its piece, as bytes of the whole, and writes its partial state; one more task
+//! merges the states. By the law of folds the result is that over the whole, bit for bit.
 
 use std::io::Write;
 
@@ -7,22 +7,22 @@ use super::series::open;
 use super::{BuiltinError, fold_builtin};
 use serde::Deserialize;
 
-/// The first argument of a kernel that is to give its partial state of a component's piece, as job scripts' reader writes it
-/// (`tidemill_core::job`),
+/// First argument of a kernel that writes the partial state of a component's piece, as the reader of job scripts writes it
+/// (`tidemill_core::job`).
 pub const PARTIAL: &str = " partial";
-/// and of one that is to make the result of such states.
+/// First argument of a kernel that makes the result of such states.
 pub const MERGE: &str = " merge";
-/// Bytes that a fold takes at a time.
+/// Number of bytes that a fold processes at a time.
 const TAKEN_BYTES: usize = 8 << 20;
 
-/// What a run is to do of a fold's work.
+/// Part of a fold's work that a run does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Asked {
     State,
     Result,
 }
 
-/// What of its work a kernel is to do, and its own arguments; `None`: all of it.
+/// Returns the part of its work that a kernel does, and its own arguments; `None`: all of it.
 pub(super) fn asked(args: &[String]) -> Option<(Asked, &[String])> {
     let (first, rest) = args.split_first()?;
     match first.as_str() {
@@ -63,38 +63,38 @@ pub(super) fn run(
         .map_err(BuiltinError::Write)
 }
 
-/// What of a file, or of a variable, an input is, as `TIDEMILL_LAYOUT` says it.
+/// Part of a file, or of a variable, that an input contains, in the form of `TIDEMILL_LAYOUT`.
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct Laid {
     input: String,
-    /// A part of a striped file: which of how many, and bytes of a stripe.
+    /// Part of a striped file: its number, the number of parts, and the size of a stripe in bytes.
     part: Option<u64>,
     unit: Option<u64>,
     width: Option<u64>,
     /// Ranges of the part, or of the file.
     bytes: Option<Vec<(u64, u64)>>,
-    /// There are more ranges than it is told.
+    /// Whether there are more ranges than the list contains.
     #[serde(default)]
     more: bool,
-    /// A variable.
+    /// Size of the values of a variable, in bytes.
     itemsize: Option<u64>,
     #[serde(default)]
     shape: Vec<u64>,
     pieces: Option<Vec<Corner>>,
 }
 
-/// Values of a variable: a box of it, or, with one number for a shape, some that follow each other.
+/// Values of a variable: a box of it, or, if the shape is a single number, contiguous ones.
 #[derive(Debug, Deserialize)]
 struct Corner {
     start: Vec<u64>,
     shape: Vec<u64>,
 }
 
-/// Bytes of an input and where they are in the whole: begin, length, begin there.
+/// Bytes of an input and their positions in the whole: begin, length, begin in the whole.
 pub(super) type Extents = Vec<(usize, usize, u64)>;
 
 impl Laid {
-    /// Of an input; all of it is where it is if nothing is said.
+    /// Returns the layout of an input; without an entry, all bytes keep their positions.
     fn of(input: &str) -> Result<Self, BuiltinError> {
         let Ok(text) = std::env::var("TIDEMILL_LAYOUT") else {
             return Ok(Self::default());
@@ -106,12 +106,12 @@ impl Laid {
             .unwrap_or_default())
     }
 
-    /// Of one of what that variable lists.
+    /// Parses one entry of that variable.
     pub(super) fn read(text: &str) -> Result<Self, BuiltinError> {
         serde_json::from_str(text).map_err(|_| unknown())
     }
 
-    /// Where `length` bytes of it are.
+    /// Returns the positions of `length` bytes of the input.
     pub(super) fn extents(&self, length: usize) -> Result<Extents, BuiltinError> {
         if self.more {
             return Err(unknown());
@@ -196,7 +196,7 @@ struct Found {
 }
 
 impl Found {
-    /// The next bytes, as many as there are.
+    /// Takes the next bytes, as many as there are.
     fn take(&mut self, length: u64, offset: u64) -> Result<(), BuiltinError> {
         let length = usize::try_from(length).map_err(|_| unknown())?;
         let end = self

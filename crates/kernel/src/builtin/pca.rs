@@ -1,17 +1,17 @@
-//! `pca`: principal components of the rows of a matrix, by its covariances.
+//! `pca`: principal components of the rows of a matrix, from its covariances.
 //!
-//! **Covariances** are a fold: rows are summed in blocks that begin at multiples of their size, around the block's mean, and blocks are put
-//! together in pairs, pairs of pairs and so on (Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing
-//! Sample Variances", 1979, eq. 1.5), always the same ones, whatever comes when. Means are kept as a value nearby and the distance from
-//! it, so how far values are from 0 does not matter: with s and t the standard deviations of two columns, the error of their covariance
-//! is at most 2¹⁴ × 2⁻⁵³ × s × t.
+//! **Covariances** are a fold: rows are summed in blocks that begin at multiples of their size, around the block's mean. Blocks are
+//! combined in pairs, pairs of pairs and so on (Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample
+//! Variances", 1979, eq. 1.5), always the same ones, whatever the order of arrival. Means are stored as a nearby value and the distance
+//! from it, so the distance of values from 0 does not matter: with s and t the standard deviations of two columns, the error of their
+//! covariance is at most 2¹⁴ × 2⁻⁵³ × s × t.
 //!
-//! **Values of type `f32`**, less the value nearby, are multiplied in `f32`, and products are summed in it over runs of at most 256 rows, whose
-//! sums are in `f64`: that error is at most 2⁻¹² × s × t then. (A run has one rounding a row, so at most 2⁸ × 2⁻²⁴ of the squares around
-//! the value nearby, the mean of the first of eight runs, and those are at most eight times the squares around the mean.) Blocks with
-//! squares that are near the ends of what `f32` holds are computed with in `f64`.
+//! **Values of type `f32`**, minus the nearby value, are multiplied in `f32`, and products are summed in `f32` over runs of at most 256
+//! rows, whose sums are in `f64`: that error is at most 2⁻¹² × s × t. (A run has one rounding for each row, so at most 2⁸ × 2⁻²⁴ of the
+//! squares around the nearby value, the mean of the first of eight runs, and those are at most eight times the squares around the mean.)
+//! Blocks with squares near the ends of the range of `f32` are computed in `f64`.
 //!
-//! **Rows** with a missing value are passed over. A NaN or infinite value that is not missing is an error, which names the first.
+//! **Rows** with a missing value are skipped. A NaN or infinite value that is not missing is an error, which names the first.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -65,19 +65,20 @@ const PCA: &[Arg] = &[
     },
 ];
 
-/// Most columns: covariances of as many are 8 MiB.
+/// Maximum number of columns: their covariances have 8 MiB.
 const COLUMNS_MAX: usize = 1024;
 
-/// Values of a run, about, whose products are summed in the type that values are computed with in.
+/// Approximate number of values in a run, whose products are summed in the type of the computation.
 const RUN_VALUES: usize = 1 << 13;
 
-/// Rows of a run, at least and at most.
+/// Minimum and maximum number of rows in a run.
 const RUN_ROWS: (usize, usize) = (128, 256);
 
-/// Runs of a block.
+/// Number of runs in a block.
 const RUNS: usize = 8;
 
-/// Mean squares that are computed in `f32`: their sums do not overflow, and products that count are not so small that digits are lost.
+/// Range of mean squares for computations in `f32`: sums do not overflow, and the products that matter are not so small that digits are
+/// lost.
 const NARROW: (f64, f64) = (1e-30, 1e34);
 
 fn run_rows(columns: usize) -> usize {
@@ -97,7 +98,7 @@ fn columns(options: &Options) -> Result<(usize, usize), BuiltinError> {
     Ok((columns, components))
 }
 
-/// The fold; what is shown of it at its end.
+/// Makes the fold, with the form of its result.
 fn covariances(options: &Options) -> Result<Made, BuiltinError> {
     let (columns, components) = columns(options)?;
     let settings = Settings {
@@ -130,14 +131,14 @@ struct Moments {
     rows: u64,
     /// Values near the means.
     near: Vec<f64>,
-    /// How far the means are from there.
+    /// Distances of the means from those values.
     off: Vec<f64>,
-    /// Sums of products of distances from the means, of columns and those not before them, row by row.
+    /// Sums of products of distances from the means, for each column and the columns from it on, row by row.
     scatter: Vec<f64>,
 }
 
 impl Moments {
-    /// Of these and the rows behind them.
+    /// Combines these rows and the rows after them.
     #[allow(clippy::cast_precision_loss, reason = "counts are weights here")]
     fn with(mut self, after: &Self) -> Self {
         if after.rows == 0 {
@@ -176,7 +177,7 @@ impl Moments {
 /// Squares are too small or too large for the type.
 struct Unfit;
 
-/// Mean and scatter of a block, computed in `R`.
+/// Computes mean and scatter of a block in `R`.
 #[allow(clippy::cast_precision_loss, reason = "a block has few rows")]
 fn moments_in<T: Number, R: Real>(
     values: &[u8],
@@ -230,7 +231,7 @@ fn moments_in<T: Number, R: Real>(
     Ok(moments)
 }
 
-/// What was found so far.
+/// Partial state.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(bound = "")]
 struct Covariances<T: Computed> {
@@ -238,13 +239,13 @@ struct Covariances<T: Computed> {
     settings: Settings,
     #[serde(skip)]
     missing: Option<T>,
-    /// Values taken.
+    /// Number of processed values.
     values: u64,
-    /// The index of the first value that is not finite.
+    /// Index of the first value that is not finite.
     bad: Option<u64>,
     /// Parts of blocks, by block and by the index of the first value.
     parts: BTreeMap<u64, BTreeMap<u64, Vec<u8>>>,
-    /// Of `2^level` blocks each: level, which of them, and they.
+    /// Results of `2^level` blocks each, by level and number.
     nodes: BTreeMap<(u8, u64), Moments>,
     #[serde(skip)]
     groups: Groups<T::Real>,
@@ -253,13 +254,13 @@ struct Covariances<T: Computed> {
 }
 
 impl<T: Computed> Covariances<T> {
-    /// Values of a block.
+    /// Returns the number of values in a block.
     fn block_values(&self) -> usize {
         let columns = self.settings.columns;
         RUNS * run_rows(columns) * columns
     }
 
-    /// Takes in a block, all rows of which are whole.
+    /// Processes a complete block.
     fn block(&mut self, number: u64, values: &[u8]) {
         let first = number * self.block_values() as u64;
         let missing = self.missing;
@@ -273,7 +274,7 @@ impl<T: Computed> Covariances<T> {
         } else {
             self.moments(values)
         };
-        // A value that is not finite leaves no sum so.
+        // The mean shows whether a value is not finite.
         if moments.off.iter().any(|off| !off.is_finite())
             && let Some((row, column)) = not_finite::<T>(values, columns, passed)
         {
@@ -283,7 +284,7 @@ impl<T: Computed> Covariances<T> {
         self.insert(0, number, moments);
     }
 
-    /// Mean and scatter of a block.
+    /// Computes mean and scatter of a block.
     fn moments(&mut self, values: &[u8]) -> Moments {
         let columns = self.settings.columns;
         let (groups, products) = (&mut self.groups, &mut self.products);
@@ -294,7 +295,7 @@ impl<T: Computed> Covariances<T> {
         })
     }
 
-    /// Adds what was found in `2^level` blocks, and puts it together with its pair as far as that is there.
+    /// Adds the results of `2^level` blocks, and combines them with their pair, as far as pairs are complete.
     fn insert(&mut self, mut level: u8, mut index: u64, mut moments: Moments) {
         while let Some(other) = self.nodes.remove(&(level, index ^ 1)) {
             moments = if index & 1 == 1 {
@@ -308,7 +309,7 @@ impl<T: Computed> Covariances<T> {
         self.nodes.insert((level, index), moments);
     }
 
-    /// Keeps a part of a block, or takes the block in if all of it is there.
+    /// Keeps a part of a block, or processes the block if it is complete.
     fn keep(&mut self, first: u64, values: Vec<u8>) {
         let most = self.block_values();
         let number = first / most as u64;
@@ -321,7 +322,7 @@ impl<T: Computed> Covariances<T> {
         }
     }
 
-    /// All that there is, at the end.
+    /// Returns the combination of all results, at the end.
     fn all(mut self) -> Result<Moments, BuiltinError> {
         let columns = self.settings.columns as u64;
         if !self.values.is_multiple_of(columns) {
@@ -409,7 +410,7 @@ fn write_row(row: &[f64], raw: bool, out: &mut dyn Write) -> Result<(), BuiltinE
     writeln!(out, "{}", words.join(" ")).map_err(BuiltinError::Write)
 }
 
-/// The components of the largest variance.
+/// Components with the largest variance.
 struct Components {
     columns: usize,
     total: f64,
@@ -449,10 +450,10 @@ impl Components {
     }
 }
 
-/// Rows that are projected at a time.
+/// Number of rows that are projected at a time.
 const ROWS_AT_ONCE: usize = 1024;
 
-/// Gives each row along the components, in a second pass; NaN for those that are passed over.
+/// Projects each row on the components, in a second pass; writes NaN for skipped rows.
 fn project(options: &Options, inputs: &[String], out: &mut dyn Write) -> Result<(), BuiltinError> {
     let (columns, _) = columns(options)?;
     let matrix = Matrix::open(options, inputs, columns)?;

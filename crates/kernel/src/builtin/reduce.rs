@@ -1,4 +1,4 @@
-//! `reduce`: sums, means and extremes of a variable of scientific files, as `tidemill reduce` finds them (`docs/reduce.md`).
+//! `reduce`: sums, means and extremes of a variable of scientific files, like `tidemill reduce` (`docs/reduce.md`).
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -162,7 +162,7 @@ fn reduce(options: &Options, inputs: &[String], out: &mut dyn Write) -> Result<(
     table.write(form, out).map_err(wrong)
 }
 
-/// Writes a result of which some parts are too large to be found at once, by way of a file without a name.
+/// Writes a result with parts that are too large to be found at once, through a file without a name.
 fn large(
     (queries, files): (&[Query], &[(String, Opened)]),
     parts: &[Table],
@@ -191,14 +191,14 @@ fn large(
     Ok(())
 }
 
-/// What inputs are: files, or all of the files of a Zarr.
+/// Source of a reduction: a file, or all files of a Zarr array.
 #[derive(Debug, PartialEq)]
 enum Source<'a> {
     File(&'a str),
     Zarr(&'a str),
 }
 
-/// A folder below which there are metadata of a Zarr, the topmost, is one source with all that is in it.
+/// Returns the sources. The topmost folder that contains metadata of a Zarr array is one source with all its contents.
 fn sources(inputs: &[String]) -> Vec<Source<'_>> {
     let metadata = inputs.iter().filter_map(|input| input.rsplit_once('/'));
     let metadata = metadata.filter(|(_, name)| METADATA.contains(name));
@@ -284,7 +284,7 @@ mod tests {
                     .swap_bytes(),
             )
         };
-        // What is stored is half of what is meant.
+        // Stored values are half of the unpacked values.
         let factor = &tas["attributes"]["scale_factor"]["numbers"];
         assert_eq!(*factor, serde_json::json!(["2.0"]));
         let values: Vec<f32> = (0..hex.len())

@@ -1,11 +1,11 @@
-//! Kernels that give the values of their input changed, in another order, or some of them: `scale`, `cast`, `sort`,
-//! `subset`, `transpose`.
+//! Kernels that write the values of their input changed, in another order, or only some of them: `scale`, `cast`, `sort`, `subset`,
+//! `transpose`.
 //!
-//! - **`scale`** gives `a·x + b` in the type of the input; see [`crate::loops::affine::Scale`] for how it rounds.
-//! - **`cast`** gives the same numbers in another type; see [`crate::loops::convert`] for what does not fit.
-//! - **`sort`** is ascending. Floating-point numbers are in the total order of IEEE 754 (`-0` before `0`), but all
-//!   NaN come last. Files are one series. What does not fit the task's memory is sorted in slices by value, each
-//!   gathered by a pass over the whole input.
+//! - **`scale`** writes `a·x + b` in the type of the input; see [`crate::loops::affine::Scale`] for its rounding.
+//! - **`cast`** writes the same numbers in another type; see [`crate::loops::convert`] for numbers that do not fit.
+//! - **`sort`** is ascending. Floating-point numbers are in the total order of IEEE 754 (`-0` before `0`), but all NaN are last. Files
+//!   are one series. Data that does not fit into the task's memory is sorted in slices by value, each gathered by a pass over the whole
+//!   input.
 
 use std::io::Write;
 
@@ -140,7 +140,7 @@ const TRANSPOSE: &[Arg] = &[Arg {
     help: "values in a row of the input",
 }];
 
-/// The byte order alone: all values count here, so none stands for nothing.
+/// Only the byte order: these kernels use all values, so no value means missing.
 const BYTE_ORDER: &[Arg] = &[ORDER[0]];
 
 const SORT: &[Arg] = &[
@@ -161,7 +161,7 @@ const SORT: &[Arg] = &[
 fn sort(options: &Options, inputs: &[String], out: &mut dyn Write) -> Result<(), BuiltinError> {
     let threads = options.threads()?;
     let memory = options.positive("memory")?;
-    // The result, what is gathered for it, and scratch memory of half as much.
+    // Memory is needed for the result, for as many gathered values, and for scratch memory of half that size.
     let limit = memory.map_or_else(memory_limit, |memory| memory / 5 * 2) / size_of_dtype(options);
     if options.is("dtype", "text") {
         return sort_text(inputs, limit, threads, out);
@@ -182,7 +182,7 @@ fn sort(options: &Options, inputs: &[String], out: &mut dyn Write) -> Result<(),
     })
 }
 
-/// Sorts decimals; each is a line of the result.
+/// Sorts decimal numbers; each is a line of the result.
 fn sort_text(
     inputs: &[String],
     limit: usize,
@@ -209,8 +209,8 @@ fn sort_text(
     })
 }
 
-/// Bytes of a result that can be made within what this process may have: two fifths, for what is gathered takes
-/// as much and scratch memory half.
+/// Returns the size of a result that this process has memory for, in bytes: two fifths of its memory, because gathered values need as
+/// much as the result, and scratch memory half of it.
 fn memory_limit() -> usize {
     let limit = getrlimit(Resource::Data).current.unwrap_or(u64::MAX);
     usize::try_from(limit / 5 * 2).unwrap_or(usize::MAX)
@@ -218,13 +218,13 @@ fn memory_limit() -> usize {
 
 type Each = Box<dyn FnMut(&[u8], &mut Vec<u8>) + Send>;
 
-/// Gives values for as many values, as they come.
+/// Maps values to as many values, as they arrive.
 struct Map {
     size: usize,
-    /// Bytes of a value that is not whole yet.
+    /// Bytes of an incomplete value.
     torn: Vec<u8>,
     given: Vec<u8>,
-    /// Appends what it gives for whole values.
+    /// Appends the results for whole values.
     each: Each,
 }
 
@@ -275,7 +275,7 @@ impl Stream for Map {
     }
 }
 
-/// Bytes of values that are taken at a time: files written in pieces as large are read fastest later.
+/// Number of bytes that are processed at a time: a file written in pieces of this size is read fastest later.
 const PIECE_BYTES: usize = 1 << 20;
 
 fn map(
@@ -290,7 +290,7 @@ fn map(
     })
 }
 
-/// These kernels give raw values for raw values, so text is none of them.
+/// Refuses text, because these kernels write raw values for raw values.
 fn binary(options: &Options) -> Result<(), BuiltinError> {
     if options.is("dtype", "text") {
         let valid = DTYPES.trim_end_matches(", text");
@@ -370,7 +370,7 @@ fn cast_to<T: Convert<Wide: Wide>, U: Made>(options: &Options) -> Box<dyn Stream
     })
 }
 
-/// The one input of a kernel that takes an array as a whole.
+/// Returns the only input of a kernel that processes a whole array.
 fn whole_array(options: &Options, inputs: &[String]) -> Result<Mapped, BuiltinError> {
     binary(options)?;
     let [name] = inputs else {
@@ -394,7 +394,7 @@ fn subset(options: &Options, inputs: &[String], out: &mut dyn Write) -> Result<(
         .map_err(BuiltinError::Write)
 }
 
-/// What the arguments name of an array of `values`.
+/// Returns the part of an array of `values` that the arguments select.
 fn spans(options: &Options, values: usize) -> Result<Vec<Span>, BuiltinError> {
     const VALID: &str = "numbers with x between them, one for each dimension";
     let list = |key, default: Vec<usize>| match options.text(key) {
@@ -439,7 +439,7 @@ fn spans(options: &Options, values: usize) -> Result<Vec<Span>, BuiltinError> {
     Ok(spans)
 }
 
-/// Bytes of rows of the result that are made at a time.
+/// Number of bytes of result rows that are made at a time.
 const BAND_BYTES: usize = 16 << 20;
 
 fn transpose(
@@ -459,7 +459,7 @@ fn transpose(
     if rows == 0 {
         return Ok(());
     }
-    // Whole lines of the input's rows, so that none is read twice.
+    // The columns are whole lines of the input's rows, so that no line is read twice.
     let columns = (BAND_BYTES / (rows * size)).next_multiple_of(64 / size);
     let mut band = pages::zeros(rows * columns.min(width) * size);
     for first in (0..width).step_by(columns) {

@@ -1,4 +1,4 @@
-//! Picks values: `filter` by a condition, `topk` the largest or smallest, `sample` by chance.
+//! Selects values: `filter` by a condition, `topk` the largest or smallest, `sample` at random.
 
 use std::cmp::Ordering;
 use std::io::Write;
@@ -151,7 +151,7 @@ pub(super) const KERNELS: &[Kernel] = &[
     },
 ];
 
-/// The set that the arguments of `filter` describe.
+/// Returns the set that the arguments of `filter` describe.
 fn set<T: Number>(options: &Options) -> Result<Set<T>, BuiltinError> {
     let mut all: Option<Set<T>> = None;
     let mut add =
@@ -207,10 +207,10 @@ fn filter(options: &Options) -> Result<Made, BuiltinError> {
     .map(Made::Stream)
 }
 
-/// Bytes of values that are looked at a time.
+/// Number of bytes that are processed at a time.
 const BLOCK_BYTES: usize = 16 << 10;
 
-/// How many values are in a set.
+/// Counts the values in a set.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(bound = "")]
 struct Counted<T: Number> {
@@ -243,7 +243,7 @@ impl<T: Number> Take<T> for Counted<T> {
     }
 }
 
-/// What is written of a value.
+/// Form of the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Show {
     Raw,
@@ -251,13 +251,13 @@ enum Show {
     Index,
 }
 
-/// Writes values that are in a set as they come.
+/// Writes the values in a set as they arrive.
 #[derive(Debug)]
 struct Filter<T> {
     set: Set<T>,
     show: Show,
     big_endian: bool,
-    /// A value whose bytes are not all there.
+    /// Bytes of an incomplete value.
     torn: Vec<u8>,
     swapped: Vec<u8>,
     kept: Vec<u8>,
@@ -265,7 +265,7 @@ struct Filter<T> {
 }
 
 impl<T: Number> Filter<T> {
-    /// Takes whole values.
+    /// Processes whole values.
     fn values(&mut self, values: &[u8], out: &mut dyn Write) -> Result<(), BuiltinError> {
         for block in values.chunks(BLOCK_BYTES) {
             let (mut swapped, mut kept) = (
@@ -310,7 +310,7 @@ impl<T: Number> Filter<T> {
     }
 }
 
-/// Writes little-endian values as text, or raw in the order of the input.
+/// Writes little-endian values as text, or raw in the byte order of the input.
 fn write_values<T: Number>(
     values: &[u8],
     text: bool,
@@ -358,7 +358,7 @@ impl<T: Number> Stream for Filter<T> {
     }
 }
 
-/// The best values so far.
+/// Best values so far.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(bound = "")]
 struct Best<T: Number> {
@@ -370,16 +370,16 @@ struct Best<T: Number> {
     missing: Option<T>,
     /// Values with their indices, at least the best `k`.
     held: Vec<(T, u64)>,
-    /// The worst of the best `k`, when there are so many.
+    /// Worst of the best `k`, if there are as many.
     #[serde(skip)]
     worst: Option<(T, u64)>,
 }
 
-/// Further values that are held before the worst are let go.
+/// Number of further values that are held before the worst are dropped.
 const HELD: usize = 4096;
 
 impl<T: Number> Best<T> {
-    /// The better first.
+    /// Orders the better value first.
     fn order(&self, a: (T, u64), b: (T, u64)) -> Ordering {
         let values = if self.largest {
             b.0.partial_cmp(&a.0)
@@ -390,7 +390,7 @@ impl<T: Number> Best<T> {
         values.unwrap_or(Ordering::Equal).then(a.1.cmp(&b.1))
     }
 
-    /// Lets all go but the best.
+    /// Drops all values except the best.
     fn prune(&mut self) {
         let mut held = std::mem::take(&mut self.held);
         held.sort_unstable_by(|a, b| self.order(*a, *b));
@@ -405,7 +405,7 @@ impl<T: Number> Best<T> {
 
     fn block(&mut self, first: u64, values: &[u8]) {
         if let Some((worst, index)) = self.worst {
-            // An equal value that comes later is no better.
+            // An equal value with a later index is no better.
             let later = first > index;
             let all = Range::<T>::all();
             let range = match (self.largest, later) {
@@ -467,7 +467,7 @@ impl<T: Number> Take<T> for Best<T> {
     }
 }
 
-/// The values whose indices have the smallest hashes: as if each had drawn a lot.
+/// Sample: the values whose indices have the smallest hashes, as if each drew a lot.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(bound = "")]
 struct Sample<T: Number> {
@@ -483,15 +483,14 @@ struct Sample<T: Number> {
     missing: Option<T>,
     /// Lot, index and value; at least the `n` smallest lots.
     held: Vec<(u64, u64, T)>,
-    /// The largest lot of the `n` smallest, when there are so many.
+    /// Largest of the `n` smallest lots, if there are as many.
     #[serde(skip)]
     largest: Option<u64>,
     #[serde(skip)]
     type_: PhantomData<T>,
 }
 
-/// The lot of an index: the finaliser of SplitMix64 (Steele, Lea and Flood 2014), which maps no two indices to
-/// one lot.
+/// Returns the lot of an index: the finaliser of SplitMix64 (Steele, Lea and Flood 2014), which maps no two indices to one lot.
 fn lot(seed: u64, index: u64) -> u64 {
     let mut mixed =
         (index ^ seed.wrapping_mul(0xd134_2543_de82_ef95)).wrapping_add(0x9e37_79b9_7f4a_7c15);

@@ -14,7 +14,7 @@ use super::values::size_of_dtype;
 use crate::fold::{Fold, Stream};
 use crate::threads::{Pile, in_threads};
 
-/// A file mapped to be read. Inputs are sealed, so nobody changes or shortens them meanwhile.
+/// File that is mapped for reading. Inputs are sealed, so no process changes or truncates them during that time.
 #[derive(Debug)]
 pub(crate) struct Mapped {
     start: *const u8,
@@ -22,17 +22,16 @@ pub(crate) struct Mapped {
 }
 
 impl Mapped {
-    /// Maps a whole file; an empty one needs no mapping.
+    /// Maps a whole file; an empty file needs no mapping.
     ///
     /// # Errors
-    /// If it cannot be opened or mapped.
+    /// If the file cannot be opened or mapped.
     pub(crate) fn open(name: &str) -> io::Result<Self> {
         let file = File::open(name)?;
         let length = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
         let mapped = Self::range(&file, 0, length, MapFlags::SHARED)?;
         if length > 0 {
-            // SAFETY: the advice concerns the mapping just made, and does not change what it holds. It is only
-            // advice, so failing is no error.
+            // SAFETY: the advice concerns the mapping just made, and does not change its contents. A failed request is no error.
             let _ = unsafe {
                 rustix::mm::madvise(mapped.start.cast_mut().cast(), length, Advice::Sequential)
             };
@@ -40,10 +39,10 @@ impl Mapped {
         Ok(mapped)
     }
 
-    /// Maps bytes of a file from a multiple of the size of a page on; none need no mapping.
+    /// Maps bytes of a file from a multiple of the page size on; an empty range needs no mapping.
     ///
     /// # Errors
-    /// If they cannot be mapped.
+    /// If the bytes cannot be mapped.
     pub(crate) fn range(
         file: &File,
         offset: u64,
@@ -92,17 +91,16 @@ impl Deref for Mapped {
 impl Drop for Mapped {
     fn drop(&mut self) {
         if self.length > 0 {
-            // SAFETY: the mapping was made in `range`, and no slice of it outlives `self`. Nothing can be done
-            // should it fail.
+            // SAFETY: the mapping was made in `range`, and no slice of it outlives `self`. There is no remedy if the call fails.
             let _ = unsafe { rustix::mm::munmap(self.start.cast_mut().cast(), self.length) };
         }
     }
 }
 
-/// Bytes that a thread takes at a time.
+/// Number of bytes that a thread processes at a time.
 const SHARE_BYTES: usize = 8 << 20;
 
-/// Bytes of numbers read from text that are handed on at a time.
+/// Number of bytes of numbers from text that are passed on at a time.
 const PIECE_BYTES: usize = 32 << 10;
 
 pub(crate) fn open(name: &str) -> Result<Mapped, BuiltinError> {
@@ -112,7 +110,7 @@ pub(crate) fn open(name: &str) -> Result<Mapped, BuiltinError> {
     })
 }
 
-/// Takes all inputs into a fold: into several on as many threads, if `threads=` says so, whose states are merged.
+/// Adds all inputs to a fold. If `threads=` says so, each thread has a fold, and their states are merged.
 pub(crate) fn fold(
     inputs: &[String],
     input: Input,
@@ -141,13 +139,13 @@ pub(crate) fn fold(
             share(offset, &file, options, threads, &mut *fold)?;
         }
         offset += file.len() as u64;
-        // A gap keeps texts apart.
+        // A gap separates texts.
         offset += u64::from(input == Input::Bytes);
     }
     Ok(fold)
 }
 
-/// Takes a file into a fold, a share at a time on whichever thread is free.
+/// Adds a file to a fold, one share at a time on any free thread.
 fn share(
     offset: u64,
     file: &[u8],
@@ -158,7 +156,7 @@ fn share(
     let mut shares = Vec::new();
     let (mut at, mut rest) = (offset, file);
     while !rest.is_empty() {
-        // Cut where blocks of values begin.
+        // Shares begin at the begin of blocks of values.
         let to_next = SHARE_BYTES - usize::try_from(at % SHARE_BYTES as u64).unwrap_or_default();
         let (share, others) = rest.split_at(rest.len().min(to_next));
         shares.push((at, share));
@@ -203,7 +201,7 @@ pub(crate) fn stream(
     Ok(())
 }
 
-/// All inputs as they are in memory: mapped, or read from text as little-endian `f64`.
+/// All inputs in memory: mapped, or converted from text to little-endian `f64`.
 #[derive(Debug)]
 pub(crate) enum Memory {
     Mapped(Mapped),
@@ -221,7 +219,7 @@ impl Deref for Memory {
     }
 }
 
-/// All inputs, for kernels that pass over them several times.
+/// Returns all inputs, for kernels that read them several times.
 pub(crate) fn memory(inputs: &[String], options: &Options) -> Result<Vec<Memory>, BuiltinError> {
     if options.is("dtype", "text") {
         let mut all = Vec::new();
@@ -239,7 +237,7 @@ pub(crate) fn memory(inputs: &[String], options: &Options) -> Result<Vec<Memory>
     inputs.iter().map(map).collect()
 }
 
-/// Checks that a file holds whole values.
+/// Checks that a file contains whole values.
 pub(crate) fn whole_values(name: &str, file: &[u8], size: usize) -> Result<(), BuiltinError> {
     if file.len().is_multiple_of(size) {
         return Ok(());
@@ -251,7 +249,7 @@ pub(crate) fn whole_values(name: &str, file: &[u8], size: usize) -> Result<(), B
     })
 }
 
-/// Reads decimals between white space and gives them as little-endian `f64`, many at a time.
+/// Parses decimal numbers between white space and passes them on as little-endian `f64`, many at a time.
 pub(crate) fn text_pieces(
     inputs: &[String],
     mut take: impl FnMut(&[u8]) -> Result<(), BuiltinError>,

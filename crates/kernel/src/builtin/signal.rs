@@ -1,5 +1,5 @@
-//! The kernel `heartbeat`: the R peaks of an electrocardiogram of one lead, all inputs as one series. Gives the index of
-//! each, from 0, a line each, or as raw little-endian `f64`. Samples that are missing (or NaN) count as the one before.
+//! Kernel `heartbeat`: R peaks of an electrocardiogram with one lead; all inputs are one series. It writes the index of each peak, from
+//! 0, in a line each, or as raw little-endian `f64`. Missing (or NaN) samples count as the previous sample.
 
 use std::io::Write;
 
@@ -50,7 +50,7 @@ fn heartbeat(
     out.write_all(lines.as_bytes()).map_err(BuiltinError::Write)
 }
 
-/// All values of all inputs; NaN for those that are missing.
+/// Returns all values of all inputs; NaN for missing ones.
 fn signal(options: &Options, inputs: &[String]) -> Result<Vec<f64>, BuiltinError> {
     let mut signal = Vec::new();
     if options.is("dtype", "text") {

@@ -1,20 +1,17 @@
-//! Statistics of all values, in one pass and in one fold whichever are asked for: `count`, `min`, `max`, `sum`,
-//! `mean`, `stddev`, `linreg`, and `stats` for several.
+//! Statistics of all values, in one pass and in one fold for any set of requested statistics: `count`, `min`, `max`, `sum`, `mean`,
+//! `stddev`, `linreg`, and `stats` for several.
 //!
-//! - **Sums of integers are exact**, of squares and of products with the index too, and each result is rounded
-//!   once: `sum` is exact, `mean` and all three of `linreg` are the `f64` nearest to the true value, `stddev` is less
-//!   than one unit in the last place from it.
-//! - **Floats** are summed in blocks of 4096 values that begin at multiples of 4096, around a value of the block (or
-//!   its mean), and what blocks give is put together exactly. So results do not depend on how the input was cut: a
-//!   fold keeps the bytes of blocks that it has only parts of, which is none if pieces begin and end at multiples of
-//!   32 KiB (`f64`) or 16 KiB (`f32`). With s the true standard deviation of the population: the error of `mean` is at
-//!   most 320 × 2⁻⁵³ × s and half a unit in its last place, that of `sum` n times that, that of `stddev` at most
-//!   3 × 10⁻¹³ × s, whatever the mean is. Blocks with values that are missing or not finite are summed exactly.
-//! - **NaN** makes `sum`, `mean`, `stddev` and `linreg` NaN. `max` and `min` pass over it, unless there is
-//!   nothing else. Infinities make `sum` and `mean` infinite, or NaN if there are both, the others NaN.
-//! - **`stddev`** is that of a population (`ddof=0`) unless `ddof=1` asks for that of a sample.
-//! - **`linreg`** fits value against index, from 0: slope, intercept, and r², which is NaN if all values
-//!   are the same.
+//! - **Sums of integers are exact**, of squares and of products with the index too, and each result is rounded once: `sum` is exact,
+//!   `mean` and all three of `linreg` are the `f64` nearest to the true value, `stddev` is less than one unit in the last place from it.
+//! - **Floats** are summed in blocks of 4096 values that begin at multiples of 4096, around a value of the block (or its mean), and the
+//!   results of blocks are combined exactly. So results do not depend on how the input was cut: a fold keeps the bytes of incomplete
+//!   blocks, which are none if pieces begin and end at multiples of 32 KiB (`f64`) or 16 KiB (`f32`). With s the true standard deviation
+//!   of the population: the error of `mean` is at most 320 × 2⁻⁵³ × s and half a unit in its last place, that of `sum` n times that, that
+//!   of `stddev` at most 3 × 10⁻¹³ × s, whatever the mean is. Blocks with values that are missing or not finite are summed exactly.
+//! - **NaN** makes `sum`, `mean`, `stddev` and `linreg` NaN. `max` and `min` ignore it, unless all values are NaN. Infinities make `sum`
+//!   and `mean` infinite, or NaN if there are both, the others NaN.
+//! - **`stddev`** is that of a population (`ddof=0`) unless `ddof=1` requests that of a sample.
+//! - **`linreg`** fits value against index, from 0: slope, intercept, and r², which is NaN if all values are the same.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -100,7 +97,7 @@ pub(super) const KERNELS: &[Kernel] = &[
     },
 ];
 
-/// What to compute.
+/// Statistic to compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Statistic {
     Count,
@@ -135,7 +132,7 @@ impl Statistic {
             .map_or("", |(name, _)| name)
     }
 
-    /// Which sums it needs; `None` if none.
+    /// Returns the sums that it needs; `None` if it needs none.
     fn want(self) -> Option<Want> {
         match self {
             Self::Count | Self::Min | Self::Max => None,
@@ -171,18 +168,18 @@ fn fold(
     })
 }
 
-/// What the arguments ask for.
+/// Requested statistics.
 #[derive(Debug, Default)]
 struct Settings {
     statistics: Vec<Statistic>,
-    /// Whether each result has its name before it.
+    /// Whether each result is written after its name.
     named: bool,
     want: Option<Want>,
     ddof: u64,
     raw: bool,
 }
 
-/// What was found so far.
+/// Partial state.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(bound = "")]
 struct Statistics<T: Summed> {
@@ -190,21 +187,21 @@ struct Statistics<T: Summed> {
     settings: Settings,
     #[serde(skip)]
     missing_value: Option<T>,
-    /// Values, missing ones included.
+    /// Number of values, including missing ones.
     count: u64,
     missing: u64,
-    /// The sums of indices of missing values, and of their squares.
+    /// Sums of indices of missing values, and of their squares.
     missing_index: u128,
     missing_index_squares: Exact,
     nan: u64,
     infinite: u64,
     minus_infinite: u64,
     extremes: Option<(T, T)>,
-    /// Of values that are neither missing nor infinite nor NaN.
+    /// Sum of values that are neither missing nor infinite nor NaN.
     sum: Exact,
     squares: Exact,
     products: Exact,
-    /// Parts of blocks, by block and by the index of the first value, where blocks must be whole.
+    /// Parts of blocks, by block and by the index of the first value, if blocks must be complete.
     parts: BTreeMap<u64, BTreeMap<u64, Vec<u8>>>,
     #[serde(skip)]
     grid: i32,
@@ -219,7 +216,7 @@ impl<T: Summed> Statistics<T> {
         }));
     }
 
-    /// Takes in a block. Sums but those of products go to `together`.
+    /// Processes a block. All sums except those of products are added to `together`.
     fn block(&mut self, first: u64, values: &[u8], together: &mut Together) {
         let missing = self.missing_value.is_some_and(|missing| {
             let mut values = values.chunks_exact(T::SIZE);
@@ -256,7 +253,7 @@ impl<T: Summed> Statistics<T> {
         }
     }
 
-    /// Adds the sums of a block around a centre: what is put together from them is not rounded.
+    /// Adds the sums of a block around a centre; this step does not round.
     fn centred(&mut self, want: Want, first: u64, count: usize, found: &Centred<T>) {
         self.extreme((found.least, found.greatest));
         let (centre, exponent) = exact::parts(found.centre);
@@ -279,7 +276,7 @@ impl<T: Summed> Statistics<T> {
         }
     }
 
-    /// Adds sums, less those of products.
+    /// Adds sums, except those of products.
     fn add(&mut self, want: Want, sums: &Sums) {
         sums.sum(&mut self.sum);
         if want >= Want::Squares {
@@ -287,8 +284,8 @@ impl<T: Summed> Statistics<T> {
         }
     }
 
-    /// Takes in a block some of whose values are missing, infinite or NaN, or too far apart: counts those,
-    /// and sums the others with zero in their place.
+    /// Processes a block with values that are missing, infinite or NaN, or with magnitudes that are too far apart: counts the special
+    /// values, and sums the block with zero in their place.
     fn sift(&mut self, first: u64, values: &[u8]) {
         let mut sifted = std::mem::take(&mut self.sifted);
         sifted.clear();
@@ -333,7 +330,7 @@ impl<T: Summed> Statistics<T> {
             }
             return;
         }
-        // Only floats do not fit, and those are `f64` exactly.
+        // Only floats do not fit, and each of them is exactly an `f64`.
         for (index, bytes) in (first..).zip(values.chunks_exact(T::SIZE)) {
             let (mantissa, exponent) = exact::parts(T::read(bytes).to_f64());
             let mantissa = i128::from(mantissa);
@@ -347,12 +344,12 @@ impl<T: Summed> Statistics<T> {
         }
     }
 
-    /// Values that are not missing.
+    /// Returns the number of values that are not missing.
     fn there(&self) -> u64 {
         self.count - self.missing
     }
 
-    /// What sums of values are if some are not finite.
+    /// Returns the sum of values if some are not finite.
     fn not_finite(&self) -> Option<f64> {
         match (self.nan, self.infinite, self.minus_infinite) {
             (0, 0, 0) => None,
@@ -412,7 +409,7 @@ impl<T: Summed> Statistics<T> {
         })
     }
 
-    /// `n * sum of squares - square of sum`, which is n² times the variance, in units of 2^-4352.
+    /// Returns `n * sum of squares - square of sum`, which is n² times the variance, in units of 2^-4352.
     fn scatter(&self) -> BigInt {
         let sum = self.sum.integer();
         ((self.squares.integer() * self.there()) << exact::PLACES) - &sum * &sum
@@ -448,13 +445,12 @@ impl<T: Summed> Statistics<T> {
 }
 
 impl<T: Summed> Statistics<T> {
-    /// Whether blocks must be whole, because how their sums are rounded depends on all of their values.
+    /// Returns whether blocks must be complete, because the rounding of their sums depends on all of their values.
     fn anchored(&self) -> bool {
         !T::INTEGER && self.settings.want.is_some()
     }
 
-    /// Takes in values block by block. Blocks begin at multiples of their length; what is no whole block is kept
-    /// where that matters.
+    /// Processes values block by block. Blocks begin at multiples of their length; parts of blocks are kept if blocks must be complete.
     fn blocks(&mut self, first: u64, mut values: &[u8]) {
         let most = if T::INTEGER && self.settings.want == Some(Want::Products) {
             BLOCK_OF_PRODUCTS
@@ -480,7 +476,7 @@ impl<T: Summed> Statistics<T> {
         }
     }
 
-    /// Keeps a part of a block, or takes the block in if all of it is there.
+    /// Keeps a part of a block, or processes the block if it is complete.
     fn keep(&mut self, first: u64, values: Vec<u8>) {
         let number = first / BLOCK as u64;
         let parts = self.parts.entry(number).or_default();
@@ -522,7 +518,7 @@ impl<T: Summed> Take<T> for Statistics<T> {
     }
 
     fn finish(mut self, out: &mut dyn Write) -> Result<(), BuiltinError> {
-        // The last block, if it is not whole.
+        // Incomplete last block.
         for (number, parts) in std::mem::take(&mut self.parts) {
             let values: Vec<u8> = parts.into_values().flatten().collect();
             self.block(number * BLOCK as u64, &values, &mut Together::default());

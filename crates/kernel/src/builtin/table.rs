@@ -1,5 +1,4 @@
-//! The table of built-in kernels: what each is called, which arguments it takes, what it is made of. Lists,
-//! help and error texts come from here.
+//! Table of built-in kernels: their names, arguments and code. Lists, help and error texts are made from it.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -8,50 +7,50 @@ use std::str::FromStr;
 use super::BuiltinError;
 use crate::fold::{Fold, Stream};
 
-/// What an argument can be that names an input, which is not part of what the kernel works on then.
+/// Value of an argument that names an input; that input is not part of the kernel's data.
 pub(crate) const INPUT: &str = "INPUT";
 
-/// An argument of a built-in kernel, given as `key=value`.
+/// Argument of a built-in kernel, given as `key=value`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arg {
-    /// Its name.
+    /// Name.
     pub key: &'static str,
-    /// What it can be: the choices with `|` between them, or a word in capitals for a free value.
+    /// Valid values: choices with `|` between them, or a word in capitals for a free value.
     pub values: &'static str,
-    /// What it is unless given; empty if it may be left out and is then nothing.
+    /// Default value; empty if the argument is optional and has no default.
     pub default: &'static str,
-    /// What it is for, in one line.
+    /// Purpose, in one line.
     pub help: &'static str,
 }
 
-/// A built-in kernel.
+/// Built-in kernel.
 #[derive(Debug)]
 pub struct Kernel {
     /// Its name.
     pub name: &'static str,
-    /// Counts changes of what results look like.
+    /// Revision, which increases with each change of the results.
     pub revision: u32,
-    /// What it does, in one line.
+    /// Purpose, in one line.
     pub help: &'static str,
-    /// The arguments, in groups that kernels share.
+    /// Arguments, in groups that kernels share.
     pub(crate) args: &'static [&'static [Arg]],
-    /// How arguments are given, where they are not `key=value`.
+    /// Usage of arguments that are not `key=value`.
     pub(crate) usage: Option<Usage>,
     pub(crate) code: Code,
-    /// Finds arguments that were not given in the inputs, before the kernel is made; pieces cannot do that.
+    /// Function that derives missing arguments from the inputs, before the kernel is made; pieces do not allow this.
     pub(crate) prepare: Option<Prepare>,
 }
 
-/// Arguments that are not `key=value`.
+/// Usage of arguments that are not `key=value`.
 #[derive(Debug)]
 pub(crate) struct Usage {
-    /// Its arguments in one line.
+    /// Arguments, in one line.
     pub(crate) text: &'static str,
-    /// Whether arguments are what it takes.
+    /// Check of the arguments.
     pub(crate) check: fn(&Options) -> Result<(), BuiltinError>,
 }
 
-/// What all folds take: by their law the result is the same.
+/// Argument of all folds: by their law the result is the same.
 const THREADS: &[Arg] = &[Arg {
     key: "threads",
     values: "COUNT",
@@ -63,27 +62,25 @@ const THREADS: &[Arg] = &[Arg {
 pub(crate) type Prepare = fn(&mut Options, &[String]) -> Result<(), BuiltinError>;
 
 impl Kernel {
-    /// Its arguments.
+    /// Returns the arguments.
     pub fn args(&self) -> impl Iterator<Item = &'static Arg> {
         let threads: &[Arg] = if self.is_fold() { THREADS } else { &[] };
         self.args.iter().copied().flatten().chain(threads)
     }
 
-    /// Whether it takes its input in any pieces, and partial states of it can be merged (with some arguments
-    /// at least).
+    /// Returns whether the kernel accepts its input in any pieces, and its partial states can be merged (with some arguments at least).
     #[must_use]
     pub fn is_fold(&self) -> bool {
         matches!(self.code, Code::Fold(..) | Code::Either(..))
     }
 
-    /// Whether it gives bytes as bytes come, so that kernels can be put one behind the other (with some
-    /// arguments at least).
+    /// Returns whether the kernel writes output as input arrives, so that kernels can be chained (with some arguments at least).
     #[must_use]
     pub fn is_stream(&self) -> bool {
         matches!(self.code, Code::Stream(..) | Code::Either(..))
     }
 
-    /// Its arguments in one line, as `dtype=TYPE, out=text|f64`.
+    /// Returns the arguments in one line, such as `dtype=TYPE, out=text|f64`.
     #[must_use]
     pub fn usage(&self) -> String {
         if let Some(usage) = &self.usage {
@@ -101,29 +98,29 @@ impl Kernel {
     }
 }
 
-/// What the input of a fold is.
+/// Input of a fold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Input {
-    /// All files in order are one series of values; text is made binary first.
+    /// All files in order are one series of values; text is converted to binary first.
     Values,
-    /// Each file is bytes of its own.
+    /// Each file consists of bytes of its own.
     Bytes,
 }
 
-/// Makes a kernel from its arguments, or runs it.
+/// Function that makes a kernel from its arguments, or runs it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Code {
     Fold(Input, fn(&Options) -> Result<Box<dyn Fold>, BuiltinError>),
     Stream(Input, fn(&Options) -> Result<Box<dyn Stream>, BuiltinError>),
-    /// Its arguments say which.
+    /// Fold or stream, depending on the arguments.
     Either(Input, fn(&Options) -> Result<Made, BuiltinError>),
     Whole(Whole),
 }
 
-/// Runs a kernel that takes its input as a whole.
+/// Runs a kernel that needs its whole input.
 pub(crate) type Whole = fn(&Options, &[String], &mut dyn Write) -> Result<(), BuiltinError>;
 
-/// A kernel that was made.
+/// Kernel that is ready to run.
 #[derive(Debug)]
 pub(crate) enum Made {
     Fold(Box<dyn Fold>),
@@ -132,7 +129,7 @@ pub(crate) enum Made {
 }
 
 impl Code {
-    /// Makes the kernel, and says what its input is.
+    /// Makes the kernel, and returns the kind of its input.
     pub(crate) fn make(self, options: &Options) -> Result<(Input, Made), BuiltinError> {
         Ok(match self {
             Self::Fold(input, make) => (input, Made::Fold(make(options)?)),
@@ -143,7 +140,7 @@ impl Code {
     }
 }
 
-/// The arguments of one run.
+/// Arguments of one run.
 #[derive(Debug)]
 pub(crate) struct Options {
     pub(crate) kernel: &'static Kernel,
@@ -153,7 +150,7 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// Checks names and choices.
+    /// Parses arguments, and checks names and choices.
     pub(crate) fn parse(kernel: &'static Kernel, args: &[String]) -> Result<Self, BuiltinError> {
         let mut options = Self {
             kernel,
@@ -180,7 +177,7 @@ impl Options {
         Ok(options)
     }
 
-    /// An argument that the kernel does not know.
+    /// Returns the error of an argument that the kernel does not know.
     pub(crate) fn unknown(&self, arg: &str) -> BuiltinError {
         BuiltinError::Argument {
             kernel: self.kernel.name,
@@ -189,7 +186,7 @@ impl Options {
         }
     }
 
-    /// An argument with a value that it cannot have.
+    /// Returns the error of an argument with an invalid value.
     pub(crate) fn wrong(&self, key: &'static str, value: &str, valid: &str) -> BuiltinError {
         BuiltinError::Value {
             key,
@@ -198,24 +195,24 @@ impl Options {
         }
     }
 
-    /// Gives an argument a value, where nothing was given.
+    /// Sets the value of an argument that was not given.
     pub(crate) fn set(&mut self, key: &'static str, value: String) {
         self.given.entry(key).or_insert(value);
     }
 
-    /// What was given, else the default; `None` if that is nothing.
+    /// Returns the given value, or the default; `None` if that is empty.
     pub(crate) fn text(&self, key: &str) -> Option<&str> {
         let default = || Some(self.kernel.args().find(|arg| arg.key == key)?.default);
         let given = self.given.get(key).map(String::as_str);
         given.or_else(default).filter(|text| !text.is_empty())
     }
 
-    /// Whether `key` is `value`.
+    /// Returns whether `key` is `value`.
     pub(crate) fn is(&self, key: &str, value: &str) -> bool {
         self.text(key) == Some(value)
     }
 
-    /// A number, and what it must be for the error text.
+    /// Returns a number; `valid` describes valid numbers in the error.
     pub(crate) fn number<N: FromStr>(
         &self,
         key: &'static str,
@@ -230,7 +227,7 @@ impl Options {
         }
     }
 
-    /// A number above 0.
+    /// Returns a number above 0.
     pub(crate) fn positive(&self, key: &'static str) -> Result<Option<usize>, BuiltinError> {
         const VALID: &str = "a number above 0";
         match self.number(key, VALID)? {
@@ -239,22 +236,22 @@ impl Options {
         }
     }
 
-    /// Threads to work with: 1 if none are asked for, and never more than any machine has use for.
+    /// Returns the number of threads: 1 by default, and never more than any machine can use.
     ///
     /// # Errors
-    /// As [`Options::positive`].
+    /// Like [`Options::positive`].
     pub(crate) fn threads(&self) -> Result<usize, BuiltinError> {
         const THREADS_MAX: usize = 256;
         Ok(self.positive("threads")?.unwrap_or(1).min(THREADS_MAX))
     }
 
-    /// The inputs that arguments name.
+    /// Returns the inputs that arguments name.
     pub(crate) fn named(&self) -> impl Iterator<Item = &str> {
         let args = self.kernel.args().filter(|arg| arg.values == INPUT);
         args.filter_map(|arg| self.text(arg.key))
     }
 
-    /// Takes the inputs that arguments name out of `inputs`: the others are what the kernel works on.
+    /// Returns `inputs` without those that arguments name: the rest is the kernel's data.
     pub(crate) fn without_named(&self, inputs: &[String]) -> Result<Vec<String>, BuiltinError> {
         let mut rest = inputs.to_vec();
         for arg in self.kernel.args().filter(|arg| arg.values == INPUT) {
@@ -270,7 +267,7 @@ impl Options {
         Ok(rest)
     }
 
-    /// An argument that must be given.
+    /// Returns the value of a required argument.
     pub(crate) fn needed<V>(&self, key: &'static str, value: Option<V>) -> Result<V, BuiltinError> {
         value.ok_or_else(|| BuiltinError::Needed {
             kernel: self.kernel.name,

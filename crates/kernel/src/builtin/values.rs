@@ -1,5 +1,5 @@
-//! Folds over arrays of numbers: reads the arguments that all numeric kernels share, puts values together that
-//! were cut between pieces, swaps bytes, and hands blocks of whole little-endian values to a kernel's [`Take`].
+//! Folds over arrays of numbers: parses the arguments that all numeric kernels share, reassembles values that were cut between pieces,
+//! swaps bytes, and passes blocks of whole little-endian values to a kernel's [`Take`].
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -14,7 +14,7 @@ use crate::fold::{self, Fold};
 use crate::loops::number::{Number, decimal};
 use crate::loops::swap;
 
-/// Types of numbers that an input may hold.
+/// Types of numbers that an input may contain.
 pub(crate) const DTYPES: &str = "f64, f32, i8, i16, i32, i64, u8, u16, u32, u64, text";
 
 /// Arguments of all numeric kernels.
@@ -41,7 +41,7 @@ pub(crate) const ORDER: &[Arg] = &[
     },
 ];
 
-/// How a result is written.
+/// Form of a result.
 pub(crate) const OUT: &[Arg] = &[Arg {
     key: "out",
     values: "text|f64",
@@ -49,32 +49,31 @@ pub(crate) const OUT: &[Arg] = &[Arg {
     help: "the result as decimal text, or as raw little-endian f64 that the next kernel can read",
 }];
 
-/// Bytes of swapped values at a time: they stay in the first-level cache.
+/// Number of bytes of swapped values at a time: they stay in the first-level cache.
 const SWAPPED_BYTES: usize = 16 << 10;
 
-/// What all numeric kernels are told about their input.
+/// Input format of all numeric kernels.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Format {
     pub(crate) big_endian: bool,
 }
 
-/// A kernel for values of type `T`, less what [`ValueFold`] does for it. What it serialises is its state; what
-/// comes from arguments is skipped.
+/// Kernel for values of type `T`, without the parts that [`ValueFold`] handles. Its serialised form is its state; data from arguments is
+/// skipped.
 pub(crate) trait Take<T: Number>:
     Serialize + DeserializeOwned + Send + std::fmt::Debug + 'static
 {
-    /// Takes in whole little-endian values, the first of which has index `first` in the series. Blocks come in
-    /// any order, and do not overlap.
+    /// Processes whole little-endian values; the first has index `first` in the series. Blocks arrive in any order, and do not overlap.
     fn take(&mut self, first: u64, values: &[u8]);
 
-    /// Takes in what another found in other blocks.
+    /// Merges the state of other blocks.
     fn merge(&mut self, other: Self);
 
     /// Writes the result.
     fn finish(self, out: &mut dyn Write) -> Result<(), BuiltinError>;
 }
 
-/// Makes what `$make` gives for the type `$T` that `dtype=` names: a `Result` of a [`Take`] that becomes a fold.
+/// Makes the result of `$make` for the type `$T` that `dtype=` names: a `Result` of a [`Take`] that becomes a fold.
 macro_rules! fold_of_dtype {
     ($options:expr, |$T:ident| $make:expr) => {{
         let options: &$crate::builtin::table::Options = $options;
@@ -85,7 +84,7 @@ macro_rules! fold_of_dtype {
 }
 pub(crate) use fold_of_dtype;
 
-/// The same for a `Result` of a stream.
+/// Makes the same for a `Result` of a stream.
 macro_rules! stream_of_dtype {
     ($options:expr, |$T:ident| $make:expr) => {{
         let options: &$crate::builtin::table::Options = $options;
@@ -96,7 +95,7 @@ macro_rules! stream_of_dtype {
 }
 pub(crate) use stream_of_dtype;
 
-/// Does `$make` for the type `$T` that `dtype=` names.
+/// Runs `$make` for the type `$T` that `dtype=` names.
 macro_rules! of_dtype {
     ($options:expr, |$T:ident| $make:expr) => {{
         let options: &$crate::builtin::table::Options = $options;
@@ -149,7 +148,7 @@ macro_rules! with_dtype {
 }
 pub(crate) use with_dtype;
 
-/// Bytes of a value of the type that `dtype=` names; those of text are made `f64` before.
+/// Returns the size in bytes of a value of the type that `dtype=` names; text is converted to `f64` before.
 pub(crate) fn size_of_dtype(options: &Options) -> usize {
     match options.text("dtype").unwrap_or_default() {
         "i8" | "u8" => 1,
@@ -163,7 +162,7 @@ pub(crate) fn boxed<T: Number, K: Take<T>>(
     options: &Options,
     kernel: K,
 ) -> Result<Box<dyn Fold>, BuiltinError> {
-    // Text is made little-endian f64 before it comes here.
+    // Text is converted to little-endian f64 before this step.
     let big_endian = options.is("order", "big") && !options.is("dtype", "text");
     Ok(Box::new(ValueFold {
         format: Format { big_endian },
@@ -174,7 +173,7 @@ pub(crate) fn boxed<T: Number, K: Take<T>>(
     }))
 }
 
-/// The value that stands for none, if one was named.
+/// Returns the value that means missing, if one was named.
 pub(crate) fn missing<T: Number>(options: &Options) -> Result<Option<T>, BuiltinError> {
     let Some(text) = options.text("missing") else {
         return Ok(None);
@@ -184,15 +183,15 @@ pub(crate) fn missing<T: Number>(options: &Options) -> Result<Option<T>, Builtin
     Ok(Some(value))
 }
 
-/// Bytes of values that were cut between two pieces, by the index of the value: which are there, and they.
+/// Bytes of values that were cut between two pieces, by the index of the value: a mask of the present bytes, and the bytes.
 type Parts = BTreeMap<u64, (u8, [u8; 8])>;
 
-/// Values that are not whole yet.
+/// Incomplete values.
 #[derive(Debug, Default, Serialize, serde::Deserialize)]
 struct Torn(Parts);
 
 impl Torn {
-    /// Adds bytes from `offset` on, all within one value of `size` bytes. Gives the value if it is whole now.
+    /// Adds bytes from `offset` on, all within one value of `size` bytes. Returns the value if it is complete now.
     fn add(&mut self, offset: u64, bytes: &[u8], size: usize) -> Option<(u64, [u8; 8])> {
         let index = offset / size as u64;
         let mut value = [0; 8];
@@ -221,7 +220,7 @@ impl Torn {
     }
 }
 
-/// A fold over values of type `T`.
+/// Fold over values of type `T`.
 #[derive(Debug)]
 struct ValueFold<T, K> {
     format: Format,
@@ -232,7 +231,7 @@ struct ValueFold<T, K> {
 }
 
 impl<T: Number, K: Take<T>> ValueFold<T, K> {
-    /// Hands on whole values.
+    /// Passes on whole values.
     fn whole(&mut self, first: u64, values: &[u8]) {
         if T::SIZE == 1 || !self.format.big_endian {
             self.kernel.take(first, values);
@@ -295,7 +294,7 @@ impl<T: Number, K: Take<T>> Fold for ValueFold<T, K> {
     }
 }
 
-/// A result: numbers, and their text (exact for integers).
+/// Result: numbers, and their text (exact for integers).
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Numbers {
     pub(crate) values: Vec<f64>,

@@ -1,5 +1,5 @@
-//! `wordcount`: lines, words and bytes, as `wc` counts them. A line is a newline, a word is a longest run of
-//! bytes that are not white space of the C locale. No word spans files.
+//! `wordcount`: lines, words and bytes, as `wc` counts them. A line is a newline; a word is a longest run of bytes that are not white
+//! space of the C locale. No word spans files.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -23,13 +23,13 @@ pub(super) const KERNELS: &[Kernel] = &[Kernel {
     code: Code::Fold(Input::Bytes, |_| Ok(Box::new(Words::default()))),
 }];
 
-/// What was counted so far. A word that is cut counts once on either side until both are there.
+/// Partial state. A word that is cut counts once on either side until both sides are present.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Words {
     lines: u64,
     words: u64,
     bytes: u64,
-    /// Stretches of bytes that were counted, by their first.
+    /// Stretches of counted bytes, by their first byte.
     stretches: BTreeMap<u64, Stretch>,
 }
 
@@ -41,7 +41,7 @@ struct Stretch {
 }
 
 impl Words {
-    /// Adds a stretch that was counted, and joins it with its neighbours.
+    /// Adds a counted stretch, and joins it with its neighbours.
     fn join(&mut self, mut start: u64, mut stretch: Stretch) {
         if let Some(after) = self.stretches.remove(&stretch.end) {
             self.words -= u64::from(stretch.word_at.1 && after.word_at.0);

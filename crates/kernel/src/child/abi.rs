@@ -1,5 +1,4 @@
-//! The structures of `include/tidemill_kernel.h`, field by field, and the functions that native kernels get
-//! with them.
+//! Structures of `include/tidemill_kernel.h`, field by field, and the functions that native kernels receive with them.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::fs::File;
@@ -11,7 +10,7 @@ use super::native::NativeError;
 use super::pipes;
 use crate::builtin::series::Mapped;
 
-/// Version of the interface between this program and kernels of one's own.
+/// Version of the interface between this program and users' kernels.
 pub const ABI_VERSION: u32 = 2;
 
 #[repr(C)]
@@ -44,14 +43,14 @@ pub(super) struct RawTask {
     error: unsafe extern "C" fn(*const Self, *const c_char),
 }
 
-/// A task and all that its structure points to.
+/// A task and all data that its structure points to.
 #[derive(Debug)]
 pub(super) struct CTask {
     raw: Box<RawTask>,
     owned: Owned,
 }
 
-/// Never looked at again, but pointed to.
+/// Data that is not accessed again, but pointed to.
 #[derive(Debug)]
 #[expect(dead_code, reason = "the task's structure points to all of it")]
 struct Owned {
@@ -64,7 +63,7 @@ struct Owned {
 }
 
 impl CTask {
-    /// `args` begin with the kernel's path. Outputs are made, inputs are mapped.
+    /// Makes a task; `args` begin with the kernel's path. Outputs are created, inputs are mapped.
     pub(super) fn new(
         args: impl Iterator<Item = String>,
         inputs: &[String],
@@ -105,7 +104,7 @@ impl CTask {
             write: write_output,
             error: report_error,
         });
-        // What is moved here keeps its place in memory: these are vectors, whose elements lie elsewhere.
+        // A move keeps addresses: these are vectors, whose elements are stored elsewhere.
         let owned = Owned {
             names: [args, input_names, output_names],
             argv,
@@ -126,9 +125,9 @@ impl CTask {
     }
 }
 
-/// Maps an input to be read.
+/// Maps an input for reading.
 pub(super) fn map(name: &str) -> Result<Mapped, NativeError> {
-    // Who wants it as a whole gets what is still being written when it has ended.
+    // A kernel that needs a whole input receives a streaming input after its end.
     let mapped = match pipes::is_pipe(name) {
         true => pipes::gathered(name),
         false => Mapped::open(name),
@@ -139,7 +138,7 @@ pub(super) fn map(name: &str) -> Result<Mapped, NativeError> {
     })
 }
 
-/// Makes the outputs; opens those that are folders, in which the kernel makes files by itself.
+/// Creates the outputs; opens those that are folders, in which the kernel creates files by itself.
 pub(super) fn create(outputs: &[String]) -> Result<Vec<File>, NativeError> {
     let create = |name: &String| {
         let opened = if name.ends_with('/') {
@@ -162,14 +161,14 @@ fn strings(names: impl Iterator<Item = String>) -> Result<Vec<CString>, NativeEr
 /// Appends to an output; returns 0 or an errno value.
 ///
 /// # Safety
-/// `task` must be the task handed to the kernel and `data` readable for `size` bytes.
+/// `task` must be the task passed to the kernel and `data` readable for `size` bytes.
 unsafe extern "C" fn write_output(
     task: *const RawTask,
     output: usize,
     data: *const c_void,
     size: usize,
 ) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees this.
     let task = unsafe { &*task };
     let fd = match (output, task.output_count) {
         (0, 0) => libc::STDOUT_FILENO,
@@ -179,7 +178,7 @@ unsafe extern "C" fn write_output(
     };
     let mut done = 0;
     while done < size {
-        // SAFETY: the caller's promise; `done < size`.
+        // SAFETY: the caller guarantees this; `done < size`.
         let count = unsafe { libc::write(fd, data.cast::<u8>().add(done).cast(), size - done) };
         match usize::try_from(count) {
             Ok(count) => done += count,
@@ -192,7 +191,7 @@ unsafe extern "C" fn write_output(
     0
 }
 
-/// Shows a message to the user, as standard error.
+/// Shows a message to the user, through standard error.
 ///
 /// # Safety
 /// `message` must be null or a string that ends with a zero byte.
@@ -200,7 +199,7 @@ unsafe extern "C" fn report_error(_: *const RawTask, message: *const c_char) {
     if message.is_null() {
         return;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees this.
     let message = unsafe { CStr::from_ptr(message) }.to_string_lossy();
     let _ = writeln!(io::stderr(), "{message}");
 }

@@ -1,8 +1,9 @@
-//! A small process beside the element that outlives it for a moment, to kill what its kernels started.
+//! Keeper: a small process that outlives the element for a moment, to kill the processes that its kernels started. It receives process
+//! groups from the launcher through a pipe.
 //!
-//! A kernel's first process dies with its element (`PR_SET_PDEATHSIG`), but that holds for no process it
-//! started in turn. So the element names every kernel's process group here, takes it back at the end, and when the
-//! element is gone (the pipe ends) the rest is killed. No kernel ever has this pipe, nor a say in what goes through it.
+//! A kernel's first process dies with its element (`PR_SET_PDEATHSIG`), but processes that it started do not. So the element names every
+//! kernel's process group here, and removes the group at its end. When the element has ended (the pipe ends), the keeper kills the
+//! remaining groups. No kernel ever has this pipe, nor any influence on its contents.
 
 use std::collections::BTreeSet;
 use std::io::{self, Read};
@@ -13,10 +14,10 @@ use parking_lot::Mutex;
 
 use super::serving;
 
-/// What the child is told to be.
+/// Argument that makes a child process a keeper.
 pub(super) const KIND: &str = "keeper";
 
-/// The keeper as the element sees it. It ends when this is dropped.
+/// Handle of the element to the keeper. The keeper ends when this handle is dropped.
 #[derive(Debug)]
 pub(crate) struct Keeper {
     pipe: Option<OwnedFd>,
@@ -27,7 +28,7 @@ impl Keeper {
     /// Starts the keeper from `program`, an open file.
     pub(crate) fn start(program: &OwnedFd) -> io::Result<Self> {
         let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-        // A keeper that is stuck must not hold up kernels.
+        // A keeper that hangs must not delay kernels.
         rustix::io::ioctl_fionbio(&writer, true)?;
         let process = Mutex::new(serving(program.as_raw_fd(), KIND, reader).spawn()?);
         Ok(Self {
@@ -36,13 +37,13 @@ impl Keeper {
         })
     }
 
-    /// Names a group that was just started. Until then its first process alone dies with this one, and has had no time
-    /// for another.
+    /// Names a group that was just started. Until then only its first process dies with this process; it has not run long enough to start
+    /// another one.
     pub(crate) fn started(&self, pid: i32) {
         self.tell(pid);
     }
 
-    /// Takes a group back that has ended.
+    /// Removes a group that has ended.
     pub(crate) fn ended(&self, pid: i32) {
         self.tell(-pid);
     }
@@ -50,7 +51,7 @@ impl Keeper {
     fn tell(&self, word: i32) {
         let pipe = self.pipe.as_ref();
         let pipe = pipe.expect("the pipe is closed only on drop");
-        // So few bytes are written whole.
+        // A message of this size is always written completely.
         if let Err(error) = rustix::io::write(pipe, &word.to_ne_bytes()) {
             tracing::warn!(%error, "the keeper of kernels does not listen");
         }
@@ -66,10 +67,10 @@ impl Drop for Keeper {
     }
 }
 
-/// The keeper's own part: it returns when the element is gone and all its kernels are killed.
+/// Runs the keeper; returns when the element has ended and all its kernels are killed.
 pub(super) fn keep() {
     for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM] {
-        // SAFETY: ignoring a signal runs no code. What asks the element to end must not end the keeper.
+        // SAFETY: ignoring a signal runs no code. A signal that asks the element to end must not end the keeper.
         unsafe { libc::signal(signal, libc::SIG_IGN) };
     }
     let mut groups = BTreeSet::new();
@@ -84,8 +85,7 @@ pub(super) fn keep() {
         }
     }
     for id in groups {
-        // Nobody is left who could have waited for its processes, but the system.
-        // SAFETY: kill has no memory effects.
+        // Only the system can still have waited for its processes. SAFETY: kill has no memory effects.
         unsafe { libc::kill(-id, libc::SIGKILL) };
     }
 }

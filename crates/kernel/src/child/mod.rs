@@ -1,5 +1,5 @@
-//! The child process of built-in kernels and of those of one's own: the element's own program, started again under the
-//! sandbox with a hidden first argument.
+//! Child process of built-in kernels and of users' kernels: the element's own program, started again under the sandbox with a hidden
+//! first argument.
 
 mod abi;
 mod keeper;
@@ -33,33 +33,33 @@ pub use own_fold::PIECE_ALIGN;
 pub use wasm::WasmError;
 pub(crate) use wasm::compatibility;
 
-/// The hidden first argument.
+/// Hidden first argument.
 const MARK: &str = "__kernel";
 
-/// Exit code of a kernel that was used wrongly.
+/// Exit code of a kernel with wrong arguments or inputs.
 const WRONG_USE: u8 = 2;
 
-/// Exit code of a kernel of one's own that could not be loaded.
+/// Exit code of a user's kernel that could not be loaded.
 const CANNOT_LOAD: u8 = 126;
 
-/// Exit code of a module that trapped, as that of a program which aborts.
+/// Exit code of a module that trapped, like that of a program which aborts.
 const TRAPPED: u8 = 134;
 
-/// What the child is told to be in order to compile the module on its standard input.
+/// Kind of a child that compiles the module on its standard input.
 const COMPILER: &str = "compiler";
 
-/// What the child is told to be in order to reduce arrays.
+/// Kind of a child that reduces arrays.
 const REDUCER: &str = "reducer";
 
-/// The kind of a child that runs a stack.
+/// Kind of a child that runs a stack.
 const STACK: &str = "stack";
 
-/// What a kernel is.
+/// Kind of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Builtin,
     Native,
-    /// A module; what was compiled of it is this descriptor of the child's.
+    /// Module; its compiled form is this descriptor of the child.
     Wasm(RawFd),
     Program,
 }
@@ -90,16 +90,16 @@ impl Kind {
     }
 }
 
-/// A kernel that runs in this process, or is started by it.
+/// Kernel that runs in this process, or is started by it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Stage {
     kind: Kind,
-    /// Its name, or the path of its code.
+    /// Name, or path of the code.
     name: String,
     args: Vec<String>,
 }
 
-/// Kind and name of a single kernel; takes the descriptor of a module from `modules`.
+/// Returns kind and name of a single kernel; takes the descriptor of a module from `modules`.
 fn words(code: &Code, modules: &mut impl Iterator<Item = RawFd>) -> [String; 2] {
     let path = |path: &Path| path.to_string_lossy().into_owned();
     let (kind, name) = match code {
@@ -112,21 +112,21 @@ fn words(code: &Code, modules: &mut impl Iterator<Item = RawFd>) -> [String; 2] 
     [kind.word(), name]
 }
 
-/// The arguments of a child that compiles a module.
+/// Returns the arguments of a child that compiles a module.
 pub(crate) fn compiler_arguments() -> Vec<String> {
     ["tidemill", MARK, COMPILER].map(str::to_owned).into()
 }
 
-/// The arguments of a child that reduces arrays.
+/// Returns the arguments of a child that reduces arrays.
 pub(crate) fn reducer_arguments() -> Vec<String> {
     ["tidemill", MARK, REDUCER].map(str::to_owned).into()
 }
 
-/// The arguments of a child, its own name first, those of a single kernel left out. `modules` are the descriptors of
-/// what was compiled of its modules, in their order.
+/// Returns the arguments of a child, its own name first, without those of a single kernel. `modules` are the descriptors of its compiled
+/// modules, in their order.
 ///
-/// An input that is the kernel's own code is not handed to the kernel, nor is an output that takes its
-/// standard output, unless stages are to write it.
+/// An input that is the kernel's own code is not passed to the kernel, nor is an output that receives its standard output, unless stages
+/// must write it.
 pub(crate) fn arguments(
     code: &Code,
     run: &Run,
@@ -168,7 +168,7 @@ pub(crate) fn arguments(
     all
 }
 
-/// The part of a fold as the child is told it, with what ties states to the kernel: its code and arguments.
+/// Returns the part of a fold in the form for the child, with the key that binds states to the kernel: its code and arguments.
 fn part_word(run: &Run, code: Option<&Path>) -> String {
     let verb = match run.part {
         Part::Whole => return "whole".to_owned(),
@@ -176,7 +176,7 @@ fn part_word(run: &Run, code: Option<&Path>) -> String {
         Part::Merge => "merge".to_owned(),
         Part::Finish => "finish".to_owned(),
     };
-    // Code that cannot be read can't be loaded either, and then says so.
+    // If the code cannot be read, it cannot be loaded either; then loading reports the error.
     let hash = code.and_then(|path| hash_file(path).ok());
     let text = format!("{} {:?}", hash.unwrap_or_default(), run.args);
     format!("{}:{verb}", &blake3::hash(text.as_bytes()).to_hex()[..16])
@@ -202,7 +202,7 @@ fn parse_part(word: &str) -> Option<(Key, Part)> {
     Some((key, part))
 }
 
-/// What a child was told to do.
+/// Task of a child.
 #[derive(Debug, PartialEq, Eq)]
 struct Task {
     what: What,
@@ -212,13 +212,13 @@ struct Task {
 
 #[derive(Debug, PartialEq, Eq)]
 enum What {
-    /// A kernel, and what of its work it does.
+    /// A kernel, and the part of its work that it does.
     Single(Stage, (Key, Part)),
     Stack(Vec<Stage>),
 }
 
 impl Task {
-    /// Reads what [`arguments`] wrote, without the program's name and the mark.
+    /// Parses the output of [`arguments`], without the program's name and the mark.
     fn parse(mut args: impl Iterator<Item = String>) -> Option<Self> {
         let kind = args.next()?;
         let mut what = if kind == STACK {
@@ -260,15 +260,15 @@ impl Task {
     }
 }
 
-/// A list behind its length.
+/// Parses a list that follows its length.
 fn list(args: &mut impl Iterator<Item = String>) -> Option<Vec<String>> {
     let count: usize = args.next()?.parse().ok()?;
     let list: Vec<_> = args.take(count).collect();
     (list.len() == count).then_some(list)
 }
 
-/// A child that is no kernel but serves this process: started from `program`, an open file, told what it is to be, with
-/// its orders on standard input.
+/// Returns the command of a child that is no kernel but serves this process: it is started from `program`, an open file, as a process of
+/// this kind, and reads its orders from standard input.
 pub(crate) fn serving(program: RawFd, kind: &str, orders: OwnedFd) -> Command {
     let mut command = Command::new(format!("/proc/self/fd/{program}"));
     command.args([MARK, kind]).env_clear().current_dir("/");
@@ -280,8 +280,8 @@ pub(crate) fn serving(program: RawFd, kind: &str, orders: OwnedFd) -> Command {
     command
 }
 
-/// Runs a kernel and ends the process, if this process was started for that. A program whose children run
-/// kernels calls this first in its `main`.
+/// Runs a kernel and ends the process, if this process was started for that. A program whose children run kernels calls this first in its
+/// `main`.
 pub fn main_if_child() {
     let mut args = std::env::args_os().skip(1);
     if args.next().is_none_or(|mark| mark != MARK) {
@@ -308,7 +308,7 @@ pub fn main_if_child() {
     std::process::exit(run_task(text).into());
 }
 
-/// Runs a kernel as the arguments behind the mark say; gives its exit code.
+/// Runs a kernel according to the arguments after the mark; returns its exit code.
 pub(crate) fn run_task(args: impl Iterator<Item = String>) -> u8 {
     let mut args = args.peekable();
     if args.peek().is_some_and(|kind| kind == REDUCER) {
@@ -374,7 +374,7 @@ fn kernel_name(name: &str) -> &'static str {
         .unwrap_or("this kernel")
 }
 
-/// Runs a kernel of one's own in the form that it has.
+/// Runs a user's kernel according to its kind.
 fn run_own(kind: Kind, name: &str, call: Call<'_>) -> Result<u8, NativeError> {
     match kind {
         Kind::Wasm(module) => wasm::run(name, module, call),
@@ -413,7 +413,7 @@ fn compiler_main() -> u8 {
     1
 }
 
-/// Writes to standard error; when that is closed nobody is there to be told.
+/// Writes to standard error; if that is closed, the message is lost.
 fn complain(message: &str) {
     let _ = writeln!(io::stderr(), "{message}");
 }

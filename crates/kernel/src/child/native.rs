@@ -1,7 +1,6 @@
-//! Loads a native kernel and calls it in the form that it has.
+//! Loads a native kernel and calls it through the entry points that it exports.
 //!
-//! The shared object is loaded when the sandbox is already up: what it runs on being loaded (constructors)
-//! is user code too.
+//! The shared object is loaded after the sandbox is set up, because its constructors are user code too.
 
 use std::alloc::Layout;
 use std::ffi::{c_int, c_void};
@@ -17,25 +16,25 @@ use super::own_fold::{self, Key, OwnFold};
 use super::ranked;
 use crate::run::Part;
 
-/// Exit code for entry points that return something an exit code cannot be.
+/// Exit code for entry points that return a value which is no exit code.
 const FAILED: u8 = 1;
 
-/// What a map is handed at a time, in bytes; `TIDEMILL_SLICE_BYTES` of the header.
+/// Size of a slice of a map, in bytes; `TIDEMILL_SLICE_BYTES` of the header.
 pub const SLICE_BYTES: usize = 4 << 20;
 
-/// What MPICH's library is called.
+/// Name of MPICH's library.
 const MPICH: &str = "libmpich.so";
 
-/// How slices of a map are aligned.
+/// Alignment of slices of a map, in bytes.
 const SLICE_ALIGN: usize = 4096;
 
-/// Why a kernel of one's own could not be called.
+/// Reason why a user's kernel could not be called.
 #[derive(Debug, thiserror::Error)]
 pub enum NativeError {
-    /// It is no shared object for this machine, or needs others that are missing.
+    /// The file is no shared object for this machine, or needs others that are missing.
     #[error("cannot load the kernel: {}", why(.0))]
     Load(libloading::Error),
-    /// It has none of the forms of a kernel, or only a part of one.
+    /// The file exports none of the forms of a kernel, or only a part of one.
     #[error(
         "the kernel has no entry point: it exports neither start_kernel nor all of tidemill_fold_init, _update, \
          _merge, _state and _finish nor tidemill_map (or func)"
@@ -44,12 +43,12 @@ pub enum NativeError {
     /// Only folds can be run in parts.
     #[error("the kernel is no fold, so it can only run on whole inputs")]
     NoFold,
-    /// It was built for a newer program.
+    /// The kernel was built for a newer program.
     #[error(
         "the kernel was built for version {kernel} of the interface; this program has version {ABI_VERSION}"
     )]
     Version {
-        /// The kernel's version.
+        /// Version of the kernel.
         kernel: u32,
     },
     /// An input could not be read.
@@ -57,15 +56,15 @@ pub enum NativeError {
     Input {
         /// Its name.
         name: String,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
-    /// An output could not be made.
+    /// An output could not be created.
     #[error("cannot write {name}: {source}")]
     Output {
         /// Its name.
         name: String,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
     /// The first output could not be written.
@@ -79,32 +78,32 @@ pub enum NativeError {
     State {
         /// The input.
         name: String,
-        /// Why.
+        /// Cause.
         reason: &'static str,
     },
-    /// A piece that is none.
+    /// A piece is invalid.
     #[error(
         "a piece is one input that begins at a multiple of {} bytes",
         own_fold::PIECE_ALIGN
     )]
     Piece,
-    /// It is to be one of several ranks, and brings no MPI.
+    /// A kernel of several ranks does not link MPI.
     #[error(
         "the kernel brings no MPI, or calls none of its functions: build it by mpicc -shared -fPIC (Debian: apt-get install libmpich-dev)"
     )]
     NoMpi,
-    /// It brings another MPI than that of MPICH.
+    /// The kernel links another MPI than that of MPICH.
     #[error(
         "the kernel was built for Open MPI: build it by mpicc of MPICH (Debian: mpicc.mpich of libmpich-dev)"
     )]
     OtherMpi,
-    /// It is to be one of several ranks, and has no function for that.
+    /// A kernel of several ranks has no function for that.
     #[error("the kernel does not export void func(int in_fd, int out_fd, MPI_Comm comm)")]
     NoRanked,
-    /// What started it is gone.
+    /// The process that started the kernel has ended.
     #[error("the other ranks can't be waited for: {0}")]
     Starter(#[source] io::Error),
-    /// A name or argument holds a zero byte.
+    /// A name or argument contains a zero byte.
     #[error("a name or argument holds a zero byte")]
     ZeroByte(#[from] std::ffi::NulError),
     /// A module failed.
@@ -112,7 +111,7 @@ pub enum NativeError {
     Wasm(#[from] super::wasm::WasmError),
 }
 
-/// What the system's loader says: a missing library or symbol by its name.
+/// Returns the message of the system's loader: a missing library or symbol by its name.
 fn why(error: &libloading::Error) -> String {
     let said = std::error::Error::source(error);
     let mut said = said.map_or_else(|| error.to_string(), ToString::to_string);
@@ -124,7 +123,7 @@ fn why(error: &libloading::Error) -> String {
     said
 }
 
-/// What to call it with.
+/// Arguments of a call.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Call<'a> {
     pub(super) args: &'a [String],
@@ -141,12 +140,12 @@ type Merge = unsafe extern "C" fn(*mut c_void, *const c_void, usize) -> c_int;
 type Give = unsafe extern "C" fn(*mut c_void, *const RawTask) -> c_int;
 type Map = unsafe extern "C" fn(*mut c_void, usize, c_int);
 
-/// Loads the shared object at `path` and calls it. Its exit code is what that returns.
+/// Loads the shared object at `path` and calls it. Its return value is the exit code.
 pub(super) fn run(path: &str, call: Call<'_>) -> Result<u8, NativeError> {
-    // SAFETY: this runs the user's code, which may do anything this process can; that is why this process
-    // is confined and holds nothing of value.
+    // SAFETY: this runs the user's code, which may do anything that this process may; for this reason the process is confined and holds
+    // no valuable data.
     let library = unsafe { Library::new(path) }.map_err(NativeError::Load)?;
-    // What the kernel registered for the end of the process must still be loaded then.
+    // Functions that the kernel registered for the end of the process must still be loaded then.
     let library: &'static Library = Box::leak(Box::new(library));
     // SAFETY: the header declares the symbol as a constant of this type.
     if let Ok(version) = unsafe { library.get::<*const u32>(c"tidemill_kernel_abi_version") } {
@@ -191,8 +190,8 @@ pub(super) fn run(path: &str, call: Call<'_>) -> Result<u8, NativeError> {
     }
     // SAFETY: the header declares the entry point with this type.
     let map = unsafe { library.get::<Map>(c"tidemill_map") };
-    // The name that it has in Active Burst-Buffer (§III-D). Other functions have that name, too: it is the last that is looked for.
-    // SAFETY: as above.
+    // The name of this function in Active Burst-Buffer (§III-D). Other functions have that name, too, so it is looked up last. SAFETY: as
+    // above.
     let map = map.or_else(|_| unsafe { library.get::<Map>(c"func") });
     run_map(map.map_err(|_| NativeError::EntryPoint)?, call)
 }
@@ -211,7 +210,7 @@ struct Functions {
 }
 
 impl Functions {
-    /// All of them, or none.
+    /// Returns all functions, or none.
     fn find(library: &'static Library) -> Option<Self> {
         // SAFETY: the header declares the functions with these types.
         unsafe {
@@ -236,7 +235,7 @@ struct NativeFold {
 impl OwnFold for NativeFold {
     fn update(&mut self, input: usize, offset: u64, piece: &[u8]) -> Result<u8, NativeError> {
         let data = piece.as_ptr().cast();
-        // SAFETY: the state is what init gave; the piece is readable during the call.
+        // SAFETY: the state is the result of init; the piece is readable during the call.
         let code = unsafe { (self.functions.update)(self.state, input, offset, data, piece.len()) };
         Ok(exit_code(code))
     }
@@ -249,7 +248,7 @@ impl OwnFold for NativeFold {
     }
 
     fn state(&mut self) -> Result<u8, NativeError> {
-        // SAFETY: the state is what init gave; the task lives until the call returns.
+        // SAFETY: the state is the result of init; the task lives until the call returns.
         let code = unsafe { (self.functions.state)(self.state, self.task.as_ptr()) };
         Ok(exit_code(code))
     }
@@ -282,7 +281,7 @@ impl Slice {
     }
 
     fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: the memory is this value's alone, initialised and of that length.
+        // SAFETY: this value owns the memory, which is initialised and has that length.
         unsafe { std::slice::from_raw_parts_mut(self.begin.as_ptr(), self.layout.size()) }
     }
 }
@@ -313,15 +312,14 @@ fn run_map(map: Symbol<'static, Map>, call: Call<'_>) -> Result<u8, NativeError>
             if length == 0 {
                 break;
             }
-            // SAFETY: the first `length` bytes of the slice are the input's, and all of it is the kernel's to use
-            // during the call.
+            // SAFETY: the first `length` bytes of the slice are the input's, and the kernel may use all of it during the call.
             unsafe { map(slice.begin.as_ptr().cast(), length, fd) };
         }
     }
     Ok(0)
 }
 
-/// Reads until the buffer is full or the file at its end; how many bytes.
+/// Reads until the buffer is full or the file is at its end; returns the number of bytes.
 pub(super) fn fill(file: &mut File, buffer: &mut [u8]) -> io::Result<usize> {
     let mut length = 0;
     while length < buffer.len() {

@@ -1,5 +1,4 @@
-//! Runs a fold of one's own over whole inputs, over a piece of one, or over partial states; the same for shared
-//! objects and for modules.
+//! Runs a user's fold over whole inputs, over a piece of one, or over partial states; the same for shared objects and for modules.
 
 use std::io::{self, Write};
 
@@ -10,27 +9,27 @@ use crate::builtin::series::Mapped;
 use crate::fold::STATE_VERSION;
 use crate::run::Part;
 
-/// Bytes that a fold is fed at once: enough that calls cost nothing, few enough to stay in a cache.
+/// Number of bytes that a fold gets at once: enough that calls cost nothing, few enough to stay in a cache.
 pub(super) const PIECE_BYTES: usize = 1 << 20;
 
-/// Pieces begin at multiples of this in their input; `TIDEMILL_PIECE_ALIGN` of the header.
+/// Alignment of pieces in their input, in bytes; `TIDEMILL_PIECE_ALIGN` of the header.
 pub const PIECE_ALIGN: u64 = 4096;
 
-/// What ties a partial state to its kernel and arguments.
+/// Key that binds a partial state to its kernel and arguments.
 pub(super) type Key = [u8; 8];
 
-/// A fold whose code is not ours. Everything gives the kernel's exit code, 0 if all is well.
+/// Fold of a user. All functions return the kernel's exit code, 0 for success.
 pub(super) trait OwnFold {
     fn update(&mut self, input: usize, offset: u64, piece: &[u8]) -> Result<u8, NativeError>;
     fn merge(&mut self, state: &[u8]) -> Result<u8, NativeError>;
-    /// Has the kernel write its state to output 0, behind what was written there.
+    /// Makes the kernel append its state to output 0.
     fn state(&mut self) -> Result<u8, NativeError>;
     fn finish(&mut self) -> Result<u8, NativeError>;
     /// Writes to output 0.
     fn write(&mut self, bytes: &[u8]) -> io::Result<()>;
 }
 
-/// Runs it; the exit code is the kernel's first that is not 0.
+/// Runs the fold; returns the kernel's first exit code that is not 0.
 pub(super) fn run(
     fold: &mut dyn OwnFold,
     part: Part,
@@ -86,7 +85,7 @@ fn over(
     Ok(0)
 }
 
-/// Feeds what is still being written, as it comes.
+/// Passes on a streaming input, as it arrives.
 fn over_pipe(
     fold: &mut dyn OwnFold,
     (number, name): (usize, &str),
@@ -135,7 +134,7 @@ fn merge(fold: &mut dyn OwnFold, key: Key, inputs: &[String]) -> Result<u8, Nati
     Ok(0)
 }
 
-/// Writes to the first output, or to standard output without one.
+/// Writes to the first output, or to standard output if there is none.
 pub(super) fn write_first(outputs: &mut [std::fs::File], bytes: &[u8]) -> io::Result<()> {
     match outputs {
         [] => io::stdout().write_all(bytes),

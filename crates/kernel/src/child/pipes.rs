@@ -1,4 +1,4 @@
-//! Inputs that are pipes: files that are still being written come as one, and end when they are sealed.
+//! Inputs that are pipes: a streaming input is a pipe, and ends when its file is sealed.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -13,15 +13,15 @@ use crate::builtin::chain::{Link, LinkError, Sink, named_inputs};
 use crate::builtin::series::Mapped;
 use crate::prepare::{RESERVED, TEMPORARY};
 
-/// What is taken from a pipe at a time.
+/// Number of bytes that are read from a pipe at a time.
 const PIECE_BYTES: usize = 256 << 10;
 
-/// Whether an input is a pipe.
+/// Returns whether an input is a pipe.
 pub(super) fn is_pipe(name: &str) -> bool {
     fs::metadata(name).is_ok_and(|data| data.file_type().is_fifo())
 }
 
-/// All that comes through a pipe, in a file without a name.
+/// Returns all data of a pipe, in a file without a name.
 pub(super) fn gathered(name: &str) -> io::Result<Mapped> {
     static NUMBER: AtomicUsize = AtomicUsize::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -39,7 +39,7 @@ pub(super) fn gathered(name: &str) -> io::Result<Mapped> {
     Mapped::range(&file, 0, length, MapFlags::SHARED)
 }
 
-/// Whether built-in kernels have to take their data as it comes: some of it is still being written.
+/// Returns whether built-in kernels must process their data as it arrives, because an input is still being written.
 pub(super) fn any(first: &Link, inputs: &[String]) -> bool {
     inputs.iter().any(|name| is_pipe(name))
         && !named_inputs(&first.name, &first.args)

@@ -1,7 +1,7 @@
-//! A kernel that is one of several processes: `void func(int in_fd, int out_fd, MPI_Comm comm)` of Active Burst-Buffer (§III-D).
+//! Kernel that is one of several processes: `void func(int in_fd, int out_fd, MPI_Comm comm)` of Active Burst-Buffer (§III-D).
 //!
-//! This program is linked with no MPI. The kernel brings its own, that of MPICH or one with the same binary interface, and its functions are
-//! found where the kernel's are. Whoever started the process speaks PMI at the other end of standard input.
+//! This program does not link MPI. The kernel links its own, that of MPICH or one with the same binary interface, and the functions of
+//! MPI are looked up in the same way as the kernel's. The process that started the kernel speaks PMI at the other end of standard input.
 
 use std::ffi::{c_char, c_int};
 use std::fs::File;
@@ -17,21 +17,21 @@ use crate::run::RANKS_VARIABLE;
 /// `MPI_COMM_WORLD` of MPICH and of all with its binary interface.
 const WORLD: c_int = 0x4400_0000;
 
-/// What a rank says when it has done its part, and what it is answered when all have.
+/// Message of a rank that has finished, and the answer when all ranks have.
 const BARRIER: &[u8] = b"cmd=barrier_in last=yes\n";
 
 type Init = unsafe extern "C" fn(*mut c_int, *mut *mut *mut c_char) -> c_int;
 type Barrier = unsafe extern "C" fn(c_int) -> c_int;
 type Ranked = unsafe extern "C" fn(c_int, c_int, c_int);
 
-/// Whether this process is such a one.
+/// Returns whether this process is such a kernel.
 pub(super) fn is_one() -> bool {
     std::env::var_os(RANKS_VARIABLE).is_some()
 }
 
-/// Calls the function on this rank, and ends the process when all ranks have come back from theirs.
+/// Calls the function on this rank, and ends the process when it has returned on all ranks.
 pub(super) fn run(library: &'static Library, call: Call<'_>) -> Result<u8, NativeError> {
-    // SAFETY: nothing is called; another library's symbol is looked for.
+    // SAFETY: no code is called; this only looks up a symbol of another library.
     if unsafe { library.get::<*const u8>(c"ompi_mpi_comm_world") }.is_ok() {
         return Err(NativeError::OtherMpi);
     }
@@ -51,22 +51,22 @@ pub(super) fn run(library: &'static Library, call: Call<'_>) -> Result<u8, Nativ
     let [output] = made.as_slice() else {
         return Err(NativeError::Outputs(made.len()));
     };
-    // SAFETY: null stands for no arguments. Errors of MPI end the process, as it has not said otherwise.
+    // SAFETY: null means no arguments. Errors of MPI end the process, because the kernel has not set another handler.
     unsafe {
         init(std::ptr::null_mut(), std::ptr::null_mut());
         func(input.into_raw_fd(), output.as_raw_fd(), WORLD);
         barrier(WORLD);
     }
     done().map_err(NativeError::Starter)?;
-    // `MPI_Finalize` of MPICH 4.0 over UCX waits at times for a peer that waits for it. All that was sent has come by now.
-    // SAFETY: flushes what the kernel has printed, and ends the process without what libraries do at their end.
+    // `MPI_Finalize` of MPICH 4.0 over UCX sometimes waits for a peer that waits for it. All messages have arrived by now. SAFETY:
+    // flushes the kernel's output, and ends the process without the cleanup code of libraries.
     unsafe {
         libc::fflush(std::ptr::null_mut());
         libc::_exit(0)
     }
 }
 
-/// The only input, or all of them one behind the other.
+/// Returns the only input, or all of them concatenated.
 fn input(names: &[String]) -> Result<File, NativeError> {
     let error = |name: &str, source| NativeError::Input {
         name: name.to_owned(),
@@ -86,7 +86,7 @@ fn input(names: &[String]) -> Result<File, NativeError> {
     Ok(all)
 }
 
-/// A file without a name.
+/// Returns a file without a name.
 fn tempfile(folder: &std::path::Path) -> io::Result<File> {
     let path = folder.join("inputs");
     let mut options = File::options();
@@ -99,7 +99,7 @@ fn tempfile(folder: &std::path::Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Waits until all ranks have come to this place.
+/// Waits until all ranks have reached this point.
 fn done() -> io::Result<()> {
     let starter = rustix::io::dup(io::stdin())?;
     let mut starter = File::from(starter);

@@ -1,4 +1,4 @@
-//! A child that reduces arrays, order after order, until nobody has any more: see [`crate::reducing`].
+//! Child that reduces arrays, order after order, until its socket is closed: see [`crate::reducing`].
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -17,10 +17,10 @@ use crate::reducing::{
 };
 use crate::reduction::{Batch, Folding};
 
-/// A multiple of the size of a page, whatever that is here.
+/// A multiple of every possible page size.
 const PAGE_BYTES: u64 = 64 << 10;
 
-/// Serves the socket that is the standard input; gives the exit code.
+/// Serves the socket that is the standard input; returns the exit code.
 pub(super) fn serve() -> u8 {
     let Ok(socket) = io::stdin().as_fd().try_clone_to_owned() else {
         return 1;
@@ -42,17 +42,17 @@ pub(super) fn serve() -> u8 {
 #[derive(Default)]
 struct Worker {
     reducer: Reducer,
-    /// What was read, with room for more.
+    /// Bytes that were read, in a buffer that may be larger.
     gathered: Vec<u8>,
 }
 
 impl Worker {
-    /// Carries out one order; `false` if there is none.
+    /// Executes one order; returns `false` if there is none.
     fn turn(&mut self, socket: &mut UnixStream) -> io::Result<bool> {
         let Some((file, work)) = work(socket)? else {
             return Ok(false);
         };
-        // Whoever asks has done so before; if not, what was sent can't be told from what follows it.
+        // The sender has checked the work already. If it did not, the sent bytes cannot be distinguished from the next order.
         work.check().map_err(io::Error::other)?;
         let (mut answer, failed) = match self.carry_out(&file, &work, socket)? {
             Ok(answer) => (answer, 0),
@@ -85,8 +85,8 @@ impl Worker {
         }
     }
 
-    /// Folds piece after piece, each read to where the one before was: to map a file costs more than to copy pieces that stay in the
-    /// cache. What was sent is read to its end, whatever happens.
+    /// Folds piece after piece, and reads each into the same buffer: mapping a file costs more than copying pieces that stay in the
+    /// cache. The bytes that were sent are always read to their end.
     fn fold(&mut self, file: &File, batch: &Batch, socket: &mut UnixStream) -> io::Result<Answer> {
         let mut folding =
             Folding::new(batch.task.clone(), batch.cells.clone()).map_err(Trouble::from);
@@ -122,7 +122,7 @@ impl Worker {
         }
     }
 
-    /// Bytes from where they are, side by side; gives how many.
+    /// Collects bytes from their locations in a contiguous buffer; returns their number.
     fn gather(
         &mut self,
         pieces: &[Piece],
@@ -147,7 +147,7 @@ impl Worker {
         Ok(end)
     }
 
-    /// The bytes where they lie: nothing of them is copied.
+    /// Returns the bytes in place, without a copy.
     fn in_place(
         &mut self,
         file: &File,
@@ -162,7 +162,8 @@ impl Worker {
     }
 }
 
-/// Bytes of a file of so many, where they lie, and how many come before them; none if they lie beyond its end.
+/// Maps bytes of a file of this size; returns the mapping and the number of bytes before them. Returns `None` if they are after the end
+/// of the file.
 fn map(
     file: &File,
     size: u64,
@@ -194,7 +195,7 @@ fn packed<T: Serialize>(made: Result<T, ArrayError>) -> io::Result<Answer> {
     }
 }
 
-/// The next work and its file.
+/// Receives the next work and its file.
 fn work(socket: &mut UnixStream) -> io::Result<Option<(File, Work)>> {
     let mut head = [0; 4];
     let (got, descriptors) = receive(socket, &mut head)?;

@@ -1,8 +1,8 @@
-//! Runs a stack of kernels within one sandbox: each takes what the one before writes.
+//! Runs a stack of kernels within one sandbox: each processes the output of the previous one.
 //!
-//! Built-in kernels that follow each other are one chain on one thread, without a copy between them; programs are
-//! processes of their own, with pipes; both go on at the same time. Kernels of one's own see whole files, so what
-//! comes before one is gathered in a file first, and so is what it writes.
+//! Adjacent built-in kernels are one chain on one thread, without a copy between them; programs are processes of their own, with pipes;
+//! both run at the same time. Users' kernels need whole files, so the input of such a kernel is first collected in a file, and so is its
+//! output.
 
 use std::fs::File;
 use std::io::{self, PipeReader, PipeWriter, Read};
@@ -22,22 +22,22 @@ use crate::builtin::{BuiltinError, run_builtin};
 use crate::prepare::{RESERVED, TEMPORARY};
 use crate::run::Part;
 
-/// What a built-in kernel takes from a pipe at a time.
+/// Number of bytes that a built-in kernel reads from a pipe at a time.
 const PIECE_BYTES: usize = 256 << 10;
 
-/// What a shell adds to the number of the signal that ended a program.
+/// Number that a shell adds to the number of the signal that ended a program.
 const SIGNALLED: i32 = 128;
 
-/// Why a stack failed.
+/// Reason why a stack failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StackError {
-    /// A built-in kernel.
+    /// A built-in kernel failed.
     #[error(transparent)]
     Builtin(#[from] LinkError),
-    /// A kernel of one's own could not be called.
+    /// A user's kernel could not be called.
     #[error("stage {0} ({1}): {2}")]
     Own(usize, String, NativeError),
-    /// A kernel of one's own returned something else than 0.
+    /// A user's kernel did not return 0.
     #[error("stage {0} ({1}) ended with exit code {2}")]
     Code(usize, String, u8),
     /// A program could not be started.
@@ -46,7 +46,7 @@ pub(super) enum StackError {
     /// A program failed.
     #[error("stage {0} ({1}) {end}", end = ended(*.2))]
     Program(usize, String, ExitStatus),
-    /// There is no pipe, thread or file to be had.
+    /// A pipe, thread or file could not be made.
     #[error("the stages cannot be put together: {0}")]
     Together(#[from] io::Error),
 }
@@ -60,7 +60,7 @@ fn ended(status: ExitStatus) -> String {
 }
 
 impl StackError {
-    /// What the process ends with.
+    /// Returns the exit code of the process.
     pub(super) fn exit_code(&self) -> u8 {
         let code = match self {
             Self::Builtin(error) => return builtin_exit_code(&error.source),
@@ -75,8 +75,7 @@ impl StackError {
         u8::try_from(code).unwrap_or(1)
     }
 
-    /// Whether all that went wrong is that nobody reads what it wrote: then it is the next stage that says
-    /// whether that is a failure.
+    /// Returns whether the only error is that the output has no reader: then the next stage decides whether that is a failure.
     fn is_unread(&self) -> bool {
         match self {
             Self::Builtin(LinkError {
@@ -89,14 +88,14 @@ impl StackError {
     }
 }
 
-/// A stage and its place, from 1.
+/// Stage and its place, from 1.
 type Placed<'a> = (usize, &'a Stage);
 
-/// What a stage reads.
+/// Input of a stage.
 enum Source {
     /// The task's inputs.
     Inputs,
-    /// What was gathered.
+    /// A collected file.
     File(PathBuf),
     Pipe(PipeReader),
 }
@@ -106,8 +105,7 @@ enum Source {
 /// # Errors
 /// The first failure. Processes of other stages may still run then: this process must end, which ends them.
 pub(super) fn run(stages: &[Stage], inputs: &[String], output: &str) -> Result<(), StackError> {
-    // A stage whose reader ended early hears of it as an error.
-    // SAFETY: sets a disposition to one that runs no code.
+    // A stage whose reader ended early gets an error instead of a signal. SAFETY: sets a disposition to one that runs no code.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
     let placed: Vec<Placed<'_>> = (1..).zip(stages).collect();
     let inputs = &data(stages, inputs);
@@ -141,7 +139,7 @@ pub(super) fn run(stages: &[Stage], inputs: &[String], output: &str) -> Result<(
     Ok(())
 }
 
-/// The inputs without those that arguments of later stages name. The first stage leaves out its own itself.
+/// Returns the inputs without those that arguments of later stages name. The first stage leaves out its own itself.
 fn data(stages: &[Stage], inputs: &[String]) -> Vec<String> {
     let named = |stage: &Stage| match stage.kind {
         Kind::Builtin => named_inputs(&stage.name, &stage.args),
@@ -156,14 +154,14 @@ fn data(stages: &[Stage], inputs: &[String]) -> Vec<String> {
     inputs.iter().filter(data).cloned().collect()
 }
 
-/// The file for what stage `number` writes, or gathers.
+/// Returns the path of the file for the output, or the collected input, of stage `number`.
 fn between(number: usize) -> PathBuf {
     [RESERVED, TEMPORARY, &format!("stage-{number}")]
         .iter()
         .collect()
 }
 
-/// Calls a kernel of one's own over whole files.
+/// Calls a user's kernel over whole files.
 fn call(
     (number, stage): Placed<'_>,
     source: &Source,
@@ -190,7 +188,7 @@ fn call(
     }
 }
 
-/// Built-in kernels that follow each other, or a program.
+/// Adjacent built-in kernels, or a program.
 enum Segment<'a> {
     Builtins(Vec<Link>),
     Program(Placed<'a>),
@@ -214,7 +212,7 @@ fn segments<'a>(stages: &[Placed<'a>]) -> Vec<Segment<'a>> {
     segments
 }
 
-/// Runs stages that take bytes as they come, all at once.
+/// Runs stages that process bytes as they arrive, all at the same time.
 fn pipeline(
     stages: &[Placed<'_>],
     source: Source,
@@ -237,7 +235,7 @@ fn pipeline(
         let source = std::mem::replace(&mut source, next);
         let sender = sender.clone();
         let tell = move |result: Result<(), StackError>| {
-            // Nobody listens once a failure was told.
+            // The receiver stops listening after the first failure.
             let _ = sender.send((index, result));
         };
         match segment {
@@ -298,7 +296,7 @@ fn builtins(
     Ok(sink.finish()?)
 }
 
-/// Runs one built-in kernel over inputs of which some are still being written.
+/// Runs one built-in kernel over inputs that are partly still being written.
 pub(super) fn streamed(stage: &Stage, inputs: &[String], out: File) -> Result<(), BuiltinError> {
     let link = Link {
         number: 1,

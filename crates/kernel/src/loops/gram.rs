@@ -134,8 +134,8 @@ impl<const W: usize, T: Real, N: Number> Pass for InLines<W, Load<'_, T, N>> {
     }
 }
 
-/// Adds to `to`, row-major with the groups' width squared, the sums over all rows of products of any two columns; only for those whose first
-/// is not behind the second, and some others near.
+/// Adds the sums over all rows of products of any two columns to `to`, which is row-major with the groups' width squared. It computes
+/// only sums whose first column does not follow the second, and some others near these.
 pub(crate) fn gram<T: Real>(level: Level, groups: &Groups<T>, to: &mut [f64]) {
     assert!(to.len() >= groups.width() * groups.width());
     with_lanes!(level, T, |V| run(

@@ -4,7 +4,7 @@ use std::mem::MaybeUninit;
 
 use rustix::mm::{Advice, madvise};
 
-/// Size of a huge page, in bytes. On systems with another size, the system rounds.
+/// Size of a huge page, in bytes. A system with another size applies the advice to the huge pages of its own size.
 const HUGE: usize = 2 << 20;
 
 /// Requests huge pages for the part of `room` into which whole ones fit. No byte of `room` should have been touched yet.

@@ -1,4 +1,4 @@
-//! Histograms: how many values of a cell lie between which edges. All cells have the same edges, so counts of pieces add up.
+//! Histograms: the numbers of values of a cell between edges. All cells have the same edges, so counts of pieces can be added.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,18 +7,18 @@ use super::state::{Numbers, State, real};
 use crate::array::ArrayError;
 use crate::loops::number::Number;
 
-/// Bins of one histogram.
+/// Maximum number of bins in one histogram.
 const BINS_MAX: u32 = 1 << 20;
 
-/// Counters of all cells.
+/// Maximum number of counters of all cells.
 pub(super) const COUNTERS_MAX: u64 = 2 << 20;
 
-/// Bins as they are asked for: `10`, `-5:35:80`.
+/// Requested bins: `10`, `-5:35:80`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Wanted {
-    /// How many.
+    /// Number of bins.
     pub bins: u32,
-    /// From where to where; between the extremes of the values if it is not said.
+    /// Lowest and highest edge; `None`: the extremes of the values.
     pub between: Option<(f64, f64)>,
 }
 
@@ -69,7 +69,7 @@ impl std::str::FromStr for Wanted {
     }
 }
 
-/// Bins of equal width, from the lowest edge to the highest: numpy's `linspace`.
+/// Edges of bins of equal width, like numpy's `linspace`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Edges {
     low: f64,
@@ -78,10 +78,10 @@ pub struct Edges {
 }
 
 impl Edges {
-    /// So many between two numbers.
+    /// Makes edges of `bins` bins between two numbers.
     ///
     /// # Errors
-    /// If they are no two numbers, or too near to each other for so many.
+    /// If the numbers are not finite, or too close to each other for so many bins.
     pub fn new(low: f64, high: f64, bins: u32) -> Result<Self> {
         let edges = Self { low, high, bins };
         if edges.are_apart() {
@@ -92,14 +92,14 @@ impl Edges {
         )))
     }
 
-    /// Whether each edge is above the one before. They may come from anywhere.
+    /// Returns whether each edge is above the previous one. The numbers may come from an untrusted source.
     fn are_apart(self) -> bool {
         let finite = self.low.is_finite() && (self.high - self.low).is_finite();
         let many = (1..=BINS_MAX).contains(&self.bins);
         finite && many && (0..self.bins).all(|bin| self.edge(bin) < self.edge(bin + 1))
     }
 
-    /// Where a bin begins; at the end, where the last one ends.
+    /// Returns the begin of a bin; for the number of bins, the end of the last one.
     fn edge(self, bin: u32) -> f64 {
         if bin == self.bins {
             return self.high;
@@ -107,28 +107,28 @@ impl Edges {
         f64::from(bin) * ((self.high - self.low) / f64::from(self.bins)) + self.low
     }
 
-    /// The lower end of all counters: of what is below, of each bin, of what is above.
+    /// Returns the lower ends of all counters: of the values below, of each bin, and of the values above.
     pub(super) fn lower_ends(self) -> Vec<f64> {
         let edges = (0..=self.bins).map(|bin| self.edge(bin));
         std::iter::once(f64::NEG_INFINITY).chain(edges).collect()
     }
 
-    /// Counters of one cell: one for each bin, one for what is below, one for what is above.
+    /// Returns the number of counters of one cell: one for each bin, one for the values below, one for the values above.
     pub(super) fn counters(self) -> usize {
         self.bins as usize + 2
     }
 }
 
-/// What is counted of each cell in a pass.
+/// Counters of each cell in a pass.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Bins {
-    /// Values are put between these once they are so many times what they are, and so much more.
+    /// Factor and summand that are applied to values before they are sorted into bins.
     pub(super) unpack: Option<(f64, f64)>,
     pub(super) edges: Edges,
 }
 
 impl Bins {
-    /// Whether they are some. They may come from anywhere.
+    /// Checks the edges, which may come from an untrusted source.
     pub(super) fn check(&self) -> std::result::Result<(), ArrayError> {
         match self.edges.are_apart() {
             true => Ok(()),
@@ -136,7 +136,7 @@ impl Bins {
         }
     }
 
-    /// What puts values between the edges.
+    /// Returns the function that finds the bin of a value.
     pub(super) fn placer(&self) -> Placer {
         let Edges { low, high, bins } = self.edges;
         Placer {
@@ -147,7 +147,7 @@ impl Bins {
     }
 }
 
-/// Puts values between edges: a product says about where, and the edges there say exactly.
+/// Finds the bin of a value: a product estimates it, and the edges there decide exactly.
 #[derive(Debug)]
 pub(super) struct Placer {
     unpack: Option<(f64, f64)>,
@@ -156,7 +156,7 @@ pub(super) struct Placer {
 }
 
 impl Placer {
-    /// The counter of a value.
+    /// Returns the counter of a value.
     #[inline(always)]
     #[allow(
         clippy::cast_possible_truncation,
@@ -187,12 +187,12 @@ impl Placer {
     }
 }
 
-/// The way to a histogram, from pass to pass.
+/// Progress of a histogram, from pass to pass.
 #[derive(Clone, Debug)]
 pub(super) enum Binning {
-    /// The extremes are looked for.
+    /// The pass finds the extremes.
     Ends(u32),
-    /// Values are counted; how many there were in each cell when the extremes were looked for, if they were.
+    /// The pass counts values. The second value is the number of values in each cell in the pass for the extremes, if there was one.
     Counted(Edges, Option<Vec<u64>>),
 }
 
@@ -210,7 +210,7 @@ impl Binning {
         })
     }
 
-    /// The edges, once they are known.
+    /// Returns the edges, once they are known.
     pub(super) fn edges(&self) -> Option<Edges> {
         match self {
             Self::Ends(_) => None,
@@ -218,7 +218,7 @@ impl Binning {
         }
     }
 
-    /// Goes on, if there is another pass.
+    /// Continues with the next pass; returns whether there is one.
     ///
     /// # Errors
     /// If the extremes are not finite, or values changed between two passes.
@@ -241,7 +241,8 @@ impl Binning {
     }
 }
 
-/// Bins between the extremes of all cells. As numpy has it, one value lies in the middle, and none are from 0 to 1.
+/// Returns bins between the extremes of all cells. As in numpy, a single value is in the middle, and without values the bins are from 0
+/// to 1.
 fn between(found: &State, bins: u32) -> Result<Edges> {
     let ends = |numbers: &Numbers| -> Vec<f64> {
         let all = match numbers {
@@ -270,7 +271,7 @@ fn between(found: &State, bins: u32) -> Result<Edges> {
     })
 }
 
-/// How many values there are in as many cells.
+/// Returns the counts as numbers of cells.
 pub(super) fn whole(counts: &[u64]) -> Vec<Option<i128>> {
     counts
         .iter()

@@ -1,4 +1,4 @@
-//! Inner loops over blocks of little-endian values: all into one cell, or each into its own.
+//! Inner loops over blocks of little-endian values: all values to one cell, or each to a cell of its own.
 
 use std::marker::PhantomData;
 
@@ -8,14 +8,14 @@ use crate::array::pass::{Compensated, two_sum};
 use crate::loops::number::{Number, Tally};
 use crate::loops::simd::{self, Level, Pass};
 
-/// Lanes of a block: the same on every processor, so that sums of floats are.
+/// Number of lanes of a block: the same on every processor, so that sums of floats are the same, too.
 const LANES: usize = 32;
 
-/// A type whose sums are known.
+/// Type whose sums are supported.
 pub(super) trait Summed: Number {
-    /// A sum of up to 4096 values.
+    /// Sum of up to 4096 values.
     type Lane: Copy + Default;
-    /// A sum of any.
+    /// Sum of any number of values.
     type Total: Copy + Default + Send + std::fmt::Debug;
     fn put(lane: Self::Lane, value: Self, keeps: bool) -> Self::Lane;
     fn join(total: Self::Total, lane: Self::Lane) -> Self::Total;
@@ -118,7 +118,7 @@ impl Summed for f64 {
     }
 }
 
-/// A product, and what is lost in it.
+/// Returns a product and its rounding error.
 #[inline(always)]
 fn product(a: f64, b: f64) -> Compensated {
     let product = a * b;
@@ -126,14 +126,14 @@ fn product(a: f64, b: f64) -> Compensated {
     (product, if lost.is_finite() { lost } else { 0.0 })
 }
 
-/// A sum that goes on, with what is lost.
+/// Adds a number to a sum, both with their rounding errors.
 #[inline(always)]
 fn plus((sum, lost): Compensated, (value, below): Compensated) -> Compensated {
     let (sum, more) = two_sum(sum, value);
     (sum, lost + (more + below))
 }
 
-/// What is known of a block.
+/// Results of a block.
 #[derive(Clone, Copy)]
 pub(super) struct Found<T: Summed> {
     pub(super) count: u64,
@@ -142,7 +142,7 @@ pub(super) struct Found<T: Summed> {
     pub(super) high: T,
 }
 
-/// Counts, adds up and, with `EXTREMES`, finds the smallest and largest; with `BIG`, of values whose highest byte comes first.
+/// Counts, sums and, with `EXTREMES`, finds the smallest and largest value. With `BIG`, values are big-endian.
 pub(super) struct Block<'a, T, K, const SUM: bool, const EXTREMES: bool, const BIG: bool> {
     pub(super) values: &'a [u8],
     pub(super) keeps: K,
@@ -208,7 +208,7 @@ impl<T: Summed, K: Fn(T) -> bool, const SUM: bool, const EXTREMES: bool, const B
     }
 }
 
-/// The sum of squares of what values are away from their mean.
+/// Computes the sum of the squared distances of values from their mean.
 pub(super) struct Squares<'a, T, K> {
     pub(super) values: &'a [u8],
     pub(super) mean: f64,
@@ -243,12 +243,12 @@ impl<T: Summed, K: Fn(T) -> bool> Pass for Squares<'_, T, K> {
     }
 }
 
-/// The cells of a box, one array a kind of thing that is kept.
+/// Cells of a box, with one array for each kind of result.
 #[derive(Debug)]
 pub(super) struct Cells<T: Summed> {
     pub(super) counts: Vec<u64>,
     pub(super) sums: Vec<T::Total>,
-    /// Of weighted values.
+    /// Sums of weighted values.
     pub(super) weighted: Vec<Compensated>,
     pub(super) weights: Vec<Compensated>,
     pub(super) lows: Vec<T>,
@@ -257,7 +257,7 @@ pub(super) struct Cells<T: Summed> {
     pub(super) counters: Option<Counters>,
 }
 
-/// Each value into a cell of its own.
+/// Adds each value to a cell of its own.
 struct Each<'a, T: Summed, K> {
     values: &'a [u8],
     keeps: K,
@@ -327,7 +327,7 @@ impl<T: Summed, K: Fn(T) -> bool> Pass for Each<'_, T, K> {
 }
 
 impl<T: Summed> Cells<T> {
-    /// Each value into a cell of its own, from `first` on.
+    /// Adds each value to a cell of its own, from `first` on.
     pub(super) fn each<K: Fn(T) -> bool>(
         &mut self,
         level: Level,
@@ -345,14 +345,13 @@ impl<T: Summed> Cells<T> {
         simd::run(level, each);
     }
 
-    /// Whether nothing is kept of a cell but how many values it has, and their sum.
+    /// Returns whether each cell keeps only the number of its values and their sum.
     pub(super) fn are_sums(&self) -> bool {
         let more = [self.lows.len(), self.moments.len()];
         !self.sums.is_empty() && more == [0, 0] && self.counters.is_none()
     }
 
-    /// All values into one cell of which only the sum is kept; their highest byte comes first. What is read turns them around, so
-    /// that they are not written in between.
+    /// Adds big-endian values to one cell that keeps only the sum. The reading loop swaps their bytes, so that they need no buffer.
     pub(super) fn add_swapped<K: Fn(T) -> bool + Copy>(
         &mut self,
         level: Level,
@@ -368,7 +367,7 @@ impl<T: Summed> Cells<T> {
         }
     }
 
-    /// All values into one cell.
+    /// Adds all values to one cell.
     pub(super) fn all<K: Fn(T) -> bool + Copy>(
         &mut self,
         level: Level,

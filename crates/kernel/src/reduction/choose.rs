@@ -1,23 +1,23 @@
-//! Which indices of a dimension a range of its coordinate's values selects.
+//! Selects the indices of a dimension by a range of its coordinate's values.
 
 use tidemill_format::Range;
 
 use super::plan::Found;
 
-/// Runs of indices that one dimension of a file may be selected by.
+/// Maximum number of runs of indices of one dimension of a file.
 const RUNS_MAX: usize = 64;
 
-/// What is selected of a dimension.
+/// Selected part of a dimension.
 pub(super) struct Chosen {
-    /// In the order of the result.
+    /// Runs of indices, in the order of the result.
     pub(super) runs: Vec<Range>,
-    /// All values of the coordinate, with those that are selected as the selection counts them, if that is not as the file does.
+    /// All values of the coordinate, in which selected longitudes are those of the selection; `None` if they are the file's own.
     pub(super) values: Option<Vec<f64>>,
-    /// Values that are none.
+    /// Number of missing values.
     pub(super) missing: usize,
 }
 
-/// From the least value to the most, and whether that is included.
+/// Range from the least to the greatest value, and whether the greatest is included.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Span {
     pub(super) least: f64,
@@ -26,7 +26,7 @@ pub(super) struct Span {
 }
 
 impl Span {
-    /// The ends as the coordinate's own type has them.
+    /// Converts the ends to the coordinate's own type.
     pub(super) fn of(found: &Found, (least, most, through): (f64, f64, bool)) -> Self {
         let own = |value: f64| match found.single && found.units.is_none() {
             #[expect(clippy::cast_possible_truncation, reason = "the nearest is wanted")]
@@ -49,7 +49,7 @@ impl Span {
         value >= self.least && (value < self.most || self.through && value <= self.most)
     }
 
-    /// Whether it reaches further than one and a half steps beyond values.
+    /// Returns whether the range extends more than one and a half steps beyond the values.
     pub(super) fn is_beyond(
         self,
         values: impl Iterator<Item = f64>,
@@ -78,7 +78,7 @@ fn run(start: usize, end: usize) -> Range {
     }
 }
 
-/// Runs of indices for which something holds.
+/// Returns the runs of indices for which a condition is true.
 fn runs(count: usize, holds: impl Fn(usize) -> bool) -> Vec<(usize, usize)> {
     let mut found: Vec<(usize, usize)> = Vec::new();
     for index in (0..count).filter(|index| holds(*index)) {
@@ -99,7 +99,7 @@ fn few(found: &[(usize, usize)]) -> Result<(), String> {
     }
 }
 
-/// By values that ascend or descend, of which some may be none.
+/// Selects by ascending or descending values. Some of the values may be missing.
 pub(super) fn by_values(values: &[f64], span: Span) -> Result<Chosen, String> {
     let found = runs(values.len(), |index| span.has(values[index]));
     few(&found)?;
@@ -118,7 +118,7 @@ pub(super) fn by_values(values: &[f64], span: Span) -> Result<Chosen, String> {
     })
 }
 
-/// By longitudes, which are the same after 360 degrees.
+/// Selects by longitudes, which are periodic with 360 degrees.
 pub(super) fn by_longitudes(found: &Found, span: Span) -> Result<Chosen, String> {
     let values = &found.values;
     if !span.least.is_finite() || !span.most.is_finite() {
@@ -184,7 +184,7 @@ pub(super) fn by_longitudes(found: &Found, span: Span) -> Result<Chosen, String>
     })
 }
 
-/// Every so many of what is selected; `taken` are those of the files before.
+/// Selects every `step`-th of the selected indices; `taken` counts the indices of the previous files.
 pub(super) fn every(runs: &[Range], step: u64, taken: &mut u64) -> Vec<Range> {
     let mut left = Vec::new();
     for one in runs {
@@ -202,7 +202,7 @@ pub(super) fn every(runs: &[Range], step: u64, taken: &mut u64) -> Vec<Range> {
     left
 }
 
-/// Runs without the indices that are left out.
+/// Returns the runs without the excluded indices.
 pub(super) fn without(
     ranges: &[Range],
     left_out: impl Fn(u64) -> bool,

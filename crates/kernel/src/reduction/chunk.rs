@@ -1,11 +1,11 @@
-//! Pieces of a file as items, and pieces that lie on several elements as several.
+//! Pieces of a file as items. A piece that is stored on several elements becomes several items.
 
 use tidemill_format::{Piece, Range, Span};
 
 use super::task::Item;
 use crate::reducing::Piece as Stored;
 
-/// A piece whose bytes are found at these places.
+/// Makes an item of a piece whose bytes are at these locations.
 #[must_use]
 pub fn item(piece: &Piece, bytes: Vec<Stored>) -> Item {
     Item {
@@ -19,8 +19,8 @@ pub fn item(piece: &Piece, bytes: Vec<Stored>) -> Item {
     }
 }
 
-/// Cuts a piece of what lies one after the other where the bytes of one part end and those of another begin (`ends`, ascending
-/// bytes of the file within it): at whole rows if it can be, so that only values that cross an end are of both.
+/// Cuts a contiguous piece at `ends`, ascending offsets in the file at which the bytes of one part end and those of another begin. It
+/// cuts at whole rows if possible, so that only values across an end are in both pieces.
 #[must_use]
 pub fn cut(piece: &Piece, ends: &[u64]) -> Vec<Piece> {
     let mut pieces = Vec::new();
@@ -53,7 +53,7 @@ fn cut_to(piece: &Piece, ends: &[u64], to: &mut Vec<Piece>) {
     to.extend(rows(piece, span, dimension, (next, piece.shape[dimension])));
 }
 
-/// What is wanted of some indices of the first dimension that has more than one.
+/// Returns the requested part of some indices of the first dimension that has more than one index.
 fn rows(piece: &Piece, span: &Span, dimension: usize, (from, to): (u64, u64)) -> Option<Piece> {
     let (row, range) = (span.size / piece.shape[dimension], piece.within[dimension]);
     let before = from

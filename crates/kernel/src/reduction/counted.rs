@@ -1,4 +1,4 @@
-//! Counters of cells: what of their values is counted, beside how many there are.
+//! Counters of cells, in addition to the number of values.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,17 +7,17 @@ use super::ranks::Digits;
 use crate::array::ArrayError;
 use crate::loops::number::Number;
 
-/// What is counted.
+/// Property of the values that is counted.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Counted {
-    /// How many values have which digit.
+    /// Numbers of values with each digit.
     Digits(Digits),
-    /// How many lie in which bin.
+    /// Numbers of values in each bin.
     Bins(Bins),
 }
 
 impl Counted {
-    /// Counters of one cell.
+    /// Returns the number of counters of one cell.
     fn counters(&self) -> usize {
         match self {
             Self::Digits(digits) => digits.counters(),
@@ -25,7 +25,7 @@ impl Counted {
         }
     }
 
-    /// Bytes that are kept of each cell.
+    /// Returns the number of bytes for each cell.
     pub(super) fn cell_bytes(&self) -> usize {
         match self {
             Self::Digits(digits) => digits.cell_bytes(),
@@ -33,7 +33,7 @@ impl Counted {
         }
     }
 
-    /// Whether it is something of as many cells. It may come from anywhere.
+    /// Checks the description for `cells` cells. It may come from an untrusted source.
     pub(super) fn check(&self, cells: usize) -> Result<(), ArrayError> {
         match self {
             Self::Digits(digits) => digits.check(cells),
@@ -42,15 +42,15 @@ impl Counted {
     }
 }
 
-/// How it is counted.
+/// Method of counting.
 #[derive(Debug)]
 enum Counts {
     Digits(Digits),
-    /// With so many counters for a cell.
+    /// Finder of bins, and number of counters of each cell.
     Bins(Placer, usize),
 }
 
-/// The counters of all cells, those of one side by side.
+/// Counters of all cells; those of one cell are contiguous.
 #[derive(Debug)]
 pub(super) struct Counters {
     of: Counts,

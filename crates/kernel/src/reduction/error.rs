@@ -1,4 +1,4 @@
-//! Why a variable can't be reduced.
+//! Reasons why a variable cannot be reduced.
 
 use crate::array::ArrayError;
 
@@ -69,11 +69,11 @@ pub enum Error {
     Query(String),
 }
 
-/// A result of this module.
+/// Result of this module.
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// What is wrong with a file, or what was asked of it.
+    /// Makes the error of an invalid file, or of an invalid request to it.
     pub(super) fn of(file: impl Into<String>, source: tidemill_format::Error) -> Self {
         Self::Format {
             file: file.into(),

@@ -1,4 +1,4 @@
-//! Whole reductions of variables in memory: exact numbers, variables of no values, weights.
+//! Tests whole reductions of variables in memory: exact numbers, variables without values, weights.
 
 #![allow(clippy::float_cmp, reason = "results are told exactly")]
 
@@ -34,7 +34,7 @@ fn variable(path: &str, kind: Kind, dimensions: Vec<Dimension>, offset: usize) -
     }
 }
 
-/// Runs something with a file in memory.
+/// Runs a function with a file in memory.
 fn with_input<T>(
     variables: Vec<Variable>,
     bytes: &dyn Bytes,
@@ -94,7 +94,7 @@ fn integers_of_64_bits_are_compared_and_summed_exactly() {
     let ends = [i64::MAX, i64::MAX, i64::MIN];
     assert_eq!(whole(Operation::Count, &ends, Some(i64::MAX)), Some(1));
     assert_eq!(whole(Operation::Count, &ends, Some(i64::MIN + 1)), Some(3));
-    // Beyond 64 bits, where numpy's wrap.
+    // The sum needs more than 64 bits; numpy's sum would wrap.
     let sum = 2 * i128::from(i64::MAX);
     assert_eq!(whole(Operation::Sum, &ends, Some(i64::MIN)), Some(sum));
     assert_eq!(
@@ -192,7 +192,7 @@ fn weighted_mean_of_constant_is_constant() {
     }
 }
 
-/// A cube of 75 days from 20 January on, in which each seventh value is missing.
+/// Returns a cube of 75 days from 20 January on, in which each seventh value is missing.
 fn cube(kind: &Kind) -> (Vec<Variable>, Vec<u8>) {
     let (times, lats, lons) = (75_u32, 4_u32, 3_u32);
     let mut bytes: Vec<u8> = (0..times)
@@ -252,7 +252,7 @@ fn words(text: &str) -> Query {
     words.query().unwrap()
 }
 
-/// The result at once, and the same written in slabs of at most so many cells.
+/// Returns the result at once, and the same result written in slabs of at most `most` cells.
 fn both(kind: &Kind, query: &Query, most: u64) -> (Table, Vec<u8>) {
     let (variables, bytes) = cube(kind);
     let whole = table(query, variables.clone(), &bytes).unwrap();
@@ -290,7 +290,7 @@ fn slabs_of_result_equal_whole_result() {
             let mut expected = Vec::new();
             whole.write(Form::Netcdf, &mut expected).unwrap();
             assert_eq!(expected.len(), file.len(), "{query}, {most}");
-            // Sums are put together in another order, so that the last bit may differ.
+            // The order of sums differs, so the last bit may differ.
             let values = file.len() - 8 * whole.fields.len() * whole.cells();
             let (one, other) = (expected.split_at(values), file.split_at(values));
             assert!(one.0 == other.0, "{query}, {most}: the headers differ");

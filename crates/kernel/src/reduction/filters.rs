@@ -1,4 +1,4 @@
-//! Types and filters of a variable as they are decoded here.
+//! Types and filters of a variable, for decoding.
 
 use tidemill_format::{DataType, Filter, Kind, Meaning, Number, Order, Storage, Variable};
 
@@ -6,7 +6,7 @@ use super::error::{Error, Result};
 use super::task::{Task, Wants};
 use crate::array::{Codec, Dtype, Literal};
 
-/// What decodes a variable.
+/// Decoding of a variable.
 #[derive(Debug)]
 pub(super) struct Coding {
     pub(super) dtype: Dtype,
@@ -17,7 +17,7 @@ pub(super) struct Coding {
 }
 
 impl Coding {
-    /// The task that folds such values; its caller adds the targets.
+    /// Returns the task that folds such values; the caller adds the targets.
     pub(super) fn task(self, meaning: &Meaning, wants: Wants) -> Task {
         Task {
             dtype: self.dtype,
@@ -34,7 +34,7 @@ impl Coding {
     }
 }
 
-/// `unsigned`: whether integers are read as unsigned ([`Meaning::unsigned`]).
+/// Returns the decoding of a variable. `unsigned`: whether integers are read as unsigned ([`Meaning::unsigned`]).
 pub(super) fn coding(file: &str, variable: &Variable, unsigned: bool) -> Result<Coding> {
     let unsupported = |what: String| Error::Unsupported {
         file: file.into(),
@@ -73,7 +73,7 @@ pub(super) fn coding(file: &str, variable: &Variable, unsigned: bool) -> Result<
     })
 }
 
-/// The type of numbers of 8 to 64 bits.
+/// Returns the type of numbers of 8 to 64 bits.
 pub(crate) fn dtype(data_type: &DataType, unsigned: bool) -> Option<Dtype> {
     match data_type.kind {
         Kind::Int | Kind::Uint | Kind::Bool => {}
@@ -111,7 +111,7 @@ fn name(filter: &Filter) -> String {
     }
 }
 
-/// Which values of a variable do not count, as its attributes say.
+/// Returns the rule for values that count, according to the attributes of a variable.
 pub(crate) fn keep(meaning: &Meaning) -> super::Keep {
     super::Keep {
         missing: meaning.missing.iter().map(literal).collect(),
@@ -131,7 +131,7 @@ fn literal(number: &Number) -> Literal {
     }
 }
 
-/// Attributes about how values are stored, and which of them count.
+/// Attributes that describe storage and missing values.
 const OF_STORAGE: [&str; 8] = [
     "_FillValue",
     "missing_value",
@@ -143,13 +143,14 @@ const OF_STORAGE: [&str; 8] = [
     "_Unsigned",
 ];
 
-/// Whether a result leaves out an attribute of a coordinate: it is about storage, or names a variable that the result lacks.
+/// Returns whether a result leaves out an attribute of a coordinate: it describes storage, or names a variable that the result does not
+/// have.
 pub(super) fn is_of_stored_coordinate(attribute: &str) -> bool {
     OF_STORAGE.contains(&attribute)
         || matches!(attribute, "bounds" | "climatology" | "formula_terms")
 }
 
-/// Whether a result leaves out an attribute of the variable that is reduced, or has its own instead.
+/// Returns whether a result leaves out an attribute of the reduced variable, or has its own instead.
 pub(super) fn is_of_stored_values(attribute: &str) -> bool {
     OF_STORAGE.contains(&attribute)
         || matches!(

@@ -1,4 +1,4 @@
-//! Pieces of a variable, decoded and put into cells.
+//! Decodes pieces of a variable and adds their values to cells.
 
 use super::cells::{Cells, Summed};
 use super::counted::Counters;
@@ -29,10 +29,10 @@ impl std::fmt::Debug for Folding {
 }
 
 impl Folding {
-    /// Begins with no values. `cells` are the first cell of the box and its lengths.
+    /// Starts without values. `cells` are the first cell of the box and its lengths.
     ///
     /// # Errors
-    /// If there are more cells than may be, or the task is none.
+    /// If there are too many cells, or if the task is invalid.
     pub fn new(task: Task, cells: (Vec<u64>, Vec<u64>)) -> Result<Self, ArrayError> {
         let rank = task.targets.len();
         if rank > DIMENSIONS_MAX {
@@ -66,10 +66,10 @@ impl Folding {
         })
     }
 
-    /// Adds a piece. `stored` are its bytes as they are stored.
+    /// Adds a piece. `stored` are its bytes in their stored form.
     ///
     /// # Errors
-    /// If the bytes are not what the task says, or the piece lies outside.
+    /// If the bytes do not match the task, or if the piece is outside of the box.
     pub fn add(&mut self, item: &Item, stored: &[u8]) -> Result<(), ArrayError> {
         let task = &self.task;
         let size = task.dtype.size();
@@ -102,13 +102,13 @@ impl Folding {
         self.sink.take(&walk, &values)
     }
 
-    /// The first cell of the box, and its lengths.
+    /// Returns the first cell of the box, and its lengths.
     #[must_use]
     pub fn cells(&self) -> &(Vec<u64>, Vec<u64>) {
         &self.cells
     }
 
-    /// What was found.
+    /// Returns the state.
     #[must_use]
     pub fn finish(self) -> State {
         let (at, shape) = self.cells;
@@ -116,7 +116,7 @@ impl Folding {
     }
 }
 
-/// Whether the piece is one of this task; gives the bytes that it decodes to, where they are no more than may be.
+/// Checks that the piece fits this task; returns the number of bytes that it decodes to, if that is within the limit.
 fn check(task: &Task, item: &Item) -> Result<Option<usize>, ArrayError> {
     let rank = task.targets.len();
     if item.shape.len() != rank || item.within.len() != rank || item.at.len() != rank {
@@ -146,7 +146,7 @@ fn check(task: &Task, item: &Item) -> Result<Option<usize>, ArrayError> {
     Ok(raw.and_then(|raw| usize::try_from(raw).ok()))
 }
 
-/// Rows that lie apart, side by side.
+/// Copies rows that are apart into a contiguous buffer.
 fn gather_rows(
     item: &Item,
     (stride, raw): (u64, usize),
@@ -176,7 +176,7 @@ fn gather_rows(
 #[derive(Debug, Clone)]
 struct Dimension<'a> {
     length: usize,
-    /// Values from one index to the next.
+    /// Distance from one index to the next, in values.
     step: usize,
     leads: Leads,
     weights: Option<&'a [f64]>,
@@ -185,13 +185,13 @@ struct Dimension<'a> {
 #[derive(Debug, Clone, PartialEq)]
 enum Leads {
     Nowhere,
-    /// Cells from one index to the next.
+    /// Distance from one index to the next, in cells.
     On(usize),
-    /// To these cells.
+    /// Cell of each index.
     To(Vec<usize>),
 }
 
-/// A walk over what is wanted of a piece, the slowest dimension first.
+/// Walk over the requested part of a piece, the slowest dimension first.
 #[derive(Debug)]
 struct Walk<'a> {
     first: usize,
@@ -200,7 +200,7 @@ struct Walk<'a> {
     empty: bool,
 }
 
-/// Values from one index of each dimension to the next, as a chunk is stored.
+/// Returns the distances from one index of each dimension to the next, in values, in a stored chunk.
 fn strides(task: &Task, item: &Item) -> Option<Vec<usize>> {
     let rank = item.shape.len();
     let mut strides = vec![1_usize; rank];
@@ -221,8 +221,8 @@ fn strides(task: &Task, item: &Item) -> Option<Vec<usize>> {
     Some(strides)
 }
 
-/// Where indices of a dimension that is not reduced lead, and how far the first one is from the beginning of the box; `cells`: from
-/// one index of it in the box to the next. None if they lead out of the box.
+/// Returns the destinations of the indices of a dimension that is not reduced, and the distance of the first one from the begin of the
+/// box. `cells` is the distance from one index to the next in the box. Returns `None` if a destination is outside of the box.
 fn leads(
     target: &Target,
     (first, end): (usize, usize),
@@ -302,7 +302,7 @@ fn walk<'a>(
 }
 
 impl<'a> Walk<'a> {
-    /// Adds the next slower dimension; two become one if a walk over both is one over that.
+    /// Adds the next slower dimension; two dimensions are merged if a walk over both is a walk over one.
     fn push(&mut self, slower: Dimension<'a>) {
         if slower.length == 1 && slower.weights.is_none() && !matches!(slower.leads, Leads::To(_)) {
             return;
@@ -325,7 +325,7 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// Where values go.
+/// Destination of values.
 trait Sink: Send {
     fn take(&mut self, walk: &Walk<'_>, values: &Values<'_>) -> Result<(), ArrayError>;
     fn finish(self: Box<Self>, at: Vec<u64>, shape: Vec<u64>) -> State;
@@ -337,16 +337,16 @@ struct Typed<T: Summed> {
     rooms: [Vec<u8>; 2],
 }
 
-/// Which values count. NaN never does.
+/// Rule for values that count. NaN never counts.
 #[derive(Clone, Debug)]
 pub(crate) enum Kept<T> {
     All,
-    /// All but this.
+    /// All values except this one.
     Not(T),
     Within {
         least: T,
         most: T,
-        /// None, or two, which may be the same.
+        /// No excluded value, or two, which may be the same.
         not: Option<[T; 2]>,
     },
     Many {
@@ -357,7 +357,7 @@ pub(crate) enum Kept<T> {
 }
 
 impl<T: Number> Kept<T> {
-    /// Whether a value counts.
+    /// Returns whether a value counts.
     pub(crate) fn counts(&self, value: T) -> bool {
         let within = |least: T, most: T| (value >= least) & (value <= most);
         match self {
@@ -394,10 +394,10 @@ fn sink<T: Summed>(task: &Task, cells: usize) -> Result<Box<dyn Sink>, ArrayErro
     }))
 }
 
-/// Which values of a type count.
+/// Returns the rule for values of a type.
 ///
 /// # Errors
-/// If there are more missing values than may be.
+/// If there are too many missing values.
 #[allow(
     clippy::cast_precision_loss,
     reason = "the nearest bound is looked for"
@@ -416,7 +416,7 @@ pub(crate) fn kept<T: Number>(keep: &Keep) -> Result<Kept<T>, ArrayError> {
         Literal::Int(value) => T::parse(&value.to_string()),
         Literal::Uint(value) => T::parse(&value.to_string()),
     };
-    // What the type can't be is no value; a bound that no value meets leaves none.
+    // A missing value that the type cannot represent excludes nothing; a bound that no value meets excludes everything.
     let mut not: Vec<T> = keep
         .missing
         .iter()
@@ -449,7 +449,7 @@ pub(crate) fn kept<T: Number>(keep: &Keep) -> Result<Kept<T>, ArrayError> {
     })
 }
 
-/// Runs `$body` with `$keeps` as a closure that says which values count.
+/// Runs `$body` with `$keeps` as a closure that returns whether a value counts.
 macro_rules! with_keep {
     ($keep:expr, $level:ident, $keeps:ident => $body:expr) => {{
         let $level = Level::best();
@@ -459,7 +459,7 @@ macro_rules! with_keep {
                 let $keeps = |value: T| value == value;
                 $body
             }
-            // One comparison, which no NaN passes.
+            // One comparison, which is false for NaN.
             Kept::Not(one) => {
                 let $keeps = |value: T| (value < *one) | (value > *one);
                 $body
@@ -612,7 +612,7 @@ impl<T: Summed> Typed<T> {
     }
 }
 
-/// Values of a row that lie side by side now.
+/// Contiguous values of a row.
 struct Run<'a, 'b> {
     inner: &'a Dimension<'b>,
     first: usize,
@@ -639,7 +639,7 @@ impl Run<'_, '_> {
             (Leads::On(1), None) => {
                 with_keep!(keep, level, keeps => cells.each(level, (block, cell + first), keeps, weight));
             }
-            // Neighbours that go to one cell with one weight are put there together.
+            // Neighbours with the same cell and weight are added together.
             (leads, weights) => {
                 let to = |index: usize| match leads {
                     Leads::Nowhere => 0,

@@ -1,4 +1,4 @@
-//! Reductions of files that lie on this machine, and of the few values of coordinates wherever they lie.
+//! Reductions of files on this machine, and readers for the few values of coordinates, wherever they are stored.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -19,13 +19,13 @@ use super::{Folding, PIECE_BYTES, STATE_BYTES_MAX, around, item};
 use crate::array::{ArrayError, RAW_BYTES_MAX};
 use crate::reducing::Piece as Stored;
 
-/// Bytes that a coordinate is read by.
+/// Number of bytes of a coordinate that are read at once.
 const COORDINATE_PIECE: u64 = 4 << 20;
 
 /// Reads the header of a file; a zip file is a folder from then on.
 ///
 /// # Errors
-/// If it is none of a format that is known.
+/// If the file has no known format.
 pub fn header(name: &str, store: Store<'_>) -> Result<Header> {
     let header = match store {
         Store::File(bytes) => tidemill_format::read(bytes),
@@ -34,11 +34,11 @@ pub fn header(name: &str, store: Store<'_>) -> Result<Header> {
     header.map_err(|source| Error::of(name, source))
 }
 
-/// Reduces files that can be read here. Of a result that is too large to be found at once this is the outline, whose values
-/// [`slabs`] finds.
+/// Reduces files that can be read here. If the result is too large to be found at once, returns its outline, whose values [`slabs`]
+/// finds.
 ///
 /// # Errors
-/// If they can't be reduced as asked.
+/// If the files cannot be reduced as requested.
 pub fn reduce(query: &Query, inputs: &[Input<'_>], mut done: impl FnMut(u64)) -> Result<Table> {
     let plan = plan(query, inputs)?;
     match plan.is_large() {
@@ -47,13 +47,13 @@ pub fn reduce(query: &Query, inputs: &[Input<'_>], mut done: impl FnMut(u64)) ->
     }
 }
 
-/// Takes what was found of some cells of a result.
+/// Receives the values of some cells of a result.
 pub type Put<'a> = dyn FnMut(&Cells, &Table) -> Result<()> + 'a;
 
-/// As [`reduce`], slab by slab.
+/// Reduces like [`reduce`], slab by slab.
 ///
 /// # Errors
-/// As [`reduce`], or if the slabs can't be written.
+/// Like [`reduce`], or if the slabs cannot be written.
 pub fn slabs(
     query: &Query,
     inputs: &[Input<'_>],
@@ -83,7 +83,7 @@ pub(super) fn found(
     }
 }
 
-/// What is reduced: a file, or a folder that is a Zarr.
+/// Input of a reduction: a file, or a folder with a Zarr array.
 #[derive(Debug)]
 pub enum Opened {
     /// A file.
@@ -108,10 +108,10 @@ impl Opened {
     }
 }
 
-/// Does something with the headers of files that are open.
+/// Runs a function with the headers of open files.
 ///
 /// # Errors
-/// If a header can't be read, or as what is done.
+/// If a header cannot be read, or if the function fails.
 pub fn with_files<T>(
     files: &[(String, Opened)],
     run: impl FnOnce(&[Input<'_>]) -> Result<T>,
@@ -140,10 +140,10 @@ pub fn with_files<T>(
     run(&inputs)
 }
 
-/// Puts what was found of some pieces of a file into the whole.
+/// Merges the state of some pieces of a file into the whole state.
 ///
 /// # Errors
-/// If it does not fit.
+/// If the state does not fit.
 pub fn merge(file: &FilePlan, all: &mut State, some: State) -> Result<()> {
     let some = match file.unpack {
         Some((scale, offset)) => some.unpacked(scale, offset),
@@ -188,7 +188,7 @@ fn fold(
                 .take()
                 .map(|folding| merge(file, all, folding.finish()))
                 .transpose()?;
-            // As much of the result as may be, so that it is not begun anew for each piece.
+            // Uses as much of the result as the limit allows, so that not every piece needs a new state.
             let whole = (all.at.clone(), all.shape.clone());
             let wide = if bytes_of(pass.cell_bytes(file), &whole) <= STATE_BYTES_MAX as u64 {
                 whole
@@ -248,10 +248,10 @@ fn read(input: Input<'_>, span: &Span, into: &mut Vec<u8>) -> Result<()> {
     })
 }
 
-/// The values of a variable of one dimension, as its attributes say they are meant; NaN where there is none.
+/// Returns the values of a variable of one dimension, unpacked according to its attributes; NaN for missing values.
 ///
 /// # Errors
-/// If they can't be read.
+/// If the values cannot be read.
 pub fn values(input: Input<'_>, variable: &Variable) -> Result<Vec<f64>> {
     let meaning = variable.meaning(input.header.format);
     let meaning = meaning.map_err(|source| Error::of(input.name, source))?;

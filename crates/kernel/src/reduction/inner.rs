@@ -1,5 +1,5 @@
-//! The part of a dimension that all files have, as `xarray.open_mfdataset(join="inner")` has it: the values of the coordinate that
-//! are in every file, in the order of the first. Selections have indices of that part; [`to_own`] turns these into those of a file.
+//! Common part of a dimension of all files, like `xarray.open_mfdataset(join="inner")`: the values of the coordinate that are in every
+//! file, in the order of the first file. Selections have indices of that part; [`to_own`] converts these to the indices of a file.
 
 use std::rc::Rc;
 
@@ -11,19 +11,19 @@ use super::series::{is_same, lacking, of_coordinate, slack, units_differ};
 use super::state::as_usize;
 use super::task::Target;
 
-/// The index of a value that a file does not have.
+/// Index of a value that a file does not have.
 const NONE: u64 = u64::MAX;
 
-/// Finds the part of a dimension that all files have.
+/// Finds the common part of a dimension.
 ///
 /// # Errors
-/// If the coordinates can't be compared, or no value is in all files.
+/// If the coordinates cannot be compared, or if no value is in all files.
 pub(super) fn intersect(files: &mut [File<'_>], dimension: usize) -> Result<()> {
     let Some(first) = files[0].shared(dimension)? else {
         return without(files, dimension);
     };
     let mut is_in_all = vec![true; first.values.len()];
-    // For each file where it has the values of the first; nothing if it has the same.
+    // For each file, the index of each value of the first file; `None` if the file has the same values.
     let mut places: Vec<Option<Vec<u64>>> = vec![None];
     for place in 1..files.len() {
         let other = files[place].shared(dimension)?;
@@ -70,7 +70,8 @@ pub(super) fn intersect(files: &mut [File<'_>], dimension: usize) -> Result<()> 
     Ok(())
 }
 
-/// A dimension of which the first file has no values is as long in all, and none has values.
+/// Checks a dimension whose coordinate the first file does not have: its length must be the same in all files, and none may have the
+/// coordinate.
 fn without(files: &mut [File<'_>], dimension: usize) -> Result<()> {
     let size = |file: &File<'_>| file.variable.dimensions[dimension].size;
     for place in 1..files.len() {
@@ -88,7 +89,7 @@ fn without(files: &mut [File<'_>], dimension: usize) -> Result<()> {
     Ok(())
 }
 
-/// The index in another file of each value of the first; `None` if the two are the same. NaN is no value.
+/// Returns the index in another file of each value of the first; `None` if the two are the same. NaN is no value.
 fn found_in(first: &Found, other: &Found) -> std::result::Result<Option<Vec<u64>>, String> {
     let others = alike(other, first.units.as_ref(), other.values.clone());
     let slack = slack(first, other);
@@ -122,10 +123,10 @@ fn found_in(first: &Found, other: &Found) -> std::result::Result<Option<Vec<u64>
     Ok(Some(found))
 }
 
-/// The runs selected of one dimension, the target of each, and its weights.
+/// Selected runs of one dimension, the target of each, and its weights.
 type Runs = (Vec<Range>, Vec<Target>, Vec<Vec<f64>>);
 
-/// Turns what is selected of a file from indices of what all files have into its own; `weights` are those of one dimension.
+/// Converts the selection of a file from indices of the common part to its own indices; `weights` are those of one dimension.
 pub(super) fn to_own(
     file: &mut File<'_>,
     targets: &mut [Vec<Target>],
@@ -177,7 +178,7 @@ fn turned(
     turned
 }
 
-/// As many of the first indices as ascend by one step.
+/// Returns the longest run of the first indices that ascend by one step.
 fn ascending(own: &[u64]) -> Range {
     let step = match own {
         [one, two, ..] if two > one => two - one,
@@ -202,17 +203,17 @@ mod tests {
 
     #[test]
     fn common_selection_becomes_runs_of_file() {
-        // Of ten common indices every second from the second on.
+        // The selection has every second of ten common indices, from the second on.
         let common: Vec<u64> = vec![3, 4, 5, 6, 20, 21, 9, 8, 7, 30];
         let targets = [Target::Kept(5)];
         let (runs, leads, _) = turned((&[range(1, 10, 2)], &common), &targets, None);
-        // 4, 6, 21, 8, 30.
+        // The file's indices are 4, 6, 21, 8, 30.
         assert_eq!(runs, [range(4, 7, 2), range(21, 22, 1), range(8, 31, 22)]);
         assert_eq!(leads, [Target::Kept(5), Target::Kept(7), Target::Kept(8)]);
         let groups = [Target::Grouped(vec![0, 0, 1, 1])];
         let weights = [vec![0.5, 0.25, 1.0, 2.0]];
         let found = turned((&[range(3, 7, 1)], &common), &groups, Some(&weights));
-        // 6, 20, 21, 9.
+        // The file's indices are 6, 20, 21, 9.
         assert_eq!(
             found.0,
             [range(6, 21, 14), range(21, 22, 1), range(9, 10, 1)]

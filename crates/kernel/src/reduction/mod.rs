@@ -1,9 +1,9 @@
-//! Reductions of variables of scientific files: which values of which files go into which cell of the result, folded where the
-//! bytes are and merged where the result is wanted (`docs/reduce.md`).
+//! Reductions of variables of scientific files: they map values of files to cells of the result, fold values on the nodes that store
+//! them, and merge the states where the result is needed (`docs/reduce.md`).
 //!
-//! [`Query`] says what is wanted, [`plan()`] looks up in the headers what that means for each file, a [`Task`] with [`Item`]s is
-//! folded by a [`Folding`] into a [`State`], states merge, and [`Table`] is what is shown or written. No file and no network is
-//! known here but [`here`], which reduces files that lie on this machine.
+//! [`Query`] describes the request. [`plan()`] reads the headers and computes the work for each file. A [`Folding`] folds a [`Task`] with
+//! [`Item`]s into a [`State`], states are merged, and a [`Table`] is shown or written. Only [`here`] accesses files, to reduce those on
+//! this machine; no module here uses the network.
 
 mod bins;
 mod cells;
@@ -50,20 +50,20 @@ pub use table::{Axis, Column, Coordinate, Field, Scalar, Table};
 pub use task::{Batch, Item, Keep, Target, Task, Wants, around};
 pub use write::Form;
 
-/// Cells of one state: what is folded at once.
+/// Maximum size of one state, in bytes: the cells that are folded at once.
 pub const STATE_BYTES_MAX: usize = 64 << 20;
 
-/// Cells of a result that is found at once.
+/// Maximum number of cells of a result that is found at once.
 pub const CELLS_MAX: u64 = 16 << 20;
 
-/// Cells of a result.
+/// Maximum number of cells of a result.
 const RESULT_MAX: u64 = 1 << 36;
 
-/// Values of a coordinate.
+/// Maximum number of values of a coordinate.
 pub const COORDINATE_MAX: u64 = 4 << 20;
 
-/// Files of one reduction.
+/// Maximum number of files in one reduction.
 pub const FILES_MAX: usize = 65_536;
 
-/// Bytes of a piece of what lies one after the other: so many stay in the second cache, with what they were copied from.
+/// Size of a piece of contiguous data, in bytes: this fits into the second-level cache, together with the source of the copy.
 pub const PIECE_BYTES: u64 = 256 << 10;

@@ -1,4 +1,4 @@
-//! Results as netCDF classic files, written at once or slab by slab.
+//! Writes results as netCDF classic files, at once or slab by slab.
 
 use std::io::{self, Seek, SeekFrom, Write};
 
@@ -12,7 +12,7 @@ use super::table::{Axis, Column, Field, Scalar, Table};
 use super::write::{integers, reals, singles};
 
 impl Table {
-    /// netCDF classic; with 64-bit integers, the form of it that has them.
+    /// Writes netCDF classic; with 64-bit integers, the form of it that supports them.
     pub(super) fn netcdf(&self, out: &mut dyn Write) -> io::Result<()> {
         let stored = |field: &Field| match field.single {
             true => (FLOAT, singles(field, FILL, f32::to_be_bytes)),
@@ -32,7 +32,7 @@ impl Table {
         Ok(())
     }
 
-    /// The header of a file with these variables, and where each begins; behind the last, where the file ends.
+    /// Returns the header of a file with these variables, and the offset of each; the last offset is the end of the file.
     fn head(&self, variables: &[Written]) -> (Vec<u8>, Vec<u64>) {
         let mut dimensions = self
             .axes
@@ -57,14 +57,15 @@ impl Table {
         head(&dimensions, &attributes, variables)
     }
 
-    /// The variables beside the fields: coordinates, their bounds, and scalars.
+    /// Returns the variables in addition to the fields: coordinates, their bounds, and scalars.
     fn beside(&self) -> Vec<Written> {
         let mut variables = self.coordinates();
         variables.extend(self.scalars.iter().map(scalar));
         variables
     }
 
-    /// The coordinates of all dimensions, each behind its bounds, of which the last dimension is that behind the others.
+    /// Returns the coordinates of all dimensions, each after its bounds. The last dimension of bounds follows all dimensions of the
+    /// result.
     fn coordinates(&self) -> Vec<Written> {
         let mut variables = Vec::new();
         for (number, axis) in self.axes.iter().enumerate() {
@@ -95,7 +96,7 @@ impl Table {
         variables
     }
 
-    /// What the bounds of a coordinate are called.
+    /// Returns the name of the bounds of a coordinate.
     fn bounds_of(&self, name: &str) -> String {
         let mut name = format!("{name}_bnds");
         while self.fields.iter().any(|field| field.variable == name) {
@@ -138,7 +139,7 @@ impl Table {
     }
 }
 
-/// The middle of what was reduced of a dimension.
+/// Returns the middle of the reduced part of a dimension.
 fn scalar(scalar: &Scalar) -> Written {
     let (low, high) = scalar.ends;
     let is_kept = |one: &&Attribute| !is_of_stored_coordinate(&one.name);
@@ -165,7 +166,7 @@ fn doubles(
     }
 }
 
-/// netCDF's default for a double that nobody wrote.
+/// netCDF's default for a double that was never written.
 const FILL: f64 = 9.969_209_968_386_869e36;
 
 const CHAR: u32 = 2;
@@ -180,9 +181,9 @@ struct Written {
     dimensions: Vec<usize>,
     attributes: Vec<Attribute>,
     kind: u32,
-    /// In bytes.
+    /// Length in bytes.
     length: u64,
-    /// Its values, unless they are written later.
+    /// Values, unless they are written later.
     bytes: Vec<u8>,
 }
 
@@ -219,7 +220,7 @@ fn big(values: &Column) -> (u32, Vec<u8>) {
     }
 }
 
-/// The header of a classic file, whose numbers have 8 bytes where its version is 5.
+/// Header of a classic file; its numbers have 8 bytes in version 5.
 struct Head {
     bytes: Vec<u8>,
     wide: bool,
@@ -254,7 +255,7 @@ impl Head {
         self.number(count as u64);
     }
 
-    /// Fill values have the type of the variable.
+    /// Writes attributes. Fill values have the type of the variable.
     fn attributes(&mut self, attributes: &[Attribute], of: u32) {
         let kept: Vec<(&str, u32, u64, Vec<u8>)> = attributes
             .iter()
@@ -309,7 +310,7 @@ fn padded(length: u64) -> u64 {
     length.next_multiple_of(4)
 }
 
-/// The header of a file, and where each variable begins; behind the last, where the file ends.
+/// Returns the header of a file, and the offset of each variable; the last offset is the end of the file.
 fn head(
     dimensions: &[(String, u64)],
     attributes: &[Attribute],
@@ -352,7 +353,7 @@ fn head(
     (head(&begins), begins)
 }
 
-/// A file of a result whose values are written slab by slab.
+/// File of a result whose values are written slab by slab.
 #[derive(Debug)]
 pub struct Netcdf<W> {
     out: W,
@@ -360,7 +361,7 @@ pub struct Netcdf<W> {
     fields: Vec<Place>,
 }
 
-/// Where a field is.
+/// Location of a field.
 #[derive(Debug)]
 struct Place {
     name: String,
@@ -369,10 +370,10 @@ struct Place {
 }
 
 impl<W: Write + Seek> Netcdf<W> {
-    /// Writes all but the values of the fields. Integers are written with 64 bits.
+    /// Writes everything except the values of the fields. Integers are written with 64 bits.
     ///
     /// # Errors
-    /// If it can't be written.
+    /// If the file cannot be written.
     pub fn create(outline: &Table, mut out: W) -> Result<Self> {
         let shape: Vec<u64> = outline.axes.iter().map(|axis| axis.length).collect();
         let cells = shape.iter().product::<u64>();
@@ -398,7 +399,7 @@ impl<W: Write + Seek> Netcdf<W> {
                 out.seek(SeekFrom::Start(*begin))?;
                 out.write_all(&one.bytes)?;
             }
-            // Behind the last value there may be bytes that fill it up.
+            // Padding may follow the last value.
             let end = begins.last().copied().unwrap_or(0);
             out.seek(SeekFrom::Start(end.saturating_sub(1)))?;
             out.write_all(&[0])
@@ -414,13 +415,13 @@ impl<W: Write + Seek> Netcdf<W> {
         Ok(Self { out, shape, fields })
     }
 
-    /// Writes what was found of some cells. The fields of the table are those of the file from `first` on.
+    /// Writes the values of some cells. The fields of the table are those of the file from `first` on.
     ///
     /// # Errors
-    /// If it can't be written, or has integers that 64 bits do not hold.
+    /// If the file cannot be written, or if integers do not fit into 64 bits.
     pub fn put(&mut self, first: usize, (at, lengths): &Cells, table: &Table) -> Result<()> {
         let mut cells = (at.clone(), lengths.clone());
-        // Bins are an axis of each slab, whole.
+        // Each slab contains the whole axis of bins.
         for axis in &self.shape[at.len()..] {
             cells.0.push(0);
             cells.1.push(*axis);
@@ -438,10 +439,10 @@ impl<W: Write + Seek> Netcdf<W> {
         Ok(())
     }
 
-    /// Ends the file.
+    /// Completes the file.
     ///
     /// # Errors
-    /// If it can't be written.
+    /// If the file cannot be written.
     pub fn finish(mut self) -> Result<W> {
         self.out.flush().map_err(unwritten)?;
         Ok(self.out)
@@ -455,7 +456,7 @@ fn unwritten(source: io::Error) -> Error {
     }
 }
 
-/// netCDF's default for a 64-bit integer that nobody wrote.
+/// netCDF's default for a 64-bit integer that was never written.
 pub(super) const WHOLE_FILL: i64 = -9_223_372_036_854_775_806;
 
 fn bytes_of(kind: u32) -> u64 {
@@ -494,7 +495,7 @@ impl Place {
     }
 }
 
-/// The last axis that some cells have not all of, or the first: what is behind it is contiguous.
+/// Returns the last axis along which the cells are only a part, or the first axis: everything after it is contiguous.
 fn cut(shape: &[u64], (_, lengths): &Cells) -> usize {
     let parts = shape.iter().zip(lengths);
     parts
@@ -503,13 +504,13 @@ fn cut(shape: &[u64], (_, lengths): &Cells) -> usize {
         .unwrap_or(0)
 }
 
-/// Bytes of some cells that are contiguous.
+/// Returns the number of contiguous bytes of some cells.
 fn row_bytes(shape: &[u64], cells: &Cells, kind: u32) -> usize {
     let cut = cut(shape, cells);
     as_usize(cells.1[cut..].iter().product::<u64>() * bytes_of(kind)).max(1)
 }
 
-/// Where the contiguous parts of some cells begin, in bytes.
+/// Returns the offsets of the contiguous parts of some cells, in bytes.
 fn rows(shape: &[u64], cells: &Cells, size: u64) -> impl Iterator<Item = u64> {
     let (at, lengths) = cells;
     let cut = cut(shape, cells);

@@ -1,4 +1,4 @@
-//! A pass over the values of a plan. One does, but where ranks or the ends of bins are looked for.
+//! A pass over the values of a plan. One pass is enough, except for ranks and for bins between unknown ends.
 
 use super::bins::{Binning, Bins};
 use super::counted::Counted;
@@ -9,7 +9,7 @@ use super::state::State;
 use super::table::Table;
 use super::task::{Task, Wants};
 
-/// What one pass finds; it knows what those before it found.
+/// State of a pass, including the results of previous passes.
 #[derive(Debug)]
 pub struct Pass<'a> {
     plan: &'a Plan,
@@ -24,10 +24,10 @@ enum Of {
 }
 
 impl Plan {
-    /// The first pass.
+    /// Returns the first pass.
     ///
     /// # Errors
-    /// If the result has more cells than are found at once.
+    /// If the result has more cells than can be found at once.
     pub fn pass(&self) -> Result<Pass<'_>> {
         let of = match (self.search(), self.binning(self.cells())) {
             (Some(search), _) => Of::Ranks(search?),
@@ -40,7 +40,7 @@ impl Plan {
 }
 
 impl Pass<'_> {
-    /// Counters of each cell.
+    /// Returns the number of counters of each cell.
     fn counters(&self) -> usize {
         match &self.of {
             Of::Once => 0,
@@ -59,7 +59,7 @@ impl Pass<'_> {
         }
     }
 
-    /// A state of all of the result, with no values yet.
+    /// Returns a state of the whole result without values.
     #[must_use]
     pub fn state(&self) -> State {
         let mut state = self.plan.state(self.wants(), self.plan.shape());
@@ -67,7 +67,7 @@ impl Pass<'_> {
         state
     }
 
-    /// What is folded of pieces of a file that lead into a box of cells.
+    /// Returns the task for pieces of a file that lead into a box of cells.
     #[must_use]
     pub fn task(&self, file: &FilePlan, cells: &(Vec<u64>, Vec<u64>)) -> Task {
         let counted = match &self.of {
@@ -90,7 +90,7 @@ impl Pass<'_> {
         }
     }
 
-    /// Bytes that are kept of each cell.
+    /// Returns the number of bytes for each cell.
     #[must_use]
     pub fn cell_bytes(&self, file: &FilePlan) -> usize {
         let counted = match &self.of {
@@ -100,10 +100,10 @@ impl Pass<'_> {
         file.task.bytes_with(self.wants()) + counted
     }
 
-    /// Goes on to the next pass, if there is one.
+    /// Continues with the next pass, if there is one.
     ///
     /// # Errors
-    /// If the values are not those of the passes before, or are such that there can be no bins.
+    /// If the values differ from those of previous passes, or do not allow bins.
     pub fn next(&mut self, found: &State) -> Result<bool> {
         match &mut self.of {
             Of::Once => Ok(false),
@@ -112,7 +112,7 @@ impl Pass<'_> {
         }
     }
 
-    /// The result of the last pass.
+    /// Returns the result of the last pass.
     #[must_use]
     pub fn table(&self, found: &State) -> Table {
         let (ranks, edges) = match &self.of {

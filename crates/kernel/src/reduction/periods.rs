@@ -1,14 +1,14 @@
-//! Which times values stand for: by the stamp, or by the interval that the file has for it.
+//! Times that values represent: the time stamp, or the interval that the file has for it.
 
 use super::error::Result;
 use super::plan::{File, Found};
 use super::query::TimeAt;
 
-/// What is as good as the end of an interval, in seconds before it.
+/// Distance before the end of an interval that counts as the end, in seconds.
 const BEFORE_END: f64 = 1e-3;
 
-/// A time for each index, in the units of the file. If it is not said what stamps mean, none may be within another group than all
-/// of the interval that the file has for it.
+/// Returns a time for each index, in the units of the file. If the meaning of stamps is not given, no stamp may be in another group than
+/// its whole interval in the file.
 pub(super) fn stamps(
     file: &File<'_>,
     dimension: usize,
@@ -30,7 +30,7 @@ pub(super) fn stamps(
                     "the file has no bounds for it, by which times were to be told (--time-at)",
                 )
             })?;
-            // An index without a time has none, whatever its interval.
+            // An index without a time has no interval either.
             let middle = |(value, (start, end)): (&f64, &(f64, f64))| match value.is_nan() {
                 true => f64::NAN,
                 false => start + (end - start) / 2.0,
@@ -60,7 +60,7 @@ pub(super) fn stamps(
     }
 }
 
-/// How far times are apart, if that is always the same: `1 day`, `6 hours`.
+/// Returns the interval between times, if it is always the same: `1 day`, `6 hours`.
 pub(super) fn interval(seconds: &[f64]) -> Option<String> {
     let mut sorted = seconds.to_vec();
     sorted.sort_by(f64::total_cmp);

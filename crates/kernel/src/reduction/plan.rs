@@ -1,4 +1,4 @@
-//! From a query and the headers of files to what is folded of each.
+//! Makes a plan from a query and the headers of files: the work for each file.
 
 use std::collections::BTreeMap;
 use std::f64::consts::PI;
@@ -20,16 +20,16 @@ use super::table::{Axis, Coordinate, Scalar};
 use super::task::{Target, Task, Wants};
 use super::{COORDINATE_MAX, FILES_MAX, RESULT_MAX, STATE_BYTES_MAX, here, inner};
 
-/// A file whose header was read.
+/// File whose header was read.
 #[derive(Clone, Copy)]
 pub struct Input<'a> {
-    /// What it is called in errors.
+    /// Name in errors.
     pub name: &'a str,
-    /// Its header.
+    /// Header.
     pub header: &'a Header,
-    /// Where its coordinates are read.
+    /// Source of its coordinates.
     pub store: Store<'a>,
-    /// The one file that has all of its bytes, if it is no folder.
+    /// The one file that contains all bytes, if it is no folder.
     pub bytes: Option<&'a dyn Bytes>,
 }
 
@@ -41,37 +41,37 @@ impl std::fmt::Debug for Input<'_> {
     }
 }
 
-/// What is folded of one file.
+/// Work for one file.
 #[derive(Debug)]
 pub struct FilePlan {
-    /// Which of the inputs it is.
+    /// Number of the input.
     pub input: usize,
-    /// The variable.
+    /// Variable.
     pub variable: Variable,
-    /// What of it.
+    /// Selected part of the variable.
     pub selection: Vec<Range>,
-    /// How.
+    /// Task that folds the values.
     pub task: Task,
-    /// What its numbers are scaled by, and what is added to them, before states merge.
+    /// Factor and summand that are applied to numbers before states are merged.
     pub unpack: Option<(f64, f64)>,
 }
 
-/// What is done, and what the result looks like.
+/// Work of a reduction, and description of its result.
 #[derive(Debug)]
 pub struct Plan {
-    /// File by file, those of which nothing is selected left out.
+    /// Work for each file; files without selected values are left out.
     pub files: Vec<FilePlan>,
-    /// What is found.
+    /// Requested result.
     pub operation: Operation,
-    /// What is to be known about the result: what was left out, or taken as the same.
+    /// Notes for the user about the result: excluded values, and values that were treated as equal.
     pub notes: Vec<String>,
     pub(super) variable: String,
     pub(super) units: Option<String>,
-    /// What the first file says about the variable, and about all of it.
+    /// Attributes of the variable and of the whole file, from the first file.
     pub(super) attributes: [Vec<Attribute>; 2],
-    /// The dimensions that are reduced, as `cell_methods` has them: what stands before the method, and behind.
+    /// Reduced dimensions in the form of `cell_methods`: the text before the method, and the text after it.
     pub(super) methods: (String, String),
-    /// The dimensions that the result does not have, as far as they have values.
+    /// Dimensions that the result does not have, if they have values.
     pub(super) scalars: Vec<Scalar>,
     /// Whether all values are 32-bit floats.
     pub(super) single: bool,
@@ -83,12 +83,12 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Lengths of the result.
+    /// Returns the shape of the result.
     pub(super) fn shape(&self) -> Vec<u64> {
         self.axes.iter().map(|axis| axis.length).collect()
     }
 
-    /// The search for quantiles, if any are wanted. Values of several types, or packed ones, are looked for as doubles.
+    /// Returns the search for quantiles, if any are requested. Values of several types, or packed ones, are searched as doubles.
     pub(super) fn search(&self) -> Option<Result<Search>> {
         if self.quantiles.is_empty() {
             return None;
@@ -105,17 +105,17 @@ impl Plan {
         ))
     }
 
-    /// The way to a histogram of so many cells, if one is wanted.
+    /// Returns the state of a histogram of `cells` cells, if one is requested.
     pub(super) fn binning(&self, cells: u64) -> Option<Result<Binning>> {
         self.bins.map(|wanted| Binning::new(wanted, cells))
     }
 
-    /// How many bins are wanted, if any.
+    /// Returns the number of bins, if any are requested.
     pub(super) fn bin_count(&self) -> Option<u32> {
         self.bins.map(|wanted| wanted.bins)
     }
 
-    /// The same of other files, with other axes, and with nothing that is known about the whole result.
+    /// Returns the same plan with other files and other axes, without the attributes of the whole result.
     pub(super) fn with(&self, files: Vec<FilePlan>, axes: Vec<Axis>) -> Self {
         Self {
             files,
@@ -132,7 +132,7 @@ impl Plan {
         }
     }
 
-    /// A state of no values, of which that is kept.
+    /// Returns a state without values that keeps the given results.
     pub(super) fn state(&self, wants: Wants, shape: Vec<u64>) -> State {
         let task = self.files.first().map(|file| &file.task);
         State::empty(
@@ -160,43 +160,43 @@ pub(super) fn wants(operation: Operation) -> Wants {
     }
 }
 
-/// Boxes that the selection of one file may be.
+/// Maximum number of boxes in the selection of one file.
 const PARTS_MAX: usize = 4096;
 
-/// The dimension that the files of an ensemble are.
+/// Dimension of the files of an ensemble.
 const MEMBER: &str = "member";
 
-/// One file while it is planned.
+/// File during planning.
 pub(super) struct File<'a> {
     pub(super) input: usize,
     pub(super) of: Input<'a>,
     pub(super) variable: &'a Variable,
-    /// Coordinates that were looked at, by dimension.
+    /// Coordinates that were read, by dimension.
     coordinates: BTreeMap<usize, Option<Rc<Found>>>,
-    /// Of dimensions of which files have different parts: which of its indices those are that all files have.
+    /// Indices of the common part of all files, for dimensions whose parts differ between files.
     pub(super) common: BTreeMap<usize, Rc<[u64]>>,
-    /// Runs of indices of each dimension, in the order of the result; within what all files have.
+    /// Runs of indices of each dimension, in the order of the result; they are indices of the common part.
     pub(super) selection: Vec<Vec<Range>>,
 }
 
-/// A coordinate.
+/// Coordinate.
 #[derive(Clone)]
 pub(super) struct Found {
     pub(super) values: Vec<f64>,
     pub(super) units: Option<Units>,
-    /// Why its units can't be followed, if they are times.
+    /// Reason why its units are not supported, if they are times.
     pub(super) odd: Option<String>,
     /// Whether it is stored as 32-bit floats.
     pub(super) single: bool,
-    /// How far a value may be from the number that it means, as it is packed.
+    /// Maximum distance of a value from its exact number, which follows from its packing.
     pub(super) slack: f64,
-    /// Whether some are not as the file has them, but longitudes of a selection.
+    /// Whether some values are not those of the file, but longitudes of a selection.
     turned: bool,
     pub(super) coordinate: Coordinate,
 }
 
 impl Found {
-    /// A value, or the time that it means.
+    /// Returns a value, or the time that it means, as text.
     pub(super) fn shown(&self, value: f64) -> String {
         let moment = self.units.and_then(|units| units.moment(value));
         moment.map_or_else(|| value.to_string(), |moment| moment.to_string())
@@ -241,7 +241,7 @@ impl<'a> File<'a> {
             })
     }
 
-    /// How many indices there are to select from.
+    /// Returns the number of indices that can be selected.
     fn size(&self, dimension: usize) -> u64 {
         let own = self.variable.dimensions[dimension].size;
         self.common
@@ -258,7 +258,7 @@ impl<'a> File<'a> {
         }
     }
 
-    /// The variable that has a dimension's name, in the group of the variable or one above.
+    /// Returns the variable with the name of a dimension, in the group of the variable or a parent group.
     fn coordinate_variable(&self, dimension: usize) -> Option<&'a Variable> {
         let name = last(&self.variable.dimensions[dimension].name);
         let size = self.variable.dimensions[dimension].size;
@@ -290,13 +290,13 @@ impl<'a> File<'a> {
         Ok(self.coordinates.get(&dimension).and_then(Option::as_deref))
     }
 
-    /// The coordinate as other files may take it for theirs.
+    /// Returns the coordinate in a form that other files can share.
     pub(super) fn shared(&mut self, dimension: usize) -> Result<Option<Rc<Found>>> {
         self.coordinate(dimension)?;
         Ok(self.coordinates.get(&dimension).cloned().flatten())
     }
 
-    /// The coordinate, if it has few values that can be read.
+    /// Returns the coordinate, if it has few values that can be read.
     fn known(&mut self, dimension: usize) -> Option<Rc<Found>> {
         match self.variable.dimensions[dimension].size <= SCALAR_MAX {
             true => self.shared(dimension).ok().flatten(),
@@ -304,18 +304,18 @@ impl<'a> File<'a> {
         }
     }
 
-    /// Takes the coordinate of another file for its own.
+    /// Uses the coordinate of another file as its own.
     pub(super) fn adopt(&mut self, dimension: usize, coordinate: Option<Rc<Found>>) {
         self.coordinates.insert(dimension, coordinate);
     }
 
-    /// Keeps a coordinate no longer that has been looked at.
+    /// Drops a coordinate that was read.
     pub(super) fn forget(&mut self, dimension: usize) {
         self.coordinates.remove(&dimension);
     }
 
     fn read(&self, variable: &Variable) -> Result<Option<Found>> {
-        // Text, for one, is no coordinate by value.
+        // Text, for example, is no coordinate by value.
         if coding(self.of.name, variable, false).is_err() {
             return Ok(None);
         }
@@ -342,14 +342,14 @@ impl<'a> File<'a> {
         }))
     }
 
-    /// Where the cell of each index begins and ends, if the file says so.
+    /// Returns begin and end of the cell of each index, if the file has them.
     pub(super) fn intervals(&self, dimension: usize) -> Result<Option<Vec<(f64, f64)>>> {
         let sorted = |(one, two): (f64, f64)| (one.min(two), one.max(two));
         let pairs = self.pairs(dimension)?;
         Ok(pairs.map(|all| all.into_iter().map(sorted).collect()))
     }
 
-    /// The bounds of each index as the file has them, if it has any.
+    /// Returns the bounds of each index as the file has them, if any.
     fn pairs(&self, dimension: usize) -> Result<Option<Vec<(f64, f64)>>> {
         let Some(coordinate) = self.coordinate_variable(dimension) else {
             return Ok(None);
@@ -392,7 +392,7 @@ impl<'a> File<'a> {
         })
     }
 
-    /// The indices of one dimension that values of its coordinate say. Longitudes are then those of the selection.
+    /// Selects the indices of one dimension by values of its coordinate. Longitudes are then those of the selection.
     fn by_values(
         &mut self,
         dimension: usize,
@@ -444,7 +444,7 @@ impl<'a> File<'a> {
         }
     }
 
-    /// The values of a coordinate that are selected.
+    /// Returns the selected values of a coordinate.
     fn selected(&mut self, dimension: usize) -> Result<Vec<f64>> {
         let runs = self.selection[dimension].clone();
         let found = self.coordinate(dimension)?;
@@ -452,10 +452,10 @@ impl<'a> File<'a> {
     }
 }
 
-/// Plans a query over files, which are one along a dimension if they are several.
+/// Plans a query over files. Several files are joined along a dimension.
 ///
 /// # Errors
-/// If what is asked for is not there, or files don't fit together.
+/// If the requested data does not exist, or if files do not fit together.
 pub fn plan(query: &Query, inputs: &[Input<'_>]) -> Result<Plan> {
     let mut notes = Vec::new();
     let mut files = opened(query, inputs)?;
@@ -512,7 +512,7 @@ pub fn plan(query: &Query, inputs: &[Input<'_>]) -> Result<Plan> {
     Ok(plan)
 }
 
-/// Where each run of each dimension of each file leads, and the dimensions of the result.
+/// Returns the targets of each run of each dimension of each file, and the dimensions of the result.
 fn led(
     query: &Query,
     files: &mut [File<'_>],
@@ -550,7 +550,7 @@ fn led(
     Ok((targets, axes))
 }
 
-/// A variable of no values has a count of 0. What else there is of no values can be said only where values may follow.
+/// Checks a variable without values: it has a count of 0. Other results are allowed only if values may follow.
 fn check_empty(query: &Query, file: &File<'_>) -> Result<()> {
     let grows = |one: &tidemill_format::Dimension| one.size == 0 && one.unlimited;
     if query.operation == Operation::Count || file.variable.dimensions.iter().any(grows) {
@@ -563,7 +563,7 @@ fn check_empty(query: &Query, file: &File<'_>) -> Result<()> {
     })
 }
 
-/// The dimensions that are reduced.
+/// Returns the reduced dimensions.
 fn over(query: &Query, first: &File<'_>) -> Result<Vec<usize>> {
     let Some(names) = &query.over else {
         return Ok((0..first.variable.dimensions.len()).collect());
@@ -580,7 +580,7 @@ fn over(query: &Query, first: &File<'_>) -> Result<Vec<usize>> {
     own.map(|name| first.dimension(name)).collect()
 }
 
-/// The dimensions that are reduced as `cell_methods` has them, with how far their times are apart if that is always the same.
+/// Returns the reduced dimensions in the form of `cell_methods`, with the interval of their times if that is always the same.
 fn methods(
     query: &Query,
     files: &mut [File<'_>],
@@ -617,7 +617,7 @@ fn methods(
         said.extend(periods::interval(&seconds).map(|interval| format!("interval: {interval}")));
     }
     if let Some(weights) = &query.weights {
-        // What is alone in the brackets is a comment without the word.
+        // If the text is alone in the brackets, it is a comment without the word.
         let word = if said.is_empty() { "" } else { "comment: " };
         said.push(format!("{word}weighted by the cosine of {weights}"));
     }
@@ -628,10 +628,10 @@ fn methods(
     Ok((before, behind))
 }
 
-/// Values that a dimension has at most, for them to be looked at if it is reduced.
+/// Maximum number of values of a reduced dimension whose values are read.
 const SCALAR_MAX: u64 = 1 << 16;
 
-/// The coordinates of the dimensions that the result does not have: from the first to the last of what is reduced.
+/// Returns the coordinates of the dimensions that the result does not have: from the first to the last reduced value.
 fn scalars(
     query: &Query,
     files: &mut [File<'_>],
@@ -661,7 +661,7 @@ fn scalars(
             let found = file.known(dimension)?;
             let runs = file.selection[dimension].clone();
             let mut values = chosen(&found.values, &runs);
-            // Of the first and the last where they begin and end, if they say so.
+            // The first and the last value have a begin and an end, if the file has them.
             if (place == 0 || place + 1 == every) && !found.turned {
                 let pairs = file.pairs(dimension).ok().flatten().unwrap_or_default();
                 for which in [|pair: &(f64, f64)| pair.0, |pair: &(f64, f64)| pair.1] {
@@ -683,7 +683,7 @@ fn scalars(
     lost.filter_map(scalar).collect()
 }
 
-/// What CF calls a dimension that the result does not have.
+/// Returns the CF name of a dimension that the result does not have.
 fn standard_name(file: &File<'_>, dimension: usize) -> String {
     let name = file.names().swap_remove(dimension);
     let Some(variable) = file.coordinate_variable(dimension) else {
@@ -700,7 +700,7 @@ fn standard_name(file: &File<'_>, dimension: usize) -> String {
     }
 }
 
-/// Keeps only some files. The first of them then has the coordinates of the first before, as they were selected.
+/// Keeps only some files. The first of them then gets the coordinates of the previous first file, as they were selected.
 fn retain<'a>(
     files: &mut Vec<File<'a>>,
     along: Option<usize>,
@@ -714,7 +714,7 @@ fn retain<'a>(
     }
 }
 
-/// Leaves out the indices whose time is none.
+/// Leaves out the indices without a time.
 fn leave_out_missing(
     files: &mut Vec<File<'_>>,
     (time, along): (usize, Option<usize>),
@@ -782,7 +782,7 @@ fn opened<'a>(query: &Query, inputs: &[Input<'a>]) -> Result<Vec<File<'a>>> {
     inputs.iter().enumerate().map(open).collect()
 }
 
-/// The dimension along which several files are one.
+/// Returns the dimension along which several files are joined.
 fn along(query: &Query, files: &[File<'_>]) -> Result<Option<usize>> {
     let names = files[0].names();
     if query.ensemble {
@@ -812,7 +812,7 @@ fn along(query: &Query, files: &[File<'_>]) -> Result<Option<usize>> {
                     .position(|(a, b)| a != b)
             };
             let differs = || match query.join {
-                // Others may differ, too.
+                // The other dimensions may differ, too.
                 Join::Inner => None,
                 Join::Exact | Join::Override => files.iter().find_map(differs),
             };
@@ -850,7 +850,7 @@ fn along(query: &Query, files: &[File<'_>]) -> Result<Option<usize>> {
     Ok(Some(along))
 }
 
-/// Members have the same dimensions.
+/// Checks that members have the same dimensions.
 fn members(query: &Query, files: &[File<'_>]) -> Result<()> {
     let (names, shape) = (files[0].names(), files[0].variable.shape());
     for file in &files[1..] {
@@ -921,7 +921,7 @@ fn select(
     Ok(())
 }
 
-/// Notes values that are none, and a selection that reaches beyond the values.
+/// Notes missing values, and a selection that extends beyond the values.
 fn noted(
     files: &mut [File<'_>],
     (dimension, one): (usize, &Select),
@@ -966,7 +966,7 @@ fn noted(
     Ok(())
 }
 
-/// Selects along the dimension along which files are one: steps go on from one to the next.
+/// Selects along the dimension along which files are joined: steps continue from one file to the next.
 fn select_along(
     one: &Select,
     files: &mut [File<'_>],
@@ -1044,7 +1044,7 @@ fn indices(file: &File<'_>, dimension: usize, what: &What, size: u64) -> Result<
     })
 }
 
-/// The dimension whose coordinate is a time.
+/// Returns the dimension whose coordinate is a time.
 fn time(file: &mut File<'_>, along: Option<usize>) -> Result<usize> {
     let rank = file.variable.dimensions.len();
     for dimension in along.into_iter().chain(0..rank) {
@@ -1062,7 +1062,7 @@ fn time(file: &mut File<'_>, along: Option<usize>) -> Result<usize> {
     )))
 }
 
-/// What of a coordinate is selected.
+/// Returns the selected values of a coordinate.
 fn chosen(values: &[f64], runs: &[Range]) -> Vec<f64> {
     let index = |range: &Range, place: u64| as_usize(range.start + place * range.step);
     let of = |range: &Range| {
@@ -1073,13 +1073,13 @@ fn chosen(values: &[f64], runs: &[Range]) -> Vec<f64> {
     runs.iter().flat_map(of).collect()
 }
 
-/// Where runs lead: of each file those of one dimension, or of each dimension those of one file.
+/// Targets of runs: for each file those of one dimension, or for each dimension those of one file.
 type Targets = Vec<Vec<Target>>;
 
-/// Where each run of each file leads.
+/// Targets of each run of each file, and the axis.
 type Led = (Targets, Option<Axis>);
 
-/// Times in the units of another file.
+/// Converts times to the units of another file.
 pub(super) fn alike(found: &Found, as_first: Option<&Units>, values: Vec<f64>) -> Vec<f64> {
     match (found.units, as_first) {
         (Some(units), Some(first)) if units != *first => values
@@ -1124,7 +1124,7 @@ fn kept(files: &mut [File<'_>], (dimension, along): (usize, Option<usize>)) -> R
                 true => file.pairs(dimension)?,
                 false => None,
             };
-            // Bounds of some files only are those of none.
+            // If only some files have bounds, the result has none.
             coordinate.bounds = coordinate.bounds.take().zip(pairs).map(|(mut all, pairs)| {
                 let ends = |which: fn(&(f64, f64)) -> f64| {
                     own(&pairs.iter().map(which).collect::<Vec<f64>>())
@@ -1156,7 +1156,7 @@ fn groups(
         files[0].wrong(dimension, "its values are no times, which grouping needs")
     })?;
     let mut of_files: Vec<Vec<i64>> = Vec::new();
-    // Of each group the interval that the files say, where all do.
+    // Interval of each group according to the files, if all files have it.
     let mut all: BTreeMap<i64, Option<(f64, f64)>> = BTreeMap::new();
     for (place, file) in files.iter_mut().enumerate() {
         if Some(dimension) != along && place > 0 {
@@ -1211,7 +1211,7 @@ fn groups(
     Ok((targets, Some(axis_of(&all, by, (name, units, attributes)))))
 }
 
-/// The dimension that groups are.
+/// Returns the dimension of groups.
 fn axis_of(
     all: &BTreeMap<i64, Option<(f64, f64)>>,
     by: By,
@@ -1260,7 +1260,7 @@ fn axis_of(
     }
 }
 
-/// What is folded of a file: one for all runs of its dimensions.
+/// Returns the work for a file: one task for all runs of its dimensions.
 fn of_file(
     query: &Query,
     file: &mut File<'_>,
@@ -1303,7 +1303,7 @@ fn of_file(
     boxes(file, &targets, (task, unpack), weights)
 }
 
-/// One for each choice of a run of each dimension.
+/// Returns one plan for each combination of runs of the dimensions.
 fn boxes(
     file: &File<'_>,
     targets: &[Vec<Target>],

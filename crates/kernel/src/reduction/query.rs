@@ -1,4 +1,4 @@
-//! What is wanted, and how that is written: `mean`, `time=1990-01..1999-12,lat=30:60`, `month`.
+//! Requested reductions, and their text form: `mean`, `time=1990-01..1999-12,lat=30:60`, `month`.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use super::bins::Wanted;
 use super::error::{Error, Result};
 use super::ranks::QUANTILES_MAX;
 
-/// What is found of the values of a cell.
+/// Result for the values of a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names say it")]
 pub enum Operation {
@@ -40,7 +40,7 @@ pub(super) const OPERATIONS: [(&str, Operation); 11] = [
     ("histogram", Operation::Histogram),
 ];
 
-/// How the indices of a time coordinate are put together.
+/// Grouping of the indices of a time coordinate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names say it")]
 pub enum By {
@@ -68,67 +68,67 @@ pub(super) const GROUPINGS: [(&str, By); 8] = [
     ("climatological-hour", By::HourOfDay),
 ];
 
-/// What of a dimension is selected.
+/// Selected part of a dimension.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Select {
-    /// The dimension.
+    /// Dimension.
     pub dimension: String,
     pub(super) what: What,
-    /// Of what is selected every so many.
+    /// Step: every `step`-th selected index is used.
     pub(super) step: u64,
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum What {
     All,
-    /// From the first index to before the second, as Python has it.
+    /// From the first index to before the second, as in Python.
     Indices(Option<i64>, Option<i64>),
     /// One index.
     Index(i64),
-    /// By the values of the coordinate, both ends included.
+    /// Range of values of the coordinate, including both ends.
     Values(String, String),
 }
 
-/// A reduction as it is asked for.
+/// Requested reduction.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Query {
-    /// What is found.
+    /// Requested result.
     pub operation: Operation,
-    /// Of which variable.
+    /// Variable.
     pub variable: String,
-    /// What of it.
+    /// Selected parts of the variable.
     pub select: Vec<Select>,
-    /// Dimensions that are reduced; all if none are named.
+    /// Reduced dimensions; `None`: all.
     pub over: Option<Vec<String>>,
-    /// How times are put together.
+    /// Grouping of times.
     pub by: Option<By>,
-    /// The dimension along which values weigh as the cosine of its coordinate, in degrees.
+    /// Dimension along which the weight of a value is the cosine of its coordinate, in degrees.
     pub weights: Option<String>,
-    /// What is taken from the count of a standard deviation.
+    /// Number that is subtracted from the count in a standard deviation.
     pub ddof: u32,
-    /// Which quantiles, each from 0 to 1.
+    /// Quantiles, each from 0 to 1.
     pub quantiles: Vec<f64>,
-    /// The bins of a histogram.
+    /// Bins of a histogram.
     pub bins: Wanted,
-    /// The dimension along which several files are one.
+    /// Dimension along which several files are joined.
     pub along: Option<String>,
-    /// Whether the files are members, which are reduced, and not a series.
+    /// Whether the files are members of an ensemble, which are reduced, and not a series.
     pub ensemble: bool,
-    /// Which coordinates of other dimensions than that of the series files may have.
+    /// Rule for coordinates of other dimensions than that of the series.
     pub join: Join,
-    /// What times mean.
+    /// Meaning of times.
     pub time_at: Option<TimeAt>,
 }
 
-/// Which coordinates of other dimensions than that of the series files may have.
+/// Rule for coordinates of other dimensions than that of the series.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Join {
-    /// The same ones.
+    /// All files must have the same coordinates.
     #[default]
     Exact,
-    /// Any: those of the first file count.
+    /// Files may have any coordinates; those of the first file are used.
     Override,
-    /// Any: what all files have is reduced.
+    /// Files may have any coordinates; their common part is reduced.
     Inner,
 }
 
@@ -138,7 +138,7 @@ const JOINS: [(&str, Join); 3] = [
     ("inner", Join::Inner),
 ];
 
-/// Where in the time that a value stands for its time lies.
+/// Position of the time stamp in the interval that a value represents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names say it")]
 pub enum TimeAt {
@@ -157,7 +157,7 @@ const TIMES_AT: [(&str, TimeAt); 4] = [
 ];
 
 impl Query {
-    /// All of a variable, to one value.
+    /// Returns a reduction of the whole variable to one value.
     #[must_use]
     pub fn new(operation: Operation, variable: &str) -> Self {
         Self {
@@ -179,7 +179,7 @@ impl Query {
 }
 
 impl Query {
-    /// The quantiles that are found.
+    /// Returns the requested quantiles.
     pub(super) fn wanted(&self) -> Vec<f64> {
         match self.operation {
             Operation::Median => vec![0.5],
@@ -189,7 +189,7 @@ impl Query {
     }
 }
 
-/// Quantiles as they are written.
+/// Parses quantiles.
 fn quantiles(text: &str) -> Result<Vec<f64>> {
     let text = if text.trim().is_empty() {
         "0.25,0.5,0.75"
@@ -248,7 +248,7 @@ impl By {
             .map_or("", |(name, _)| name)
     }
 
-    /// Whether groups are of all years, or days, together.
+    /// Returns whether a group contains values of all years, or days.
     pub(super) fn is_of_all_years(self) -> bool {
         matches!(
             self,
@@ -256,7 +256,7 @@ impl By {
         )
     }
 
-    /// Where a group begins and ends.
+    /// Returns begin and end of a group.
     pub(super) fn period(self, group: i64, units: &Units) -> (f64, f64) {
         let day = |month: i64, day: i64| {
             let (year, month) = (month.div_euclid(12), month.rem_euclid(12) + 1);
@@ -279,14 +279,14 @@ impl By {
         }
     }
 
-    /// Which group a time is in: groups are in the order of these.
+    /// Returns the number of the group of a time; groups are in this order.
     pub(super) fn group(self, at: &Moment) -> i64 {
         let date = at.date;
         let month = date.year * 12 + date.month - 1;
         let day = month * 31 + date.day - 1;
         match self {
             Self::Year => date.year,
-            // A winter is of the year in which it ends.
+            // A winter belongs to the year in which it ends.
             Self::Season => (month + 1).div_euclid(3),
             Self::Month => month,
             Self::Day => day,
@@ -297,7 +297,7 @@ impl By {
         }
     }
 
-    /// What a group is called.
+    /// Returns the name of a group.
     pub(super) fn label(self, group: i64) -> String {
         const SEASONS: [&str; 4] = ["DJF", "MAM", "JJA", "SON"];
         let season = |group: i64| SEASONS[usize::try_from(group.rem_euclid(4)).unwrap_or(0)];
@@ -329,10 +329,10 @@ impl By {
 }
 
 impl Select {
-    /// Several, with commas between them: `time=1990-01..1999-12,lat=30:60,lon=[0:180:2]`.
+    /// Parses several selections, separated by commas: `time=1990-01..1999-12,lat=30:60,lon=[0:180:2]`.
     ///
     /// # Errors
-    /// If one is none.
+    /// If a selection is invalid.
     pub fn parse(text: &str) -> Result<Vec<Self>> {
         text.split(',')
             .filter(|one| !one.trim().is_empty())
@@ -393,7 +393,7 @@ impl Select {
         if what.is_empty() {
             return select(What::All, step);
         }
-        // A time of day has colons, too: between numbers alone one makes a span.
+        // A time of day has colons, too: a single colon makes a range only between numbers.
         let is_number = |text: &str| text.trim().parse::<f64>().is_ok();
         let span = what.split_once("..").or_else(|| {
             what.split_once(':').filter(|(low, high)| {
@@ -406,9 +406,9 @@ impl Select {
     }
 }
 
-/// The values of a coordinate from one text to another: the lowest, the highest, and whether that is included.
+/// Returns the range of a coordinate from one text to another: the lowest value, the highest value, and whether that is included.
 ///
-/// Where values go `around`, a range from 350 to 10 ends at 370.
+/// If values are periodic (`around`), a range from 350 to 10 ends at 370.
 pub(super) fn bounds(
     units: Option<&Units>,
     (low, high): (&str, &str),
@@ -447,42 +447,42 @@ pub(super) fn bounds(
     Ok((low, high, true))
 }
 
-/// A query as people write it.
+/// Text form of a query.
 #[derive(Clone, Debug, Default)]
 pub struct Words<'a> {
     /// The operation.
     pub operation: &'a str,
     /// The variable.
     pub variable: &'a str,
-    /// Selections, with commas between them.
+    /// Selections, separated by commas.
     pub select: &'a str,
-    /// Dimensions, with commas between them; empty for all.
+    /// Dimensions, separated by commas; empty: all.
     pub over: &'a str,
-    /// A grouping, or nothing.
+    /// A grouping, or empty.
     pub by: &'a str,
-    /// A dimension, or nothing.
+    /// A dimension, or empty.
     pub weights: &'a str,
-    /// A number; 0 if there is none.
+    /// A number; empty: 0.
     pub ddof: &'a str,
-    /// Numbers from 0 to 1, with commas between them; quartiles if there are none.
+    /// Numbers from 0 to 1, separated by commas; empty: quartiles.
     pub quantiles: &'a str,
-    /// `N` or `LOW:HIGH:N`; ten if there are none.
+    /// `N` or `LOW:HIGH:N`; empty: ten bins.
     pub bins: &'a str,
-    /// A dimension, or nothing.
+    /// A dimension, or empty.
     pub along: &'a str,
-    /// `yes`, or nothing.
+    /// `yes`, or empty.
     pub ensemble: &'a str,
-    /// `exact`, `override`, `inner` or nothing.
+    /// `exact`, `override`, `inner` or empty.
     pub join: &'a str,
-    /// `start`, `middle`, `end`, `bounds` or nothing.
+    /// `start`, `middle`, `end`, `bounds` or empty.
     pub time_at: &'a str,
 }
 
 impl Words<'_> {
-    /// What they mean.
+    /// Parses the query.
     ///
     /// # Errors
-    /// If they mean nothing.
+    /// If a text is invalid.
     pub fn query(&self) -> Result<Query> {
         let some = |text: &str| {
             Some(text.trim())

@@ -1,5 +1,5 @@
-//! Medians and quantiles, exactly: the digits of a value are found one after the other, the highest first, by counting in each pass
-//! how many values of a cell have which next digit. Counts of pieces add up, so elements send counts and never values.
+//! Exact medians and quantiles: the digits of a value are found one after the other, the highest first. Each pass counts the values of a
+//! cell with each next digit. Counts of pieces can be added, so elements send counts and never values.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,41 +8,41 @@ use super::state::{State, as_usize, count};
 use crate::array::{ArrayError, Dtype, with_type};
 use crate::loops::number::Number;
 
-/// Bits of a digit, at most: so many counters stay in the first cache.
+/// Maximum number of bits of a digit: the counters then fit into the first-level cache.
 const DIGIT_MAX: u32 = 11;
-/// Quantiles of one reduction.
+/// Maximum number of quantiles in one reduction.
 pub(super) const QUANTILES_MAX: usize = 32;
-/// Cells of which ranks are looked for: each has counters.
+/// Maximum number of cells whose ranks are searched, because each has counters.
 pub(super) const CELLS_MAX: u64 = 2 << 20;
 
-/// What is counted in one pass, beside the values themselves.
+/// Counters of one pass, in addition to the values themselves.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Digits {
-    /// Keys are those of doubles: of values times the first, plus the second. Else those of the type itself.
+    /// Factor and summand of values whose keys are those of doubles; `None`: keys are those of the type itself.
     pub real: Option<(f64, f64)>,
-    /// Bits of a key below the digit.
+    /// Number of bits of a key below the digit.
     pub below: u32,
-    /// Bits of the digit.
+    /// Number of bits of the digit.
     pub bits: u32,
-    /// How many ranks of a cell are looked for apart from each other.
+    /// Number of ranks of a cell that are searched separately.
     pub ranks: u32,
-    /// What is known of each rank's key above the digit, cell by cell of the box; nothing before the first pass.
+    /// Known part of each rank's key above the digit, cell by cell of the box; empty before the first pass.
     pub known: Vec<u64>,
 }
 
 impl Digits {
-    /// Counters of one cell.
+    /// Returns the number of counters of one cell.
     pub(super) fn counters(&self) -> usize {
         (self.ranks as usize).saturating_mul(1 << self.bits.min(32))
     }
 
-    /// Bytes that are kept of each cell.
+    /// Returns the number of bytes for each cell.
     pub(super) fn cell_bytes(&self) -> usize {
         let ranks = self.ranks as usize;
         self.counters().saturating_add(ranks).saturating_mul(8)
     }
 
-    /// Whether they are of as many cells. They may come from anywhere.
+    /// Checks the description for `cells` cells. It may come from an untrusted source.
     pub(super) fn check(&self, cells: usize) -> std::result::Result<(), ArrayError> {
         let ranks = self.ranks as usize;
         let known = match self.known.len() {
@@ -85,38 +85,38 @@ impl Digits {
     }
 }
 
-/// One value that is looked for in each cell: so many are smaller, of those that have what is known in common.
+/// Rank that is searched in each cell: the number of smaller values among those with the same known digits.
 #[derive(Clone, Debug, PartialEq)]
 struct Rank {
     known: Vec<u64>,
     smaller: Vec<u64>,
-    /// Which of those that a pass tells apart it is.
+    /// Number of the rank among those that a pass distinguishes.
     apart: usize,
 }
 
-/// The search for quantiles, from pass to pass.
+/// Search for quantiles, from pass to pass.
 #[derive(Debug)]
 pub(super) struct Search {
     quantiles: Vec<f64>,
     dtype: Dtype,
     /// Whether keys are those of doubles.
     real: bool,
-    /// Bits of keys that are not known yet.
+    /// Number of unknown bits of the keys.
     left: u32,
-    /// Those of this pass.
+    /// Number of bits of this pass.
     bits: u32,
-    /// Bytes of counters that there is room for.
+    /// Maximum size of the counters, in bytes.
     room: usize,
     cells: usize,
-    /// The value below and the value above each quantile; none before the first pass.
+    /// Ranks of the value below and the value above each quantile; empty before the first pass.
     ranks: Vec<Rank>,
-    /// How many are told apart in this pass.
+    /// Number of ranks that this pass distinguishes.
     apart: usize,
     counts: Vec<u64>,
 }
 
 impl Search {
-    /// Of `quantiles` of values of that type in each of so many cells.
+    /// Starts a search for `quantiles` of values of this type in each of `cells` cells.
     pub(super) fn new(
         quantiles: &[f64],
         (dtype, real): (Dtype, bool),
@@ -148,23 +148,23 @@ impl Search {
         Ok(search)
     }
 
-    /// As many bits as there is room to count.
+    /// Chooses as many bits as the counters have space for.
     fn begin(&mut self) {
         let room = self.room / (8 * self.apart * self.cells.max(1));
         self.bits = room.max(2).ilog2().min(DIGIT_MAX).min(self.left);
     }
 
-    /// Counters of one cell.
+    /// Returns the number of counters of one cell.
     pub(super) fn counters(&self) -> usize {
         self.apart << self.bits
     }
 
-    /// Bytes that are kept of each cell.
+    /// Returns the number of bytes for each cell.
     pub(super) fn cell_bytes(&self) -> usize {
         8 * (self.counters() + self.apart)
     }
 
-    /// What is counted of pieces that lead into a box of the result, which has that shape.
+    /// Returns the counters for pieces that lead into a box of the result with this shape.
     pub(super) fn digits(
         &self,
         unpack: Option<(f64, f64)>,
@@ -186,7 +186,7 @@ impl Search {
         }
     }
 
-    /// The ranks of the values next to each quantile, now that it is known how many values there are.
+    /// Computes the ranks of the values next to each quantile, once the number of values is known.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -208,10 +208,10 @@ impl Search {
         }
     }
 
-    /// Looks up the next digit of each rank in what a pass counted; whether there are more.
+    /// Finds the next digit of each rank in the counts of a pass; returns whether there are more digits.
     ///
     /// # Errors
-    /// If the values are not those of the passes before.
+    /// If the values differ from those of previous passes.
     pub(super) fn next(&mut self, found: &State) -> Result<bool> {
         if self.ranks.is_empty() {
             self.counts.clone_from(&found.counts);
@@ -244,7 +244,7 @@ impl Search {
         Ok(self.left > 0)
     }
 
-    /// Ranks of which the same is known in all cells are looked for together.
+    /// Combines ranks whose known parts are the same in all cells.
     fn tell_apart(&mut self) {
         self.apart = 0;
         for place in 0..self.ranks.len() {
@@ -256,7 +256,7 @@ impl Search {
         self.begin();
     }
 
-    /// Each quantile of each cell, between the two values next to it as numpy has it.
+    /// Returns each quantile of each cell, interpolated between the two values next to it as in numpy.
     pub(super) fn values(&self) -> Vec<Vec<Option<f64>>> {
         let value = |key: u64| match self.real {
             true => f64::from_ordered(key),
@@ -278,9 +278,9 @@ impl Search {
     }
 }
 
-/// So far on the way from one number to another.
+/// Interpolates between two numbers.
 fn between(low: f64, high: f64, far: f64) -> f64 {
-    // Of two infinities nothing can be taken.
+    // Two infinities cannot be subtracted.
     if low >= high {
         return low;
     }
@@ -292,7 +292,7 @@ fn between(low: f64, high: f64, far: f64) -> f64 {
     }
 }
 
-/// The cells of a box, by their place in the whole.
+/// Returns the cells of a box, by their place in the whole result.
 fn boxed<'a>(
     at: &'a [u64],
     lengths: &'a [u64],

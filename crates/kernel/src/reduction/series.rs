@@ -1,4 +1,4 @@
-//! Whether several files are one series or the members of an ensemble, and in which order they are read.
+//! Checks whether several files are a series or the members of an ensemble, and determines their order.
 
 use std::collections::BTreeMap;
 
@@ -7,10 +7,10 @@ use super::inner;
 use super::plan::{File, Found, alike};
 use super::query::{Join, Query, What};
 
-/// Seconds by which two times may differ that are the same.
+/// Maximum difference of two times that count as the same, in seconds.
 const SAME_TIME: f64 = 5e-4;
 
-/// Checks that the files fit together, and sorts them along the dimension along which they are one.
+/// Checks that the files fit together, and sorts them along the dimension along which they are joined.
 pub(super) fn check(
     query: &Query,
     files: &mut [File<'_>],
@@ -63,7 +63,7 @@ pub(super) fn of_coordinate(
     unfit(one, other, format!("coordinate {name}: {why}"))
 }
 
-/// One unit for all; values of several types are taken as doubles, which is noted.
+/// Checks that all files have the same unit; values of several types are read as doubles, which is noted.
 fn variables(query: &Query, files: &[File<'_>], notes: &mut Vec<String>) -> Result<()> {
     let first = &files[0];
     let units = |file: &File<'_>| {
@@ -136,7 +136,7 @@ pub(super) fn text<'a>(found: &'a Found, name: &str) -> Option<&'a str> {
     super::write::text(&found.coordinate.attributes, name)
 }
 
-/// Units of a coordinate, however degrees are spelt.
+/// Returns the units of a coordinate, in one spelling of degrees.
 pub(super) fn spelt(units: &str) -> &str {
     match units.trim() {
         "degrees_north" | "degree_north" | "degrees_N" | "degree_N" | "degreesN" | "degreeN" => {
@@ -149,7 +149,7 @@ pub(super) fn spelt(units: &str) -> &str {
     }
 }
 
-/// Why numbers of two coordinates can't be compared.
+/// Returns the reason why numbers of two coordinates cannot be compared.
 pub(super) fn units_differ(first: &Found, other: &Found) -> Option<String> {
     let units = |found| text(found, "units").unwrap_or_default();
     let calendar = |found| text(found, "calendar").unwrap_or("standard");
@@ -187,7 +187,7 @@ pub(super) fn units_differ(first: &Found, other: &Found) -> Option<String> {
     }
 }
 
-/// How far two values of coordinates may be apart that are the same.
+/// Returns the maximum distance of two values of coordinates that count as the same.
 pub(super) fn slack(first: &Found, other: &Found) -> f64 {
     let largest = first.values.iter().chain(&other.values);
     let largest = largest
@@ -231,7 +231,7 @@ fn values_differ(first: &Found, other: &Found) -> Option<String> {
     })
 }
 
-/// Sorts files by their coordinate, where they have one, and checks that they are one series along it.
+/// Sorts files by their coordinate, if they have one, and checks that they are one series along it.
 fn sorted(query: &Query, files: &mut [File<'_>], along: usize) -> Result<()> {
     let mut known = BTreeMap::new();
     for file in &mut *files {
@@ -289,7 +289,7 @@ fn sorted(query: &Query, files: &mut [File<'_>], along: usize) -> Result<()> {
     in_order(query, files, &keys, along)
 }
 
-/// No value of the coordinate is in two files.
+/// Checks that no value of the coordinate is in two files.
 fn twice(
     files: &[File<'_>],
     (keys, near): (&BTreeMap<usize, Vec<f64>>, f64),
@@ -321,7 +321,7 @@ fn twice(
     Err(of_coordinate(one_file, other, along, &why))
 }
 
-/// Where an order matters, no file begins before the one before it ends.
+/// Checks, if the order matters, that no file begins before the previous one ends.
 fn in_order(
     query: &Query,
     files: &[File<'_>],

@@ -1,4 +1,4 @@
-//! Results that are too large to be found at once: a result is cut into slabs, and each slab is found as a result of its own.
+//! Slabs of results that are too large to be found at once: each slab is found like a result of its own.
 
 use tidemill_format::{Range, Storage};
 
@@ -10,28 +10,28 @@ use super::table::{Axis, Table};
 use super::task::{Target, Task};
 use super::{CELLS_MAX, bins, ranks};
 
-/// Cells of a result: the first along each axis, and how many.
+/// Cells of a result: the first along each axis, and their number.
 pub type Cells = (Vec<u64>, Vec<u64>);
 
-/// Cells of a slab, so that its state stays below some 100 MB.
+/// Maximum number of cells in a slab; its state stays below some 100 MB.
 const SLAB_CELLS: u64 = 2 << 20;
-/// Quantiles of a slab: with so few a pass finds 4 bits of each.
+/// Maximum number of quantiles in a slab; a pass then finds 4 bits of each.
 const SLAB_QUANTILES: u64 = 128 << 10;
 
 impl Plan {
-    /// How many cells the result has.
+    /// Returns the number of cells of the result.
     #[must_use]
     pub fn cells(&self) -> u64 {
         product(&self.shape())
     }
 
-    /// Whether the result has more cells than are found at once.
+    /// Returns whether the result has more cells than can be found at once.
     #[must_use]
     pub fn is_large(&self) -> bool {
         self.cells() > self.limited(CELLS_MAX, ranks::CELLS_MAX)
     }
 
-    /// The most cells, where each has several quantiles or bins.
+    /// Returns the maximum number of cells, if each has several quantiles or bins.
     fn limited(&self, cells: u64, quantiles: u64) -> u64 {
         let counts = |bins: u32| (bins::COUNTERS_MAX / (u64::from(bins) + 2)).max(1);
         match (self.quantiles.len() as u64, self.bin_count()) {
@@ -41,10 +41,10 @@ impl Plan {
         }
     }
 
-    /// The result without its values.
+    /// Returns the result without its values.
     ///
     /// # Errors
-    /// If the ends of bins are known only when all values have been read.
+    /// If the ends of bins are known only after all values have been read.
     pub fn outline(&self) -> Result<Table> {
         let edges = match self.binning(1).transpose()? {
             None => None,
@@ -59,12 +59,12 @@ impl Plan {
         Ok(self.table(&none, vec![Vec::new(); self.quantiles.len()], edges))
     }
 
-    /// The slabs of the result, each with its cells.
+    /// Returns the slabs of the result, each with its cells.
     pub fn slabs(&self) -> impl Iterator<Item = (Cells, Self)> {
         self.slabs_of(self.limited(SLAB_CELLS, SLAB_QUANTILES))
     }
 
-    /// The slabs of at most `most` cells.
+    /// Returns the slabs of at most `most` cells.
     pub(super) fn slabs_of(&self, most: u64) -> impl Iterator<Item = (Cells, Self)> {
         let shape = self.shape();
         let lengths = lengths(&shape, &self.order(most), most);
@@ -100,7 +100,7 @@ impl Plan {
         )
     }
 
-    /// In which order axes are cut: those first for whose slabs the least is read twice.
+    /// Returns the order in which axes are cut: first those whose slabs cause the fewest repeated reads.
     fn order(&self, most: u64) -> Vec<usize> {
         let shape = self.shape();
         let mut order: Vec<(f64, usize)> = (0..shape.len())
@@ -116,7 +116,7 @@ impl Plan {
     }
 }
 
-/// Files that are looked at to choose where the result is cut.
+/// Number of files that are examined to choose the cuts of the result.
 const SAMPLED: usize = 64;
 
 #[expect(clippy::cast_precision_loss, reason = "a ratio is wanted")]
@@ -130,7 +130,7 @@ fn product(lengths: &[u64]) -> u64 {
         .fold(1, |all: u64, one| all.saturating_mul(*one))
 }
 
-/// Lengths of slabs of at most `most` cells, if cutting the axes of that order can do it.
+/// Returns the lengths of slabs of at most `most` cells, if cuts along the axes in that order are sufficient.
 fn lengths(shape: &[u64], order: &[usize], most: u64) -> Vec<u64> {
     let mut lengths = shape.to_vec();
     for axis in order {
@@ -144,18 +144,18 @@ fn lengths(shape: &[u64], order: &[usize], most: u64) -> Vec<u64> {
     lengths
 }
 
-/// What of a dimension leads to some cells: indices of the variable, where they lead, and their places in the selection.
+/// Part of a dimension that leads to some cells: indices of the variable, their target, and their places in the selection.
 type Part = (Range, Target, std::ops::Range<usize>);
 
 impl FilePlan {
-    /// The dimension that leads to an axis of the result.
+    /// Returns the dimension that leads to an axis of the result.
     fn dimension(&self, axis: usize) -> Option<usize> {
         let kept = self.task.targets.iter().enumerate();
         let mut kept = kept.filter(|(_, target)| **target != Target::Reduced);
         kept.nth(axis).map(|(dimension, _)| dimension)
     }
 
-    /// How often a value is read, if slabs have that length along an axis.
+    /// Returns the number of times that a value is read, if slabs have that length along an axis.
     fn read_again(&self, axis: usize, length: u64) -> f64 {
         let Some(dimension) = self.dimension(axis) else {
             return 1.0;
@@ -177,7 +177,7 @@ impl FilePlan {
         (read + real(chunk) - 1.0) / read
     }
 
-    /// What is folded of the file for some cells.
+    /// Returns the work on the file for some cells.
     fn within(&self, (first, lengths): &Cells) -> Vec<Self> {
         let mut axis = 0;
         let mut boxes: Vec<Vec<Part>> = vec![Vec::new()];
@@ -218,7 +218,7 @@ impl FilePlan {
     }
 }
 
-/// The parts of a run that lead to some cells of its axis.
+/// Returns the parts of a run that lead to some cells of its axis.
 fn parts(run: Range, target: &Target, (first, length): (u64, u64)) -> Vec<Part> {
     let end = first + length;
     let part = |places: std::ops::Range<usize>, target| {

@@ -1,4 +1,4 @@
-//! What has been found so far, of a box of cells. States of pieces of one result merge.
+//! Partial state of a box of cells. States of pieces of one result can be merged.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,30 +6,30 @@ use super::task::Wants;
 use crate::array::ArrayError;
 use crate::array::pass::{Compensated, two_sum};
 
-/// What is known of the cells of a box.
+/// State of the cells of a box.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct State {
-    /// The first cell.
+    /// First cell.
     pub at: Vec<u64>,
-    /// How many there are along each dimension of the result.
+    /// Number of cells along each dimension of the result.
     pub shape: Vec<u64>,
-    /// How many values count.
+    /// Number of values that count, for each cell.
     pub counts: Vec<u64>,
     pub(super) sums: Sums,
-    /// The smallest and the largest.
+    /// Smallest and largest value.
     pub(super) extremes: [Numbers; 2],
-    /// Mean, and sum of squares of what values are away from it.
+    /// Mean, and sum of the squared distances of values from it.
     pub(super) moments: Vec<(f64, f64)>,
-    /// Sum of weights. Then `sums` are of weighted values.
+    /// Sum of weights. If it is present, `sums` are of weighted values.
     pub(super) weights: Vec<f64>,
-    /// What is lost in these, which is not sent.
+    /// Rounding errors of the weights, which are not sent.
     #[serde(skip)]
     pub(super) weights_lost: Vec<f64>,
-    /// Counters, all of a cell side by side.
+    /// Counters; all counters of a cell are contiguous.
     pub(super) counters: Vec<u64>,
 }
 
-/// Sums, one a cell.
+/// Sums, one for each cell.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) enum Sums {
     None,
@@ -37,7 +37,7 @@ pub(super) enum Sums {
     Real(Vec<Compensated>),
 }
 
-/// Numbers, one a cell.
+/// Numbers, one for each cell.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) enum Numbers {
     None,
@@ -55,13 +55,13 @@ pub(super) fn count(count: u64) -> f64 {
     count as f64
 }
 
-/// What is nothing: a sum of infinities has no rest.
+/// Returns the sum with its rounding error; an infinite sum has none.
 pub(super) fn total((sum, lost): Compensated) -> f64 {
     if sum.is_finite() { sum + lost } else { sum }
 }
 
 impl State {
-    /// Of no values at all.
+    /// Returns a state without values.
     #[must_use]
     pub fn empty(shape: Vec<u64>, whole: bool, wants: Wants, weighted: bool) -> Self {
         let cells = usize::try_from(shape.iter().product::<u64>()).unwrap_or(usize::MAX);
@@ -130,10 +130,10 @@ impl State {
             && (0..self.at.len()).all(inside)
     }
 
-    /// Adds what was found of other values, of a box that lies within this one's.
+    /// Merges the state of other values, of a box within this one's.
     ///
     /// # Errors
-    /// If it is of another reduction.
+    /// If that state belongs to another reduction.
     pub fn merge(&mut self, other: &Self) -> Result<(), ArrayError> {
         if !self.fits(other) {
             return Err(ArrayError::OtherReduction);
@@ -186,7 +186,7 @@ impl State {
             }),
             _ => return Err(ArrayError::OtherReduction),
         }
-        // Cells without values have the ends of their type, which may lie within those of another one.
+        // Cells without values have the ends of their type, which may be within the ends of another type.
         let some = || pairs().filter(|(_, from)| other.counts[*from] > 0);
         let is_first = |to: usize| self.counts[to] == 0;
         for (largest, (own, more)) in self.extremes.iter_mut().zip(&other.extremes).enumerate() {
@@ -225,13 +225,13 @@ impl State {
         Ok(())
     }
 
-    /// The sum of weights of a cell, if there are weights.
+    /// Returns the sum of weights of a cell, if there are weights.
     pub(super) fn weight(&self, cell: usize) -> Option<f64> {
         let lost = self.weights_lost.get(cell).copied().unwrap_or(0.0);
         self.weights.get(cell).map(|sum| total((*sum, lost)))
     }
 
-    /// The same of values that mean `scale` times what they are, and `offset` more.
+    /// Returns the state of the unpacked values: each value times `scale`, plus `offset`.
     #[must_use]
     pub fn unpacked(mut self, scale: f64, offset: f64) -> Self {
         let many = |cell: usize| {
@@ -268,7 +268,7 @@ impl State {
         for (mean, squares) in &mut self.moments {
             (*mean, *squares) = (*mean * scale + offset, *squares * scale * scale);
         }
-        // Of no values the ends would be scaled, too.
+        // Without values, the ends would be scaled, too.
         for cell in (0..self.counts.len()).filter(|cell| self.counts[*cell] == 0) {
             for (largest, numbers) in self.extremes.iter_mut().enumerate() {
                 if let Numbers::Real(all) = numbers {
@@ -284,7 +284,7 @@ pub(super) fn as_usize(number: u64) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
 }
 
-/// Counts, means and squares of two sets as one (Chan, Golub and LeVeque, 1979).
+/// Merges mean and squares of two sets (Chan, Golub and LeVeque, 1979).
 pub(super) fn moments(
     (own_count, own): (u64, (f64, f64)),
     (more_count, more): (u64, (f64, f64)),

@@ -1,4 +1,4 @@
-//! The values of a result, with what its dimensions are.
+//! Values of a result, with a description of its dimensions.
 
 use std::borrow::Cow;
 
@@ -12,84 +12,84 @@ use super::query::Operation;
 use super::slabs::Cells;
 use super::state::{Numbers, State, Sums, count, real, total};
 
-/// A dimension of a result.
+/// Dimension of a result.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Axis {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// How many indices it has.
+    /// Number of indices.
     pub length: u64,
-    /// Its values, if it has any.
+    /// Values, if it has any.
     pub coordinate: Option<Coordinate>,
-    /// What its indices are called, where they are groups.
+    /// Names of the indices, if they are groups.
     pub labels: Option<Vec<String>>,
 }
 
-/// The values of a dimension.
+/// Values of a dimension.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Coordinate {
-    /// One for each index.
+    /// Value of each index.
     pub values: Vec<f64>,
-    /// What the file says about them.
+    /// Attributes from the file.
     pub attributes: Vec<Attribute>,
-    /// Where each begins and ends, if it is more than a point.
+    /// Begin and end of each, if it is more than a point.
     pub bounds: Option<Vec<(f64, f64)>>,
 }
 
-/// A dimension of the variable that the result does not have.
+/// Dimension of the variable that the result does not have.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scalar {
-    /// Its standard name.
+    /// Standard name.
     pub name: String,
-    /// From the least of what was reduced to the most.
+    /// Least and greatest of the reduced values.
     pub ends: (f64, f64),
-    /// What the file says about its values.
+    /// Attributes of the values, from the file.
     pub attributes: Vec<Attribute>,
 }
 
-/// Numbers of a result; none where no value counts.
+/// Numbers of a result; `None` if no value of the cell counts.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Column {
-    /// Whole ones, exact.
+    /// Integers, exact.
     Whole(Vec<Option<i128>>),
-    /// Others.
+    /// Other numbers.
     Real(Vec<Option<f64>>),
 }
 
-/// What was found of each cell.
+/// Result of each cell.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Field {
-    /// Of which variable.
+    /// Variable.
     pub variable: String,
-    /// What its values are measured in.
+    /// Units of its values.
     pub units: Option<String>,
-    /// What: `mean`.
+    /// Operation, such as `mean`.
     pub name: Cow<'static, str>,
-    /// One for each cell, the last dimension first.
+    /// Value of each cell; the last dimension is the fastest.
     pub values: Column,
-    /// What else is said about it, but its units.
+    /// Other attributes, without the units.
     pub attributes: Vec<Attribute>,
     /// Whether its values are 32-bit floats.
     pub single: bool,
 }
 
-/// A result.
+/// Result of a reduction.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Table {
-    /// Its dimensions; none if it is one value.
+    /// Dimensions; empty for a single value.
     pub axes: Vec<Axis>,
-    /// One, or several of statistics, variable by variable.
+    /// One field, or several of statistics, variable by variable.
     pub fields: Vec<Field>,
-    /// What the first file says about all of it, and how it was made.
+    /// Attributes of the whole first file, and a record of the reduction.
     pub attributes: Vec<Attribute>,
-    /// What is to be known beside it.
+    /// Notes for the user.
     pub notes: Vec<String>,
-    /// Dimensions that were reduced, as far as they have values.
+    /// Reduced dimensions, if they have values.
     pub scalars: Vec<Scalar>,
 }
 
 impl Table {
-    /// Results of several variables as one.
+    /// Joins results of several variables.
     ///
     /// # Errors
     /// If their dimensions differ.
@@ -109,13 +109,13 @@ impl Table {
         joined.unwrap_or_else(|| Err(Error::Query("no variable was named".into())))
     }
 
-    /// Whether it has no values, as they are too many to be found at once.
+    /// Returns whether the table has no values because they are too many to be found at once.
     #[must_use]
     pub fn is_outline(&self) -> bool {
         self.cells() == 0 && self.axes.iter().all(|axis| axis.length > 0)
     }
 
-    /// All of its cells.
+    /// Returns all cells.
     #[must_use]
     pub fn all(&self) -> Cells {
         let lengths: Vec<u64> = self.axes.iter().map(|axis| axis.length).collect();
@@ -159,14 +159,14 @@ impl Table {
         }
     }
 
-    /// Whether all is of one variable.
+    /// Returns whether all fields belong to one variable.
     pub(super) fn is_of_one(&self) -> bool {
         let first = self.fields.first().map(|field| &field.variable);
         let is_first = |field: &Field| Some(&field.variable) == first;
         self.fields.iter().all(is_first)
     }
 
-    /// What a field is called beside the others.
+    /// Returns the title that distinguishes a field from the others.
     #[must_use]
     pub fn title(&self, field: &Field) -> String {
         match self.is_of_one() {
@@ -177,14 +177,14 @@ impl Table {
 }
 
 impl Field {
-    /// Variable and operation.
+    /// Returns variable and operation.
     pub(super) fn title(&self) -> String {
         format!("{}_{}", self.variable.replace('/', "_"), self.name)
     }
 }
 
 impl Plan {
-    /// The result that a state is of, with the quantiles that were looked for.
+    /// Returns the result of a state, with the quantiles that were found.
     pub(super) fn table(
         &self,
         state: &State,
@@ -239,7 +239,7 @@ impl Plan {
         }
     }
 
-    /// What the file says about the variable, as far as it holds for what was found of it.
+    /// Returns the attributes of the variable from the file that also apply to the result.
     fn described(&self, name: &str) -> Vec<Attribute> {
         let text = |name: &str, text: String| Attribute {
             name: name.into(),
@@ -284,7 +284,7 @@ impl Plan {
         attributes
     }
 
-    /// What is below, the bins, and what is above, by where each begins.
+    /// Returns the axis of bins: the values below, the bins, and the values above, each by its begin.
     fn bin_axis(&self, edges: Edges) -> Axis {
         let mut name = "bin".to_owned();
         while self.axes.iter().any(|axis| axis.name == name) {
@@ -371,7 +371,7 @@ impl Finder<'_> {
         self.plan.field("range", values)
     }
 
-    /// The sum of nothing is 0; one of integers is exact, also beyond 64 bits.
+    /// Returns the sum, which is 0 without values; a sum of integers is exact, also beyond 64 bits.
     fn sum(&self) -> Field {
         let values = match &self.state.sums {
             Sums::None => Column::Real(self.each(|_, _| None)),

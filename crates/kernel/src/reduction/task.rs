@@ -1,4 +1,4 @@
-//! What is folded, as it is sent to whoever has the bytes.
+//! Folding task in the form that is sent to the node with the bytes.
 
 use serde::{Deserialize, Serialize};
 use tidemill_format::Range;
@@ -7,96 +7,96 @@ use super::counted::Counted;
 use crate::array::{Codec, Dtype, Literal};
 use crate::reducing::Piece;
 
-/// How a variable's values go into cells.
+/// Mapping of a variable's values to cells.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Task {
-    /// The type of its values.
+    /// Type of its values.
     pub dtype: Dtype,
-    /// Whether their highest byte comes first.
+    /// Whether the most significant byte is stored first.
     pub big_endian: bool,
-    /// What was done to a chunk when it was written, first to last.
+    /// Filters that were applied to a chunk when it was written, first to last.
     pub filters: Vec<Codec>,
-    /// In which order the dimensions of a chunk are stored, if not in theirs.
+    /// Storage order of the dimensions of a chunk; `None`: their own order.
     pub order: Option<Vec<u32>>,
-    /// An element that was never written.
+    /// Value of an element that was never written.
     pub fill: Vec<u8>,
-    /// Which values count.
+    /// Rule for values that count.
     pub keep: Keep,
-    /// What is kept of them.
+    /// Results that are kept.
     pub wants: Wants,
-    /// Where each dimension leads.
+    /// Target of each dimension.
     pub targets: Vec<Target>,
-    /// What values weigh along one dimension, by the place in the selection.
+    /// Dimension with weights, and the weights by the place in the selection.
     pub weights: Option<(u32, Vec<f64>)>,
-    /// What of the values is counted, beside how many they are.
+    /// Property that is counted, in addition to the number of values.
     pub counted: Option<Counted>,
 }
 
-/// Which values count. NaN never does.
+/// Rule for values that count. NaN never counts.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Keep {
-    /// Not those equal to one of these.
+    /// Excluded values.
     pub missing: Vec<Literal>,
-    /// Not those below this.
+    /// Lower bound.
     pub least: Option<Literal>,
-    /// Not those above this.
+    /// Upper bound.
     pub most: Option<Literal>,
 }
 
-/// What is kept of the values of a cell, beside how many they are.
+/// Results that are kept for the values of a cell, in addition to their number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Wants {
-    /// Their sum.
+    /// Sum.
     pub sum: bool,
-    /// The smallest and the largest.
+    /// Smallest and largest value.
     pub extremes: bool,
-    /// How far they are from their mean.
+    /// Distances from the mean.
     pub moments: bool,
 }
 
-/// Where a dimension leads in the result.
+/// Target of a dimension in the result.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Target {
-    /// Nowhere: it is reduced.
+    /// None: the dimension is reduced.
     Reduced,
-    /// Each index of the selection to a cell of its own, from this one on.
+    /// Each index of the selection has a cell of its own, from this one on.
     Kept(u64),
-    /// Each index of the selection to one of these.
+    /// Each index of the selection has one of these cells.
     Grouped(Vec<u32>),
 }
 
-/// A piece of a variable: an array that its bytes decode to, and what of it goes where.
+/// Piece of a variable: an array that its bytes decode to, and the cells of its values.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Item {
-    /// Its number among the variable's chunks.
+    /// Number of the piece among the variable's chunks.
     pub chunk: u64,
-    /// Its bytes; none if nothing was written and all is fill value.
+    /// Location of its bytes; empty if nothing was written and all values are the fill value.
     pub bytes: Vec<Piece>,
     /// Filters that were not applied to it.
     pub mask: u32,
-    /// The array that its bytes decode to.
+    /// Shape of the array that its bytes decode to.
     pub shape: Vec<u64>,
-    /// Bytes from one index of the first dimension to the next, where other variables' lie between.
+    /// Distance from one index of the first dimension to the next, in bytes, if bytes of other variables are between them.
     pub stride: Option<u64>,
-    /// What is wanted of that array.
+    /// Requested part of that array.
     pub within: Vec<Range>,
-    /// Where the first of it is in the selection.
+    /// Place of the first requested value in the selection.
     pub at: Vec<u64>,
 }
 
 /// Pieces that are folded at once into one box of the result.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Batch {
-    /// How.
+    /// Task.
     pub task: Task,
-    /// The first cell of the box, and its lengths.
+    /// First cell of the box, and its lengths.
     pub cells: (Vec<u64>, Vec<u64>),
-    /// Which.
+    /// Pieces.
     pub items: Vec<Item>,
 }
 
 impl Task {
-    /// The cells that a piece goes to: the first, and how many along each dimension of the result.
+    /// Returns the cells of a piece: the first, and the number along each dimension of the result.
     pub fn cells(&self, item: &Item) -> (Vec<u64>, Vec<u64>) {
         let mut cells = (Vec::new(), Vec::new());
         for (dimension, target) in self.targets.iter().enumerate() {
@@ -119,13 +119,13 @@ impl Task {
         cells
     }
 
-    /// Bytes that are kept of each cell.
+    /// Returns the number of bytes for each cell.
     pub fn cell_bytes(&self) -> usize {
         let counters = self.counted.as_ref().map_or(0, Counted::cell_bytes);
         counters.saturating_add(self.bytes_with(self.wants))
     }
 
-    /// Bytes of a cell of which that is kept, without counters.
+    /// Returns the number of bytes of a cell that keeps these results, without counters.
     pub(super) fn bytes_with(&self, wants: Wants) -> usize {
         let number = if self.dtype.size() == 8 { 16 } else { 8 };
         let Wants {
@@ -140,7 +140,7 @@ impl Task {
     }
 }
 
-/// The smallest box around two.
+/// Returns the smallest box around two boxes.
 #[must_use]
 pub fn around(one: &(Vec<u64>, Vec<u64>), other: &(Vec<u64>, Vec<u64>)) -> (Vec<u64>, Vec<u64>) {
     let mut both = (Vec::new(), Vec::new());

@@ -1,4 +1,4 @@
-//! Reductions against a plain model: indices one by one, in whole numbers, whose sums are exact in `f64`.
+//! Compares reductions with a plain model: indices one by one, in whole numbers, whose sums are exact in `f64`.
 
 #![allow(clippy::float_cmp, reason = "results are told exactly")]
 
@@ -39,7 +39,7 @@ fn bytes_of(value: i32, dtype: Dtype, big_endian: bool) -> Vec<u8> {
 
 type Cells = (Vec<u64>, Vec<u64>);
 
-/// One dimension: its length, what is selected, what it leads to, how it is cut.
+/// One dimension: its length, selection, target, and the size of its chunks.
 #[derive(Clone, Debug)]
 struct Side {
     length: u64,
@@ -156,7 +156,7 @@ impl Case {
         }
     }
 
-    /// Lengths of the result.
+    /// Returns the shape of the result.
     fn shape(&self) -> Vec<u64> {
         let length = |side: &Side| match &side.target {
             Target::Reduced => None,
@@ -166,7 +166,7 @@ impl Case {
         self.sides.iter().filter_map(length).collect()
     }
 
-    /// What is found cell by cell: the values, and what each weighs.
+    /// Returns the values of each cell, and their weights.
     fn model(&self) -> Vec<Vec<(i32, f64)>> {
         let cells: u64 = self.shape().iter().product();
         let mut found = vec![Vec::new(); usize::try_from(cells).unwrap()];
@@ -283,12 +283,12 @@ impl Case {
     }
 }
 
-/// Sums of these times small numbers are exact.
+/// Returns a weight; sums of these weights times small numbers are exact.
 fn weight(at: u64) -> f64 {
     [0.5, 1.0, 0.25, 2.0][usize::try_from(at % 4).unwrap()]
 }
 
-/// A quantile of sorted values, which mean so much.
+/// Returns a quantile of sorted values, after scaling.
 #[allow(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -315,7 +315,7 @@ fn sorted_quantile(
     })
 }
 
-/// Finds quantiles pass by pass, with that much room for counters.
+/// Finds quantiles pass by pass, with `room` bytes for counters.
 fn check_quantiles(case: &Case, room: usize, unpack: Option<(f64, f64)>) {
     let quantiles = [0.0, 1.0 / 3.0, 0.5, 0.99, 1.0];
     let mut task = case.task();
@@ -347,7 +347,7 @@ fn check_quantiles(case: &Case, room: usize, unpack: Option<(f64, f64)>) {
     }
 }
 
-/// Counts values between edges pass by pass, against a look at every edge.
+/// Counts values between edges pass by pass, and compares with a search of all edges.
 fn check_histogram(case: &Case, wanted: Wanted, unpack: Option<(f64, f64)>) {
     let mut task = case.task();
     (task.wants, task.weights) = (Wants::default(), None);
@@ -410,7 +410,7 @@ fn check_histogram(case: &Case, wanted: Wanted, unpack: Option<(f64, f64)>) {
     }
 }
 
-/// Sums alone have loops of their own.
+/// Checks sums alone, which have loops of their own.
 fn check_sums(case: &Case, model: &[Vec<(i32, f64)>]) {
     let mut task = case.task();
     (task.wants.extremes, task.wants.moments) = (false, false);
@@ -510,8 +510,7 @@ proptest! {
         check_histogram(&case, Wanted { bins, between }, unpack);
     }
 
-    /// Pieces that are cut at any byte have the same values at the same places. No piece longer than one value crosses
-    /// an end.
+    /// Pieces that are cut at any byte have the same values at the same places. No piece longer than one value crosses an end.
     #[test]
     fn cut_pieces_equal_whole(
         shape in prop::collection::vec(1..6_u64, 1..4),
@@ -585,7 +584,7 @@ proptest! {
     }
 }
 
-/// Where each value lies in the file, and its place in the selection.
+/// Returns the position of each value in the file, and its place in the selection.
 fn indices(piece: &Piece, size: u64) -> Vec<(u64, Vec<u64>)> {
     let counts: Vec<u64> = piece.within.iter().map(Range::count).collect();
     let mut all = Vec::new();
@@ -678,7 +677,7 @@ fn quantile_of_values_that_change_between_passes_fails() {
     let mut first = counted(3, search.counters());
     first.counters[5] = 3;
     assert!(search.next(&first).unwrap());
-    // Fewer values; as many, of which none begins as the one that was found.
+    // There are fewer values, or as many, and none begins like the one that was found.
     for count in [2, 3] {
         let found = counted(count, search.counters());
         assert!(matches!(search.next(&found), Err(Error::Changed)));
@@ -696,12 +695,12 @@ fn histogram_of_values_that_change_between_passes_fails() {
     ends.extremes = [Numbers::Real(vec![1.0]), Numbers::Real(vec![2.0])];
     let mut binning = Binning::new("2".parse().unwrap(), 1).unwrap();
     assert!(binning.next(&ends).unwrap());
-    // Fewer values; as many, of which one lies outside.
+    // There are fewer values, or as many, and one is outside of the range.
     for found in [state(2, vec![0, 1, 1, 0]), state(3, vec![0, 1, 1, 1])] {
         assert!(matches!(binning.next(&found), Err(Error::Changed)));
     }
     assert!(!binning.next(&state(3, vec![0, 1, 2, 0])).unwrap());
-    // Infinities have no bins between them; more counters than there may be are refused before anything is read.
+    // There are no bins between infinities; too many counters are refused before any value is read.
     ends.extremes[1] = Numbers::Real(vec![f64::INFINITY]);
     let mut binning = Binning::new("2".parse().unwrap(), 1).unwrap();
     let refused = binning.next(&ends).unwrap_err().to_string();
@@ -719,7 +718,7 @@ fn empty_cell_does_not_bound_extremes_of_other_type() {
         moments: false,
     };
     let empty = || State::empty(vec![1], true, wants, false);
-    // What a fold of bytes without values has, and one of shorts.
+    // State of a fold of bytes without values, and of a fold of shorts.
     let mut bytes = empty();
     bytes.extremes = [255, 0].map(|end| Numbers::Whole(vec![end]));
     let mut shorts = empty();

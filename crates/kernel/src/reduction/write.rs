@@ -1,4 +1,4 @@
-//! Results as netCDF, npy, CSV and JSON.
+//! Writes results as netCDF, npy, CSV and JSON.
 
 use std::io::{self, Write};
 
@@ -9,7 +9,7 @@ use tidemill_format::{Attribute, Value};
 use super::error::{Error, Result};
 use super::table::{Axis, Column, Field, Table};
 
-/// How a result is written.
+/// File format of a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names say it")]
 pub enum Form {
@@ -20,10 +20,10 @@ pub enum Form {
 }
 
 impl Form {
-    /// That of a file's name.
+    /// Returns the format for a file name.
     ///
     /// # Errors
-    /// If it ends in none of `.nc`, `.npy`, `.csv`, `.json`.
+    /// If the name ends in none of `.nc`, `.npy`, `.csv`, `.json`.
     pub fn of(name: &str) -> Result<Self> {
         let forms = [
             (".nc", Self::Netcdf),
@@ -48,7 +48,7 @@ impl Column {
         }
     }
 
-    /// A number as text; none if there is none.
+    /// Returns a number as text; `None` if there is no value.
     #[must_use]
     pub fn text(&self, cell: usize) -> Option<String> {
         match self {
@@ -61,7 +61,7 @@ impl Column {
         match self {
             Self::Whole(all) => match all[cell] {
                 None => Json::Null,
-                // Beyond 64 bits they are text, as readers would round them.
+                // Integers beyond 64 bits are written as text, because readers would round them.
                 Some(one) => match (i64::try_from(one), u64::try_from(one)) {
                     (Ok(one), _) => json!(one),
                     (_, Ok(one)) => json!(one),
@@ -73,7 +73,7 @@ impl Column {
     }
 }
 
-/// JSON has neither infinities nor NaN: they are text.
+/// JSON has neither infinities nor NaN: they are written as text.
 fn number(value: f64) -> Json {
     match value.is_finite() {
         true => json!(value),
@@ -81,13 +81,13 @@ fn number(value: f64) -> Json {
     }
 }
 
-/// The shortest text that is the same number.
+/// Returns the shortest text that parses to the same number.
 fn real(value: f64) -> String {
     format!("{value:?}")
 }
 
 impl Axis {
-    /// What each index is called: its group, its time, its value, or its number.
+    /// Returns the name of each index: its group, its time, its value, or its number.
     #[must_use]
     pub fn names(&self) -> Vec<String> {
         match (&self.labels, &self.coordinate) {
@@ -108,13 +108,13 @@ impl Axis {
 }
 
 impl Table {
-    /// How many cells it has.
+    /// Returns the number of cells.
     #[must_use]
     pub fn cells(&self) -> usize {
         self.fields.first().map_or(0, |field| field.values.len())
     }
 
-    /// The index along each dimension of a cell.
+    /// Returns the index of a cell along each dimension.
     #[must_use]
     pub fn indices(&self, cell: usize) -> Vec<usize> {
         let mut left = cell as u64;
@@ -126,7 +126,7 @@ impl Table {
         indices
     }
 
-    /// As JSON.
+    /// Returns the table as JSON.
     #[must_use]
     pub fn json(&self) -> Json {
         let axis = |axis: &Axis| {
@@ -166,10 +166,10 @@ impl Table {
         Json::Object(found)
     }
 
-    /// Writes it.
+    /// Writes the table.
     ///
     /// # Errors
-    /// If it has several fields and is to be npy, has no values yet, or can't be written.
+    /// If it has several fields and the format is npy, if it has no values yet, or if it cannot be written.
     pub fn write(&self, form: Form, out: &mut dyn Write) -> Result<()> {
         if self.is_outline() {
             return Err(Error::TooLarge(self.all().1.iter().product()));
@@ -264,7 +264,7 @@ pub(super) fn text<'a>(attributes: &'a [Attribute], name: &str) -> Option<&'a st
 }
 
 impl Field {
-    /// Refuses integers that would be rounded: those that are written as doubles.
+    /// Refuses integers that would be rounded when they are written as doubles.
     fn check_integers(&self) -> Result<()> {
         let Column::Whole(all) = &self.values else {
             return Ok(());
@@ -280,7 +280,7 @@ impl Field {
     }
 }
 
-/// All as integers of 64 bits, if there is one everywhere and each fits.
+/// Returns all numbers as integers of 64 bits, if every cell has a number and each fits.
 pub(super) fn integers(all: &[Option<i128>]) -> Option<(bool, Vec<u64>)> {
     let signed: Option<Vec<u64>> = all
         .iter()
@@ -303,7 +303,7 @@ pub(super) fn reals(values: &Column, none: f64) -> Vec<f64> {
     }
 }
 
-/// Values of a field of 32-bit floats.
+/// Returns the values of a field of 32-bit floats.
 pub(super) fn singles(field: &Field, none: f64, bytes: fn(f32) -> [u8; 4]) -> Vec<u8> {
     let values = reals(&field.values, none).into_iter();
     #[expect(

@@ -1,15 +1,15 @@
-//! Bits of one significance together: bitshuffle, as HDF5's filter 32008 and Blosc have it. From the description of the format
+//! Bitshuffle: groups bits of one significance, as HDF5's filter 32008 and Blosc do. The code follows the description of the format
 //! (Masui et al., Astronomy and Computing 12, 2015) and files of the library.
 
 use super::{Failed, Within};
 
-/// Bytes of a block, unless the file says otherwise, and elements that a block has at least.
+/// Default size of a block in bytes, and minimum number of elements in a block.
 const BLOCK_BYTES: usize = 8192;
 const BLOCK_ELEMENTS_MIN: usize = 128;
 
 const DAMAGED: Failed = Failed::Data("the bytes are damaged, or are no such data");
 
-/// How the bits of a block are compressed.
+/// Compression of the bits of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Packed {
     No,
@@ -18,7 +18,7 @@ pub(super) enum Packed {
 }
 
 impl Packed {
-    /// By the filter's fifth parameter.
+    /// Returns the compression for the filter's fifth parameter.
     pub(super) fn numbered(number: u32) -> Option<Self> {
         Some(match number {
             0 => Self::No,
@@ -29,7 +29,7 @@ impl Packed {
     }
 }
 
-/// Undoes one block of elements of `size` bytes, whose number is a multiple of 8.
+/// Reverses one block of elements of `size` bytes; the number of elements is a multiple of 8.
 pub(super) fn unshuffle(from: &[u8], size: usize, to: &mut [u8]) {
     let row = from.len() / size / 8;
     for byte in 0..size {
@@ -47,7 +47,7 @@ pub(super) fn unshuffle(from: &[u8], size: usize, to: &mut [u8]) {
     }
 }
 
-/// A matrix of 8 × 8 bits with rows for columns (Hacker's Delight, section 7-3).
+/// Transposes a matrix of 8 × 8 bits (Hacker's Delight, section 7-3).
 fn transposed(mut bits: u64) -> u64 {
     for (shift, mask) in [
         (7, 0x00aa_00aa_00aa_00aa),
@@ -60,8 +60,8 @@ fn transposed(mut bits: u64) -> u64 {
     bits
 }
 
-/// What HDF5's filter has made of elements of `size` bytes; gives how many bytes there are. `block` is the number of elements of a
-/// block, 0 if the library chose it. Without packing there are as many bytes as before.
+/// Decodes the output of HDF5's filter with elements of `size` bytes; returns the number of bytes. `block` is the number of elements in a
+/// block, 0 if the library chose it. Without compression the number of bytes does not change.
 pub(super) fn decode(
     input: &[u8],
     to: &mut [u8],
@@ -118,13 +118,13 @@ pub(super) fn decode(
         unshuffle(bits, size, &mut to[from..until]);
         done += count;
     }
-    // Less than eight elements, and what is no element, are as they were.
+    // Fewer than eight elements, and bytes after the last whole element, are stored unchanged.
     let rest = &mut to[whole * size..];
     rest.copy_from_slice(input.get(..rest.len()).ok_or(DAMAGED)?);
     Ok(total)
 }
 
-/// Elements of a block, a multiple of 8.
+/// Returns the number of elements in a block, a multiple of 8.
 fn chosen(block: usize, size: usize) -> usize {
     match block {
         0 => (BLOCK_BYTES / size / 8 * 8).max(BLOCK_ELEMENTS_MIN),

@@ -1,8 +1,8 @@
-//! Blosc: chunks of versions 1 and 2, and frames of the second that hold one array. From the descriptions of the formats
+//! Blosc: chunks of versions 1 and 2, and frames of version 2 that contain one array. The code follows the descriptions of the formats
 //! (`README_CHUNK_FORMAT`, `README_CFRAME_FORMAT`, `README_B2ND_METALAYER` of C-Blosc2) and files of the libraries.
 //!
-//! A chunk is cut into blocks, and these, mostly, into one stream for each byte of an element. What a header declares is bounded by
-//! the room that the caller gives.
+//! A chunk is divided into blocks, and most blocks into one stream for each byte of an element. The caller's buffer limits all declared
+//! sizes.
 
 use super::{Failed, Within, bits, lz};
 
@@ -17,7 +17,7 @@ const SHUFFLE: u8 = 1;
 const BITSHUFFLE: u8 = 2;
 const TRUNCATED: u8 = 4;
 
-/// A number of four bytes, which may not be negative.
+/// Reads a number of four bytes, which may not be negative.
 fn number(bytes: &[u8], at: usize) -> Result<usize, Failed> {
     let word = bytes.get(at..).and_then(<[u8]>::first_chunk::<4>);
     let number = i32::from_le_bytes(*word.ok_or(DAMAGED)?);
@@ -32,7 +32,7 @@ fn big(bytes: &[u8], at: usize, length: usize) -> Result<usize, Failed> {
     usize::try_from(number).map_err(|_| DAMAGED)
 }
 
-/// A frame or chunk; gives how many bytes it made.
+/// Decodes a frame or chunk; returns the number of bytes.
 pub(super) fn decode(
     input: &[u8],
     to: &mut [u8],
@@ -44,14 +44,14 @@ pub(super) fn decode(
     }
 }
 
-/// What a chunk says of itself.
+/// Header of a chunk.
 struct Header {
     version: u8,
     flags: u8,
     size: usize,
     bytes: usize,
     block: usize,
-    /// What was done to blocks, first to last.
+    /// Filters of blocks, first to last.
     filters: [u8; 6],
     /// 1 zeros, 2 not a number, 3 one value, 4 never written; 0 none of these.
     special: u8,
@@ -90,7 +90,7 @@ impl Header {
         Ok(header)
     }
 
-    /// Streams of a block.
+    /// Returns the number of streams of a block.
     fn streams(&self, block: usize) -> usize {
         let dense = self.flags & 0x10 != 0 || block < self.block;
         let old = self.version <= 2 && (self.size > 16 || self.block / self.size < 128);
@@ -120,7 +120,7 @@ impl Header {
         to.clear();
         to.extend_from_slice(from);
         let count = from.len() / self.size;
-        // The first version left a block alone if not all of it could be shuffled.
+        // Version 1 did not shuffle a block at all if it could not shuffle the whole block.
         let count = if self.version <= 2 && !count.is_multiple_of(8) {
             0
         } else {
@@ -163,7 +163,7 @@ fn chunk(input: &[u8], to: &mut [u8], within: &mut dyn Within) -> Result<usize, 
     Ok(header.bytes)
 }
 
-/// A chunk that is told in short.
+/// Expands a chunk in short form.
 fn special(kind: u8, size: usize, input: &[u8], to: &mut [u8]) -> Result<usize, Failed> {
     let nan: &[u8] = if size == 4 {
         &[0, 0, 0xc0, 0x7f]
@@ -198,7 +198,7 @@ fn streams(
         let stored = i32::from_le_bytes(*stored);
         input = rest;
         if header.version > 2 && stored <= 0 {
-            // One byte again and again, whose value stands in place of the length.
+            // A run of one byte, whose value is stored in place of the length.
             if stored < 0 {
                 let (kind, rest) = input.split_first().ok_or(DAMAGED)?;
                 if kind & 1 == 0 || stored < -255 {
@@ -234,13 +234,13 @@ fn streams(
     Ok(())
 }
 
-/// A frame that lies in one piece: a header, chunks, and a chunk that says where they are.
+/// Decodes a contiguous frame: a header, chunks, and a chunk with their positions.
 fn frame(input: &[u8], to: &mut [u8], within: &mut dyn Within) -> Result<usize, Failed> {
     let head = big(input, 11, 4)?;
     let (bytes, stored) = (big(input, 30, 8)?, big(input, 39, 8)?);
     let (size, chunk_bytes) = (big(input, 48, 4)?, big(input, 58, 4)?);
     let grid = Grid::read(input.get(..head).ok_or(DAMAGED)?, size)?;
-    // What is in blocks of several dimensions is filled up to whole blocks.
+    // Blocks of several dimensions are padded to whole blocks.
     let room = to.len().saturating_mul(if grid.is_some() { 4 } else { 1 });
     if bytes > room {
         return Err(Failed::Room);
@@ -282,7 +282,7 @@ fn frame(input: &[u8], to: &mut [u8], within: &mut dyn Within) -> Result<usize, 
     }
 }
 
-/// How an array of several dimensions lies in the blocks of its only chunk.
+/// Layout of an array of several dimensions in the blocks of its only chunk.
 struct Grid {
     shape: Vec<usize>,
     block: Vec<usize>,
@@ -290,12 +290,12 @@ struct Grid {
 }
 
 impl Grid {
-    /// From a frame's header; `None` if its bytes are in order.
+    /// Reads the layout from a frame's header; `None` if the bytes are already in order.
     fn read(head: &[u8], size: usize) -> Result<Option<Self>, Failed> {
         let Some(name) = head.windows(5).position(|bytes| bytes == b"\xa4b2nd") else {
             return Ok(None);
         };
-        // Name, place; there its length, and then an array: version, dimensions, shape, shapes of chunk and block.
+        // Name and position; at the position the length, and then an array: version, dimensions, shape, shapes of chunk and block.
         let at = big(head, name + 6, 4)?;
         let told = at
             .checked_add(5)
@@ -321,7 +321,7 @@ impl Grid {
         Ok(Some(Self { shape, block, size }))
     }
 
-    /// From blocks to rows; gives how many bytes there are.
+    /// Reorders blocks into rows; returns the number of bytes.
     fn turn(&self, blocks: &[u8], to: &mut [u8]) -> Result<usize, Failed> {
         let product = |sizes: &[usize]| {
             let mut sizes = sizes.iter().chain([&self.size]);
@@ -350,7 +350,7 @@ impl Grid {
         Ok(bytes)
     }
 
-    /// The rows of one block whose first element is at `first`.
+    /// Copies the rows of one block whose first element is at `first`.
     fn put(&self, block: &[u8], first: &[usize], to: &mut [u8]) {
         let last = self.shape.len() - 1;
         let length = self.block[last].min(self.shape[last] - first[last]) * self.size;
@@ -371,7 +371,7 @@ impl Grid {
     }
 }
 
-/// The indices of the element of this number, the last dimension first.
+/// Returns the indices of the element of this number, the last dimension first.
 fn places(mut number: usize, sizes: &[usize]) -> Vec<usize> {
     let mut places: Vec<usize> = (sizes.iter().rev())
         .map(|size| {

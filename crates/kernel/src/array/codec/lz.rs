@@ -1,10 +1,10 @@
-//! Small relatives of LZ77: LZF, as h5py has it, and BloscLZ.
+//! Small relatives of LZ77: LZF, as in h5py, and BloscLZ.
 
 use super::Failed;
 
 const DAMAGED: Failed = Failed::Data("the bytes are damaged, or are no such data");
 
-/// Where bytes are read from and written to, within bounds.
+/// Input and output of a decompressor, within their bounds.
 struct Copy<'a> {
     input: &'a [u8],
     to: &'a mut [u8],
@@ -29,7 +29,7 @@ impl Copy<'_> {
         Ok(())
     }
 
-    /// What was made `back` bytes ago, which may be made meanwhile.
+    /// Repeats the output from `back` bytes ago; source and destination may overlap.
     fn again(&mut self, back: usize, length: usize) -> Result<(), Failed> {
         let start = self.made.checked_sub(back).ok_or(DAMAGED)?;
         if self.to.len() - self.made < length {
@@ -47,7 +47,7 @@ impl Copy<'_> {
     }
 }
 
-/// LZF; gives how many bytes it made.
+/// Decompresses LZF; returns the number of bytes.
 pub(super) fn lzf(input: &[u8], to: &mut [u8]) -> Result<usize, Failed> {
     let mut copy = Copy { input, to, made: 0 };
     while !copy.input.is_empty() {
@@ -66,12 +66,12 @@ pub(super) fn lzf(input: &[u8], to: &mut [u8]) -> Result<usize, Failed> {
     Ok(copy.made)
 }
 
-/// BloscLZ; gives how many bytes it made.
+/// Decompresses BloscLZ; returns the number of bytes.
 pub(super) fn blosclz(input: &[u8], to: &mut [u8]) -> Result<usize, Failed> {
-    /// Farther back there are two bytes more.
+    /// A longer distance has two more bytes.
     const NEAR_MAX: usize = 8191;
     let mut copy = Copy { input, to, made: 0 };
-    // The first is always a literal.
+    // The first instruction is always a literal.
     let mut control = copy.byte()? & 31;
     loop {
         if control < 32 {

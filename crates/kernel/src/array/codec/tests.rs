@@ -1,11 +1,11 @@
-//! What real libraries stored is decoded to the values that were given to them (`samples.py`); what is damaged is refused, or
-//! decoded to something, within its room.
+//! Checks that files of the real libraries (`samples.py`) decode to their original values. Damaged data is refused, or decoded to any
+//! values within the buffer.
 
 use super::Codec;
 use crate::array::{ArrayError, Dtype, Operation, Reducer, Spec};
 use proptest::prelude::*;
 
-/// What a sample is of.
+/// Contents of a sample.
 struct Sample {
     name: String,
     spec: Spec,
@@ -96,7 +96,7 @@ fn samples_of_libraries_are_decoded() {
         let found = reducer.reduce(&sample.spec, &sample.stored);
         let found = found.unwrap_or_else(|error| panic!("{}: {error}", sample.name));
         assert!(found.bytes == sample.values, "{}", sample.name);
-        // Without a shape it is found out how much there is.
+        // Without a shape, the decoder finds the size.
         let open = Spec {
             shape: None,
             ..sample.spec

@@ -1,8 +1,8 @@
-//! The frame format of LZ4, version 1.6.1 of its description: frames of blocks that may need the 64 KiB before them, with
-//! checksums (xxHash-32) of header, blocks and content, and frames to be skipped. Blocks themselves are the library's.
+//! Frame format of LZ4, version 1.6.1 of its description: frames of blocks that may refer to the 64 KiB before them, with checksums
+//! (xxHash-32) of header, blocks and content, and frames to be skipped. The library handles the blocks themselves.
 //!
-//! Its frames (`lz4_flex::frame` 0.14) are not used: its decoder pulls where kernels are pushed, and takes a file that
-//! is cut off between two blocks for a whole one; its encoder has one thread.
+//! The library's frames (`lz4_flex::frame` 0.14) are not used: its decoder pulls its input, but kernels are pushed, and it accepts a file
+//! that is cut off between two blocks as complete; its encoder has one thread.
 
 use std::fmt::Debug;
 use std::io::{self, Write};
@@ -17,13 +17,13 @@ const FORMAT: &str = "lz4";
 
 const MAGIC: u32 = 0x184d_2204;
 
-/// Magic numbers of frames that are to be skipped, less their last four bits.
+/// Magic numbers of frames to be skipped, without their last four bits.
 const MAGIC_SKIPPED: u32 = 0x184d_2a50;
 
-/// The format before frames.
+/// Magic number of the format before frames.
 const MAGIC_LEGACY: u32 = 0x184c_2102;
 
-/// Version 1, the first two of the flags.
+/// Version 1, in the first two bits of the flags.
 const VERSION: u8 = 0b0100_0000;
 const INDEPENDENT: u8 = 0b0010_0000;
 const BLOCK_SUMS: u8 = 0b0001_0000;
@@ -32,23 +32,23 @@ const CONTENT_SUM: u8 = 0b0100;
 const RESERVED: u8 = 0b0010;
 const DICTIONARY: u8 = 0b0001;
 
-/// A block size that has this bit is that of a block that is not compressed.
+/// Bit of a block size that marks an uncompressed block.
 const PLAIN: u32 = 1 << 31;
 
-/// How far a block looks back.
+/// Maximum distance to which a block refers back, in bytes.
 const WINDOW: usize = 64 << 10;
 
-/// The largest blocks, and their number in a header.
+/// Size of the largest blocks in bytes, and their number in a header.
 const BLOCK_BYTES: usize = 4 << 20;
 const BLOCK_SIZE: u8 = 7;
 
-/// Compresses to one frame of blocks of 4 MiB that do not need each other, with a checksum of the content.
+/// Compresses to one frame of independent blocks of 4 MiB, with a checksum of the content.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Blocks {
     sum: Sum,
 }
 
-/// A checksum of what came so far.
+/// Checksum of the content so far.
 #[derive(Clone)]
 struct Sum(twox_hash::xxhash32::Hasher);
 
@@ -119,26 +119,26 @@ impl pack::Blocks for Blocks {
     }
 }
 
-/// The second byte of the checksum of a header without its magic number.
+/// Returns the second byte of the checksum of a header without its magic number.
 fn header_sum(header: &[u8]) -> u8 {
     XxHash32::oneshot(0, header).to_le_bytes()[1]
 }
 
-/// What of a frame comes next.
+/// Next item of a frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Next {
-    /// The magic number and two bytes (or half the length, where a frame is skipped).
+    /// Magic number and two bytes (or half the length, if the frame is skipped).
     #[default]
     Start,
-    /// The rest of a header.
+    /// Rest of a header.
     Header,
-    /// The rest of the length of what is to be skipped.
+    /// Rest of the length of a frame to be skipped.
     Length,
-    /// The size of a block.
+    /// Size of a block.
     Size,
-    /// A block of this mark, and its checksum.
+    /// Block with this mark, and its checksum.
     Block(u32),
-    /// The checksum of the content.
+    /// Checksum of the content.
     Sum,
 }
 
@@ -146,26 +146,26 @@ enum Next {
 #[derive(Debug, Default)]
 pub(super) struct Frames {
     next: Next,
-    /// Bytes of the next item that have come.
+    /// Bytes of the next item that have arrived.
     held: Vec<u8>,
-    /// Bytes of input before the next item.
+    /// Number of input bytes before the next item.
     taken: u64,
-    /// Whether a frame was there at all.
+    /// Whether there was any frame.
     some: bool,
     header: Header,
-    /// Bytes that are skipped before the next item.
+    /// Number of bytes to skip before the next item.
     skipped: u64,
     sum: Sum,
     given: u64,
-    /// The last 64 KiB, if blocks need them.
+    /// Last 64 KiB, if blocks refer to them.
     window: Vec<u8>,
     unpacked: Vec<u8>,
 }
 
-/// What the header of a frame says.
+/// Header of a frame.
 #[derive(Debug, Default)]
 struct Header {
-    /// The first six bytes.
+    /// First six bytes.
     start: [u8; 6],
     flags: u8,
     block_bytes: usize,
@@ -173,7 +173,7 @@ struct Header {
 }
 
 impl Frames {
-    /// Bytes of the next item.
+    /// Returns the number of bytes of the next item.
     fn needed(&self) -> usize {
         let flag = |flag, bytes| usize::from(self.header.flags & flag != 0) * bytes;
         match self.next {
@@ -280,7 +280,7 @@ impl Frames {
         Ok(Next::Size)
     }
 
-    /// Takes the next item.
+    /// Processes the next item.
     fn item(&mut self, item: &[u8], out: &mut dyn Write) -> Result<(), BuiltinError> {
         let next = match (self.next, item) {
             (Next::Start, _) => self.start(item)?,

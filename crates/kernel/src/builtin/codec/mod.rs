@@ -1,9 +1,9 @@
-//! Kernels that compress and decompress: `gzip zstd lz4 bzip2` and `gunzip unzstd unlz4 bunzip2`, in the files of the
-//! programs of those names. All inputs are one content. What is damaged or cut short is an error, at the latest at its
-//! end, so nothing of such a result is kept; memory does not depend on how much a file says it holds.
+//! Kernels that compress and decompress: `gzip zstd lz4 bzip2` and `gunzip unzstd unlz4 bunzip2`, in the file formats of the programs of
+//! these names. All inputs are one content. Damaged or truncated data is an error, at the latest at its end, so no part of such a result
+//! is kept. The memory does not depend on the sizes that a file declares.
 //!
-//! `gzip` and `bzip2` give members of 1 MiB and of one block, as pigz and pbzip2 do, and `lz4` blocks of 4 MiB that do not need each
-//! other, so that `threads=` can be several. The result does not depend on how many (that of `zstd` on whether it is one).
+//! `gzip` and `bzip2` write members of 1 MiB and of one block, like pigz and pbzip2, and `lz4` writes independent blocks of 4 MiB, so
+//! `threads=` can be more than one. The result does not depend on the number of threads (that of `zstd` depends on whether it is one).
 
 mod lz4;
 mod pack;
@@ -16,7 +16,7 @@ use super::table::{Arg, Code, Input, Kernel, Options};
 use pack::{Bzip2, Gzip, Packer, Zstd};
 use unpack::{Bunzip2, Gunzip, Unpacker, Unzstd};
 
-/// Bytes that are written at a time: files written in pieces as large are read fastest later.
+/// Number of bytes that are written at a time: a file written in pieces of this size is read fastest later.
 const PIECE_BYTES: usize = 1 << 20;
 
 macro_rules! kernel {
@@ -124,7 +124,7 @@ fn level(options: &Options, least: i32, most: i32) -> Result<i32, BuiltinError> 
     Err(options.wrong("level", &level.to_string(), &valid))
 }
 
-/// An error within the data of a format.
+/// Returns an error within the data of a format.
 fn damaged(format: &'static str, offset: u64, what: impl Into<String>) -> BuiltinError {
     BuiltinError::Damaged {
         format,
@@ -133,7 +133,7 @@ fn damaged(format: &'static str, offset: u64, what: impl Into<String>) -> Builti
     }
 }
 
-/// Writes a piece and empties it.
+/// Writes a piece and clears it.
 fn give(piece: &mut Vec<u8>, out: &mut dyn Write) -> Result<(), BuiltinError> {
     out.write_all(piece).map_err(BuiltinError::Write)?;
     piece.clear();

@@ -11,30 +11,30 @@ use super::{BuiltinError, PIECE_BYTES, give};
 use crate::fold::Stream;
 use crate::threads::{Pile, in_threads};
 
-/// Blocks that each thread gets at a time, if there are several.
+/// Number of blocks for each thread at a time, if there are several threads.
 const BLOCKS_A_THREAD: usize = 4;
 
-/// Compresses blocks to the end of what it is given.
+/// Compresses a block and appends the result to a vector.
 pub(super) type Worker<'a> = Box<dyn FnMut(&[u8], &mut Vec<u8>) -> io::Result<()> + 'a>;
 
-/// A format whose blocks are compressed without knowing each other.
+/// Format whose blocks are compressed independently.
 pub(super) trait Blocks: Send + Sync + Debug {
-    /// Bytes of a block; only the last is shorter.
+    /// Returns the size of a block in bytes; only the last block is shorter.
     fn block_bytes(&self) -> usize;
 
-    /// What compresses blocks on one thread.
+    /// Returns a compressor for one thread.
     fn worker(&self) -> Worker<'_>;
 
-    /// What comes before all blocks.
+    /// Writes the bytes before all blocks.
     fn head(&mut self, _: &mut Vec<u8>) {}
 
-    /// Is shown all blocks, in order.
+    /// Receives all blocks, in order.
     fn took(&mut self, _: &[u8]) {}
 
-    /// What comes after all blocks.
+    /// Writes the bytes after all blocks.
     fn tail(&mut self, _: &mut Vec<u8>) {}
 
-    /// Whether no content at all is a block, an empty one.
+    /// Returns whether an empty content has one block, an empty one.
     fn none_is_a_block(&self) -> bool {
         true
     }
@@ -45,7 +45,7 @@ pub(super) trait Blocks: Send + Sync + Debug {
 pub(super) struct Packer<B> {
     blocks: B,
     threads: usize,
-    /// What is less than a batch of blocks.
+    /// Bytes that are less than a batch of blocks.
     held: Vec<u8>,
     begun: bool,
 }
@@ -60,7 +60,7 @@ impl<B: Blocks> Packer<B> {
         }
     }
 
-    /// Bytes that are compressed at a time.
+    /// Returns the number of bytes that are compressed at a time.
     fn batch_bytes(&self) -> usize {
         let blocks = if self.threads == 1 {
             1
@@ -94,7 +94,7 @@ impl<B: Blocks> Packer<B> {
         Ok(())
     }
 
-    /// What blocks become, in order.
+    /// Returns the compressed blocks, in order.
     fn in_parallel(&self, bytes: &[u8]) -> io::Result<Vec<Vec<u8>>> {
         let blocks: Vec<_> = bytes
             .chunks(self.blocks.block_bytes())
@@ -133,7 +133,7 @@ impl<B: Blocks> Stream for Packer<B> {
             self.held = held;
             self.held.clear();
         }
-        // What is in memory already is compressed from there.
+        // Whole batches in the caller's buffer are compressed without a copy.
         let whole = bytes.len() / batch * batch;
         for bytes in bytes[..whole].chunks(batch) {
             self.batch(bytes, out)?;
@@ -162,11 +162,11 @@ pub(super) struct Gzip {
     level: CompressionLvl,
 }
 
-/// Bytes of a member: the window of 32 KiB that each begins without costs a small part of a percent then.
+/// Size of a member, in bytes: the empty window of 32 KiB at its begin then costs a small part of a percent.
 const MEMBER_BYTES: usize = 1 << 20;
 
 impl Gzip {
-    /// The level is one of 1 to 12.
+    /// Makes a compressor with a level from 1 to 12.
     pub(super) fn new(level: i32) -> Self {
         let level = CompressionLvl::new(level).expect("the level was checked");
         Self { level }
@@ -197,7 +197,7 @@ pub(super) struct Bzip2 {
 }
 
 impl Bzip2 {
-    /// The level is one of 1 to 9.
+    /// Makes a compressor with a level from 1 to 9.
     pub(super) fn new(level: i32) -> Self {
         Self {
             level: level.unsigned_abs(),
@@ -250,7 +250,7 @@ impl Zstd {
         Ok(Self { encoder, packed })
     }
 
-    /// Writes what there is if there is no more room.
+    /// Writes the buffer if it is full.
     fn room(&mut self, out: &mut dyn Write) -> Result<(), BuiltinError> {
         if self.packed.len() == self.packed.capacity() {
             give(&mut self.packed, out)?;

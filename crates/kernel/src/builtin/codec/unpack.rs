@@ -1,4 +1,4 @@
-//! Decompressors of formats whose library takes and gives bytes as they come.
+//! Decompressors of formats whose library processes bytes as they arrive.
 
 use std::fmt::Debug;
 use std::io::{self, Write};
@@ -10,29 +10,29 @@ use zstd::stream::raw::{Decoder, Operation};
 use super::{BuiltinError, PIECE_BYTES, damaged};
 use crate::fold::Stream;
 
-/// What a step of a decoder did.
+/// Result of a step of a decoder.
 #[derive(Debug)]
 pub(super) struct Step {
     read: usize,
     written: usize,
-    /// Whether a member ended: what comes next is another, or nothing.
+    /// Whether a member ended: another member follows, or the end.
     ended: bool,
 }
 
-/// A decoder of members that may come one behind the other.
+/// Decoder of members, which may follow each other.
 pub(super) trait Decode: Send + Debug {
     const FORMAT: &'static str;
-    /// Whether zeros may come behind the last member, as on tapes.
+    /// Whether zeros may follow the last member, as on tapes.
     const PADDED: bool = false;
 
-    /// Decodes from `input` to `output` until one is at its end or a member is.
+    /// Decodes from `input` to `output` until one of them is at its end, or a member is.
     fn step(&mut self, input: &[u8], output: &mut [u8]) -> Result<Step, String>;
 
-    /// Another member begins.
+    /// Prepares for another member.
     fn again(&mut self);
 }
 
-/// Where a decoder is.
+/// Position of a decoder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     /// Before the first member.
@@ -40,16 +40,16 @@ enum Phase {
     Within,
     /// After a member.
     Between,
-    /// In zeros after the last.
+    /// In zeros after the last member.
     Padding,
 }
 
-/// Decompresses in memory that does not depend on the content.
+/// Decompresses in an amount of memory that does not depend on the content.
 #[derive(Debug)]
 pub(super) struct Unpacker<D> {
     decode: D,
     place: Phase,
-    /// Bytes of input that were taken.
+    /// Number of input bytes so far.
     taken: u64,
     unpacked: Vec<u8>,
     filled: usize,
@@ -66,7 +66,7 @@ impl<D: Decode> Unpacker<D> {
         }
     }
 
-    /// Whether a member begins, goes on, or there is nothing but zeros.
+    /// Returns whether a member begins or continues; false if only zeros follow.
     fn turn(&mut self, first: u8) -> Result<bool, BuiltinError> {
         match self.place {
             Phase::Begin => self.place = Phase::Within,
@@ -93,7 +93,7 @@ impl<D: Decode> Unpacker<D> {
 
 impl<D: Decode> Stream for Unpacker<D> {
     fn push(&mut self, mut bytes: &[u8], out: &mut dyn Write) -> Result<(), BuiltinError> {
-        // Something may be left in the decoder as long as it fills all the room it is given.
+        // The decoder may hold more output as long as it fills the whole buffer.
         let mut full = false;
         while full || !bytes.is_empty() {
             if let Some(first) = bytes.first()
@@ -138,11 +138,11 @@ fn length(count: u64) -> usize {
     usize::try_from(count).expect("no more is taken or given at a time than is in memory")
 }
 
-/// Members of gzip; checks their sums and lengths.
+/// Members of gzip; checks their checksums and lengths.
 #[derive(Debug)]
 pub(super) struct Gunzip(Inflate);
 
-/// The window of gzip, as a power of two.
+/// Window of gzip, as a power of two.
 const WINDOW: u8 = 15;
 
 impl Gunzip {

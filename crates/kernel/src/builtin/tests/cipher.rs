@@ -3,7 +3,7 @@ use super::*;
 const HEADER: usize = 80;
 const CHUNK: usize = 65_536 + 16;
 
-/// A file that holds a key, and the argument that names it.
+/// Returns a file with a key, and the argument that names it.
 fn key(content: &[u8]) -> (Files, String) {
     let file = files(&[content.to_vec()]);
     let arg = format!("key={}", file.names[0]);

@@ -9,7 +9,7 @@ fn numbers(text: &str) -> Vec<Vec<f64>> {
     text.lines().map(line).collect()
 }
 
-/// Rows around `centres`, by chance, so far from 0 that sums of squares lose all digits.
+/// Returns random rows around `centres`, so far from 0 that sums of squares lose all digits.
 fn rows(count: u32, centres: &[[f64; 3]]) -> Vec<f64> {
     let mut chance = 1_u64;
     let mut next = || {
@@ -25,7 +25,7 @@ fn rows(count: u32, centres: &[[f64; 3]]) -> Vec<f64> {
 
 #[test]
 fn pca_finds_components_of_points_on_line() {
-    // Along (3, 4), and a third column that never changes.
+    // Rows along (3, 4), and a constant third column.
     let values: Vec<f64> = (-5..=5)
         .flat_map(|step| [f64::from(3 * step), f64::from(4 * step), 7.0])
         .collect();
@@ -46,7 +46,7 @@ fn pca_finds_components_of_points_on_line() {
     }
 }
 
-/// Covariance of two columns, computed exactly and rounded once.
+/// Returns the covariance of two columns, computed exactly and rounded once.
 fn covariance(values: &[f64], columns: usize, first: usize, second: usize) -> f64 {
     let (mut a, mut b, mut ab) = (
         exact::Exact::default(),
@@ -106,7 +106,7 @@ fn pca_of_narrow_values_keeps_error_bound() {
         let values = rows(12_345, &[[off, -off, 0.0], [off + 2.0, -off, 3.0]]);
         values.iter().map(|value| *value as f32 * scale).collect()
     };
-    // In `f32`, and where squares of that type would vanish or overflow.
+    // In `f32`, also with squares that would underflow or overflow in that type.
     for (scale, off) in [
         (1.0, 0.0),
         (1.0, 5e4),
@@ -129,7 +129,7 @@ fn pca_of_narrow_values_keeps_error_bound() {
         found.iter_mut().for_each(|row| row[0] *= unscale * unscale);
         keep_bound(&found, &values, 1.0 / 4096.0);
     }
-    // A column that never changes has no square, which is no reason for another type.
+    // A constant column has no squares, which is no reason for another type.
     let same: Vec<u8> = narrow(1.0, 0.0)
         .chunks(2)
         .flat_map(|pair| [pair[0], 0.1].map(f32::to_le_bytes).concat())
@@ -221,7 +221,7 @@ proptest! {
     }
 }
 
-/// Lloyd's algorithm, plainly.
+/// Lloyd's algorithm, without optimisations.
 fn lloyd(
     values: &[f64],
     columns: usize,

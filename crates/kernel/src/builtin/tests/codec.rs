@@ -1,6 +1,6 @@
 use super::*;
 
-/// The content of all fixtures, which the programs gzip 1.12, zstd 1.5.4, lz4 1.9.4 and bzip2 1.0.8 compressed.
+/// Returns the content of all fixtures, which the programs gzip 1.12, zstd 1.5.4, lz4 1.9.4 and bzip2 1.0.8 compressed.
 fn content() -> Vec<u8> {
     (0..6000)
         .flat_map(|line| format!("{} a line that comes again and again\n", line % 97).into_bytes())
@@ -12,20 +12,20 @@ const CODECS: [(&str, &str, &[&[u8]]); 4] = [
     (
         "gzip",
         "gunzip",
-        // With a name in the first header, and zeros at the end.
+        // The fixture has a name in the first header, and zeros at the end.
         &[include_bytes!("../../../tests/fixtures/two-members.gz")],
     ),
     (
         "zstd",
         "unzstd",
-        // The second frame, after one to be skipped, without a checksum.
+        // The second frame has no checksum and follows a frame to be skipped.
         &[include_bytes!("../../../tests/fixtures/two-frames.zst")],
     ),
     (
         "lz4",
         "unlz4",
         &[
-            // Blocks that need each other with checksums, and a size; a frame to be skipped; no checksum.
+            // Dependent blocks with checksums, and a size; a frame to be skipped; no checksum.
             include_bytes!("../../../tests/fixtures/two-frames.lz4"),
             include_bytes!("../../../tests/fixtures/linked.lz4"),
         ],
@@ -37,7 +37,7 @@ const CODECS: [(&str, &str, &[&[u8]]); 4] = [
     ),
 ];
 
-/// Bytes that are neither all alike nor by chance, longer than a block of all formats.
+/// Returns bytes that are neither all alike nor random, longer than a block of all formats.
 fn long() -> Vec<u8> {
     let mut chance = vec![0; 2_200_000];
     blake3::Hasher::new().finalize_xof().fill(&mut chance);
@@ -135,7 +135,7 @@ fn decompressor_errors_name_cause() {
     assert!(error.contains("legacy"), "{error}");
 }
 
-/// Counts what it is given, and takes nothing large.
+/// Counts its input, and accepts no large pieces.
 struct Count(u64);
 
 impl Write for Count {

@@ -19,7 +19,7 @@ fn edges_keep_form_of_image() {
     )
     .unwrap();
     assert_eq!(given[..head.len()], head[..]);
-    // Both sides of a line of 50: 4 × 50; along it the sides cancel.
+    // On both sides of a line of 50 the gradient is 4 × 50; on the line the sides cancel.
     assert_eq!(given[head.len()..][..6], [0, 0, 200, 0, 200, 0]);
     let mut raw = Vec::new();
     run_builtin(

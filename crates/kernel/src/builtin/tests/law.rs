@@ -1,4 +1,4 @@
-//! The law of folds for all that are no statistics: those are held to it in `statistics`.
+//! Checks the law of folds for all folds that are no statistics; `statistics` checks those.
 
 use proptest::prelude::*;
 

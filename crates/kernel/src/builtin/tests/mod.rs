@@ -1,4 +1,4 @@
-//! The built-in kernels against plain references, and the law of folds.
+//! Compares built-in kernels with plain references, and checks the law of folds.
 
 mod cipher;
 mod cluster;
@@ -18,7 +18,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Writes each part as a file, so that together they are one series.
+/// Files of the parts of a series, one part in each.
 struct Files {
     _folder: tempfile::TempDir,
     names: Vec<String>,
@@ -49,7 +49,7 @@ fn strings(args: &[&str]) -> Vec<String> {
     args.iter().map(|arg| (*arg).to_owned()).collect()
 }
 
-/// What a stream gives for pieces.
+/// Returns the output of a stream for pieces.
 fn stream(name: &str, args: &[&str], pieces: &[&[u8]]) -> Result<Vec<u8>, String> {
     let mut stream = stream_builtin(name, &strings(args), Vec::new()).unwrap();
     for piece in pieces {
@@ -76,7 +76,7 @@ fn run(name: &str, args: &[&str], parts: &[Vec<u8>]) -> Result<String, BuiltinEr
     Ok(String::from_utf8_lossy(&result).into_owned())
 }
 
-/// What a fold gives for one input.
+/// Returns the result of a fold for one input.
 fn fold(name: &str, args: &[&str], input: &[u8]) -> Result<Vec<u8>, String> {
     let mut fold = fold_builtin(name, &strings(args)).unwrap();
     let mut result = Vec::new();
@@ -86,15 +86,14 @@ fn fold(name: &str, args: &[&str], input: &[u8]) -> Result<Vec<u8>, String> {
     found.map(|()| result).map_err(|error| error.to_string())
 }
 
-/// How an input is cut and how what was found is put together: places of cuts, an order of pieces, and which
-/// fold of a few takes each.
+/// Cuts of an input and merges of its states: places of cuts, an order of pieces, and the fold of a few that processes each.
 type Cuts = Vec<(usize, u32, usize)>;
 
 fn cuts() -> impl Strategy<Value = Cuts> {
     proptest::collection::vec((any::<usize>(), any::<u32>(), 0..4_usize), 0..7)
 }
 
-/// The law: pieces in any order, taken by several folds, their states merged in any order, give the same.
+/// Checks the law: pieces in any order, processed by several folds, whose states are merged in any order, give the same result.
 fn law(name: &str, args: &[&str], input: &[u8], cuts: &Cuts) {
     let mut places: Vec<_> = cuts.iter().map(|cut| cut.0 % (input.len() + 1)).collect();
     places.extend([0, input.len()]);

@@ -1,4 +1,4 @@
-//! Selections and distributions against plain references.
+//! Compares selections and distributions with plain references.
 
 #![allow(
     clippy::float_cmp,
@@ -17,7 +17,7 @@ fn lines(text: &str) -> Vec<f64> {
         .collect()
 }
 
-/// What a stream gives for pieces of one input.
+/// Returns the output of a stream for pieces of one input.
 fn stream(name: &str, args: &[&str], input: &[u8], piece: usize) -> Vec<u8> {
     use std::io::Write;
     let mut stream = stream_builtin(name, &strings(args), Vec::new()).unwrap();

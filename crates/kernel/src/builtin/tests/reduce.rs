@@ -1,4 +1,4 @@
-//! The kernel `reduce`, of a file that netCDF's own library wrote.
+//! Tests the kernel `reduce` with a file that netCDF's own library wrote.
 
 use super::*;
 
@@ -30,7 +30,7 @@ fn several_variables_give_one_result() {
         let all: u64 = counts.iter().filter_map(serde_json::Value::as_u64).sum();
         assert_eq!((counts.len(), all), (6, 140));
     }
-    // Bins between the extremes of each are others.
+    // Bins between the extremes of each variable differ.
     let refused = reduced(&["op=histogram", "variable=f4_3t,f8_3t"]).unwrap_err();
     assert!(refused.contains("f4_3t is over bin (12)"), "{refused}");
     let refused = reduced(&["variable=f4_3t,"]).unwrap_err();

@@ -1,6 +1,6 @@
 use super::*;
 
-/// A spike each second at 200 Hz, on a slow wave.
+/// Returns a signal with a spike each second at 200 Hz, on a slow wave.
 fn signal() -> Vec<f64> {
     (0..6000_u32)
         .map(|sample| {

@@ -1,4 +1,4 @@
-//! Statistics against integers of any length, and however the input is cut.
+//! Compares statistics with integers of any length, for any cuts of the input.
 
 #![allow(
     clippy::float_cmp,
@@ -12,7 +12,7 @@ use proptest::prelude::*;
 use super::{cuts, doubles, fold, law, run};
 use crate::exact::{parts, ratio, root_of_ratio};
 
-/// Values of many magnitudes, which cancel, with some that are not finite or zero.
+/// Generates values of many magnitudes, which cancel, with some that are not finite or zero.
 fn series(special: bool) -> impl Strategy<Value = Vec<f64>> {
     let odd = if special { 1 } else { 0 };
     let value = prop_oneof![
@@ -35,7 +35,7 @@ fn series(special: bool) -> impl Strategy<Value = Vec<f64>> {
     })
 }
 
-/// Sums of `x`, `x²`, `ix`, in units of 2^-1074, 2^-2148 and 2^-1074.
+/// Returns the sums of `x`, `x²`, `ix`, in units of 2^-1074, 2^-2148 and 2^-1074.
 fn sums(values: &[f64]) -> [BigInt; 3] {
     sums_of(values.iter().map(|value| {
         let (mantissa, exponent) = parts(*value);
@@ -53,7 +53,7 @@ fn sums_of(values: impl Iterator<Item = BigInt>) -> [BigInt; 3] {
     sums
 }
 
-/// `n²` times variance of values, `n²` times covariance with the index, and the same of the index.
+/// Returns `n²` times variance of values, `n²` times covariance with the index, and the same of the index.
 fn scatter(n: usize, [sum, squares, products]: &[BigInt; 3]) -> [BigInt; 3] {
     let count = BigInt::from(n);
     let index = BigInt::from(n * (n - 1) / 2);
@@ -65,7 +65,7 @@ fn scatter(n: usize, [sum, squares, products]: &[BigInt; 3]) -> [BigInt; 3] {
     ]
 }
 
-/// Whether `found` is a nearest number to `over / under * 2^exponent`.
+/// Returns whether `found` is a nearest number to `over / under * 2^exponent`.
 fn nearest(found: f64, over: &BigInt, under: &BigInt, exponent: i32) -> bool {
     let (mantissa, own) = parts(found);
     let low = exponent.min(own);
@@ -181,7 +181,7 @@ proptest! {
         prop_assert_eq!(&fold("stats", &[of, "missing=nan"], &doubles(&nan)).unwrap(), &marked);
         let (plain, marked) = (numbers(&plain), numbers(&marked));
         prop_assert_eq!(&plain[..3], &marked[..3]);
-        // Blocks that lack none are rounded otherwise.
+        // Blocks without missing values are rounded differently.
         let bound = [plain[5] * plain[0], plain[5], plain[5]];
         for ((a, b), bound) in plain[3..].iter().zip(&marked[3..]).zip(bound) {
             prop_assert!((a - b).abs() <= 1e-12 * bound + a.abs() * 3e-16, "{} {}", a, b);

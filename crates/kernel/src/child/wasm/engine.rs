@@ -1,4 +1,4 @@
-//! The engine's settings, which must be the same where modules are compiled and where they run, and compiling.
+//! Settings of the engine, which must be the same for compiling and for running modules, and the compilation.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{Read, Write};
@@ -8,22 +8,22 @@ use wasmtime::{Config, Engine, ExternType, Module};
 
 use super::{MODULE_BYTES_MAX, WasmError};
 
-/// Stack of a module, in bytes.
+/// Size of a module's stack, in bytes.
 const STACK_BYTES: usize = 1 << 20;
 
-/// Where modules look for what they are offered, and what that is.
+/// Name of the host module from which modules import, and its functions.
 pub(super) const HOST: &str = "tidemill";
 pub(super) const WRITE: &str = "write";
 pub(super) const ERROR: &str = "error";
 
-/// Time is limited from outside, by killing the process: counting it inside (epochs) costs scans more than half of
-/// their speed.
+/// Returns the engine. The time limit is enforced from outside, by killing the process: counting inside the engine (epochs) costs scans
+/// more than half of their speed.
 pub(super) fn engine() -> Result<Engine, WasmError> {
     static ENGINE: LazyLock<Result<Engine, String>> = LazyLock::new(|| {
         let mut config = Config::new();
         config.max_wasm_stack(STACK_BYTES);
         config.wasm_simd(true);
-        // The same result on every processor.
+        // This setting gives the same result on every processor.
         config.relaxed_simd_deterministic(true);
         Engine::new(&config).map_err(|error| format!("{error:#}"))
     });
@@ -42,7 +42,7 @@ pub(super) fn invalid(error: &wasmtime::Error) -> WasmError {
 pub(super) fn compatibility() -> Option<u64> {
     static HASH: LazyLock<Option<u64>> = LazyLock::new(|| {
         let engine = engine().ok()?;
-        // Only ever compared with what this very build of the program wrote, or in vain.
+        // Hashes need to match only within one build of the program: hashes of other builds differ.
         let mut hasher = DefaultHasher::new();
         engine.precompile_compatibility_hash().hash(&mut hasher);
         Some(hasher.finish())

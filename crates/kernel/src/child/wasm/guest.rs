@@ -1,6 +1,6 @@
-//! A module at work: its memory, the structures of `include/tidemill_kernel.h` in it, and calls.
+//! Running module: its memory, the structures of `include/tidemill_kernel.h` in it, and calls.
 //!
-//! A module's addresses are 32 bits wide, so its structures are laid out as a C compiler for `wasm32` does.
+//! A module's addresses have 32 bits, so its structures have the layout of a C compiler for `wasm32`.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -19,25 +19,25 @@ use super::WasmError;
 use super::engine::{ERROR, HOST, WRITE, engine, invalid};
 use crate::run::Part;
 
-/// Entries of a module's tables of functions.
+/// Maximum number of entries in a module's tables of functions.
 const TABLE_ENTRIES_MAX: usize = 1 << 20;
 
 /// Longest message that is shown, in bytes.
 const MESSAGE_BYTES_MAX: usize = 64 << 10;
 
-/// Exit code where the module returns something an exit code cannot be, or no state.
+/// Exit code if the module returns a value that is no exit code, or returns no state.
 const FAILED: u8 = 1;
 
-/// `sizeof` the structures in a module.
+/// Sizes of the structures in a module, in bytes.
 const TASK_BYTES: u32 = 40;
 const INPUT_BYTES: usize = 16;
 const OUTPUT_BYTES: usize = 8;
 
-/// What belongs to the program while a module runs.
+/// Data of the program while a module runs.
 struct Host {
     outputs: Vec<File>,
     memory_bytes_max: usize,
-    /// It asked for more memory than it may have.
+    /// Whether a request for memory was refused.
     refused: bool,
 }
 
@@ -64,8 +64,8 @@ impl ResourceLimiter for Host {
 
 /// Runs the compiled module that this descriptor was opened on.
 pub(super) fn run(name: &str, module: RawFd, call: Call<'_>) -> Result<u8, NativeError> {
-    // SAFETY: the launcher left the descriptor open for this, and nothing else here knows of it; one that is not open
-    // cannot be read, which is said.
+    // SAFETY: the launcher left the descriptor open for this, and no other code here uses it; reading a closed descriptor returns an
+    // error.
     let module = unsafe { BorrowedFd::borrow_raw(module) };
     let mut guest = Guest::new(module, call.outputs)?;
     let whole = call.part == Part::Whole;
@@ -104,7 +104,7 @@ fn exit_code(code: i32) -> u8 {
     u8::try_from(code).unwrap_or(FAILED)
 }
 
-/// A module with its memory.
+/// Module with its memory.
 struct Guest {
     store: Store<Host>,
     instance: Instance,
@@ -116,11 +116,11 @@ impl Guest {
     fn new(module: BorrowedFd<'_>, outputs: &[String]) -> Result<Self, NativeError> {
         let engine = engine()?;
         let file = File::from(module.try_clone_to_owned().map_err(WasmError::Io)?);
-        // SAFETY: the element opened it from a folder that only its own user can write to, where a compiler of its
-        // own put it; nobody changes it afterwards.
+        // SAFETY: the element opened the file in a folder that only its own user can write to, and a compiler of its own wrote the file;
+        // no process changes it afterwards.
         let module = unsafe { Module::deserialize_open_file(&engine, file) };
         let module = module.map_err(|error| invalid(&error))?;
-        // What the operating system grants this process is what the run's limit says.
+        // The operating system's limit for this process is the limit of the run.
         let limit = rustix::process::getrlimit(Resource::Data).current;
         let limit = limit.and_then(|bytes| usize::try_from(bytes).ok());
         let host = Host {
@@ -162,7 +162,7 @@ impl Guest {
         Ok(guest)
     }
 
-    /// The version is a variable in memory; what is exported is its address.
+    /// Checks the version, which is a variable in memory; the module exports its address.
     fn check_version(&mut self) -> Result<(), NativeError> {
         let name = "tidemill_kernel_abi_version";
         let Some(address) = self.instance.get_global(&mut self.store, name) else {
@@ -191,14 +191,14 @@ impl Guest {
         result.map_err(|error| trap(&error, &self.store))
     }
 
-    /// Has the module give room for so many bytes.
+    /// Allocates `length` bytes in the module.
     fn room(&mut self, length: usize, what: &str) -> Result<u32, WasmError> {
         let none = || WasmError::Memory {
             bytes: length,
             what: what.to_owned(),
         };
         let wanted = u32::try_from(length).map_err(|_| none())?;
-        // No address is 0, not even that of nothing.
+        // No address is 0, not even the address of an empty block.
         let at = self.call(&self.alloc.clone(), wanted.max(1))?;
         if at == 0 { Err(none()) } else { Ok(at) }
     }
@@ -210,7 +210,7 @@ impl Guest {
         })
     }
 
-    /// Puts bytes into memory of their own; their address.
+    /// Copies bytes to newly allocated memory; returns their address.
     fn put(&mut self, bytes: &[u8], what: &str) -> Result<u32, WasmError> {
         let at = self.room(bytes.len(), what)?;
         self.place(at, bytes)?;
@@ -222,7 +222,7 @@ impl Guest {
         Ok(self.put(text.as_bytes_with_nul(), "a name or argument")?)
     }
 
-    /// Puts `struct tidemill_task` and all that it points to into memory; its address.
+    /// Copies `struct tidemill_task` and all data that it points to into memory; returns its address.
     fn task(&mut self, name: &str, call: Call<'_>, inputs: &[String]) -> Result<u32, NativeError> {
         let mut argv = Vec::new();
         for arg in [name]
@@ -262,18 +262,18 @@ impl Guest {
     }
 }
 
-/// Addresses and sizes are unsigned, though the engine shows them signed.
+/// Converts an address or size, which is unsigned although the engine returns it as signed.
 fn index(number: i32) -> usize {
     number.cast_unsigned() as usize
 }
 
-/// What went wrong inside, in words.
+/// Returns the error of the module, in words.
 fn trap(error: &wasmtime::Error, store: &Store<Host>) -> WasmError {
     let reason = match error.downcast_ref::<wasmtime::Trap>() {
         Some(trap) => trap.to_string(),
         None => error.root_cause().to_string(),
     };
-    // These are the words by which a run is known to have met its limit.
+    // The launcher recognises an exceeded memory limit by these words.
     let reason = if store.data().refused {
         format!("out of memory ({reason})")
     } else {
@@ -312,7 +312,7 @@ fn write(mut caller: Caller<'_, Host>, output: i32, at: i32, length: i32) -> i32
 fn report(mut caller: Caller<'_, Host>, at: i32, length: i32) {
     if let Some((bytes, _)) = bytes_of(&mut caller, at, length) {
         let shown = &bytes[..bytes.len().min(MESSAGE_BYTES_MAX)];
-        // When standard error is closed nobody is there to be told.
+        // If standard error is closed, the message is lost.
         let _ = writeln!(io::stderr(), "{}", String::from_utf8_lossy(shown));
     }
 }
@@ -326,7 +326,7 @@ struct Functions {
 }
 
 impl Functions {
-    /// All of them, or none.
+    /// Returns all functions, or none.
     fn find(guest: &mut Guest) -> Option<Self> {
         Some(Self {
             init: guest.function("tidemill_fold_init")?,
@@ -343,12 +343,12 @@ struct WasmFold {
     functions: Functions,
     task: u32,
     state: u32,
-    /// Where pieces are put, and how long they may be.
+    /// Address and size of the buffer for pieces.
     buffer: (u32, usize),
 }
 
 impl WasmFold {
-    /// Puts a piece or a state into memory that is used again; its address and length.
+    /// Copies a piece or a state into a reused buffer; returns its address and length.
     fn hand_over(&mut self, bytes: &[u8]) -> Result<(u32, u32), WasmError> {
         if bytes.len() > self.buffer.1 || self.buffer.0 == 0 {
             let length = bytes.len().max(PIECE_BYTES);

@@ -1,8 +1,8 @@
-//! Kernels as WebAssembly modules: the same interface as native ones (`include/tidemill_kernel.h`), with the same
-//! names, for a machine of its own inside this process.
+//! Kernels as WebAssembly modules: the same interface as native kernels (`include/tidemill_kernel.h`), with the same names, for a
+//! separate virtual machine inside this process.
 //!
-//! A module is compiled in one child ([`compile`]) and run in others ([`run`]), which only map what was compiled. It
-//! is offered two functions, `tidemill.write` and `tidemill.error`, and nothing else: no files, no clock, no chance.
+//! A module is compiled in one child ([`compile`]) and run in others ([`run`]), which only map the compiled code. It can import two
+//! functions, `tidemill.write` and `tidemill.error`, and nothing else: no files, no clock, no random numbers.
 
 #[cfg(feature = "wasm")]
 mod engine;
@@ -14,62 +14,62 @@ use std::os::fd::RawFd;
 
 use super::native::{Call, NativeError};
 
-/// Largest module, in bytes.
+/// Maximum size of a module, in bytes.
 #[cfg(feature = "wasm")]
 pub(crate) const MODULE_BYTES_MAX: u64 = 64 << 20;
 
-/// Why a module could not be compiled or run.
+/// Reason why a module could not be compiled or run.
 #[derive(Debug, thiserror::Error)]
 pub enum WasmError {
-    /// This program cannot run any.
+    /// This program was built without support for modules.
     #[error("this program was built without WASM; build it with `--features wasm`")]
     NotBuilt,
-    /// It cannot be read or written.
+    /// The module cannot be read or written.
     #[error("the module cannot be read or written: {0}")]
     Io(#[from] io::Error),
-    /// It is longer than allowed.
+    /// The module is too long.
     #[error("it has more than {bytes_max} bytes")]
     TooLong {
-        /// What is allowed.
+        /// Limit in bytes.
         bytes_max: u64,
     },
-    /// It is no valid module.
+    /// The module is invalid.
     #[error("it is no valid module: {reason}")]
     Invalid {
-        /// What is wrong with it.
+        /// Reason.
         reason: String,
     },
-    /// It wants something that kernels do not get.
+    /// The module imports a function that kernels do not get.
     #[error(
         "it imports {module}.{name}, which kernels are not offered; there are tidemill.write and tidemill.error \
          (a module for WASI does not do: build it for wasm32-unknown-unknown)"
     )]
     Import {
-        /// Where it looks for it.
+        /// Module of the import.
         module: String,
-        /// What it looks for.
+        /// Name of the import.
         name: String,
     },
-    /// It lacks something that all modules must have.
+    /// The module lacks a required export.
     #[error("the module does not export {name}: {what}")]
     Export {
-        /// What is missing.
+        /// Name of the missing export.
         name: &'static str,
-        /// What it must be.
+        /// Required kind.
         what: &'static str,
     },
-    /// It did something that cannot be done.
+    /// The module did an invalid operation.
     #[error("the kernel was stopped: {reason}")]
     Trap {
-        /// What it did.
+        /// Description of the operation.
         reason: String,
     },
-    /// It cannot have as much memory as is needed to hand something over.
+    /// The module has no memory left for data from the program.
     #[error("out of memory: the module could not give {bytes} bytes for {what}")]
     Memory {
-        /// How much was asked for.
+        /// Requested size, in bytes.
         bytes: usize,
-        /// What for.
+        /// Purpose.
         what: String,
     },
 }
@@ -85,7 +85,7 @@ pub(super) fn compile(from: &mut dyn Read, to: &mut dyn Write) -> Result<(), Was
     }
 }
 
-/// Runs the compiled module that this descriptor was opened on; `name` is what the kernel is told that it is called.
+/// Runs the compiled module that this descriptor was opened on; `name` is the name that the kernel sees.
 pub(super) fn run(name: &str, module: RawFd, call: Call<'_>) -> Result<u8, NativeError> {
     #[cfg(feature = "wasm")]
     return guest::run(name, module, call);
@@ -96,8 +96,8 @@ pub(super) fn run(name: &str, module: RawFd, call: Call<'_>) -> Result<u8, Nativ
     }
 }
 
-/// What compiled modules depend on beside the module: the engine's version and settings and this machine's
-/// processor; `None` if modules cannot be run.
+/// Returns a hash of everything that compiled modules depend on in addition to the module: the engine's version and settings and this
+/// machine's processor; `None` if modules cannot be run.
 pub(crate) fn compatibility() -> Option<u64> {
     #[cfg(feature = "wasm")]
     return engine::compatibility();
@@ -105,9 +105,9 @@ pub(crate) fn compatibility() -> Option<u64> {
     None
 }
 
-/// Makes what all runs of modules in this process and in copies of it share.
+/// Makes the data that all runs of modules in this process and in its copies share.
 pub(super) fn prepare() {
     #[cfg(feature = "wasm")]
-    // What fails here fails again, and is told, when a module is run.
+    // An error here occurs again, and is reported, when a module is run.
     let _ = engine::engine();
 }

@@ -56,8 +56,8 @@ macro_rules! value {
     };
 }
 
-/// Negative floating-point numbers have all bits but the sign turned, so that those further from zero come
-/// first. Then all keys are turned on by the number of negative NaN, which are lowest and so become highest.
+/// Negative floating-point numbers have all bits but the sign inverted, so that those further from zero are first. Then all keys are
+/// rotated by the number of negative NaN, which are lowest and so become highest.
 macro_rules! float {
     ($value:ty, $key:ty) => {
         value!(

@@ -1,4 +1,4 @@
-//! Reads damaged files, as many as one likes: `damage RUNS [SEED]`. Each is a file of tests/fixtures with some bytes changed.
+//! Reads any number of damaged files: `damage RUNS [SEED]`. Each is a file of tests/fixtures with some bytes changed.
 #![allow(
     clippy::unwrap_used,
     clippy::print_stdout,
@@ -13,22 +13,22 @@ use std::path::Path;
 use tidemill_format::zip::Zip;
 use tidemill_format::{Bytes, Range, Store, pieces, read};
 
-/// Bytes that one reading of a header, or of an index of chunks, may fetch. What it looks at is bounded by half of it, and pages are
-/// fetched whole.
+/// Maximum number of bytes that a reader may fetch for a header, or for an index of chunks. The reader's own limit is half of it, and
+/// pages are fetched completely.
 const FETCHED_MAX: u64 = 2 << 30;
-/// Pieces that are looked at of each variable.
+/// Number of pieces of each variable that are examined.
 const PIECES: usize = 64;
 
-/// Numbers that look random (xorshift).
+/// Pseudo-random numbers (xorshift).
 pub(crate) struct Chance(u64);
 
 impl Chance {
-    /// The same numbers for the same seed.
+    /// Returns the same sequence for the same seed.
     pub(crate) fn new(seed: u64) -> Self {
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
-    /// A number below `end`.
+    /// Returns a number below `end`.
     pub(crate) fn below(&mut self, end: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -37,7 +37,7 @@ impl Chance {
     }
 }
 
-/// The files that are damaged, by their names.
+/// Returns the undamaged files, with their names.
 pub(crate) fn fixtures() -> Vec<(String, Vec<u8>)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
     let mut files: Vec<(String, Vec<u8>)> = folder
@@ -56,7 +56,8 @@ pub(crate) fn fixtures() -> Vec<(String, Vec<u8>)> {
     files
 }
 
-/// A file with some bytes changed, among them such as sizes are, or cut off. Most damage is near what looks like a header.
+/// Returns a file with some bytes changed or its end cut off. Some new bytes look like sizes. Most damage is near bytes that look like a
+/// header.
 pub(crate) fn damaged(file: &[u8], chance: &mut Chance) -> Vec<u8> {
     let mut file = file.to_vec();
     for _ in 0..=chance.below(6) {
@@ -107,7 +108,7 @@ impl Bytes for Counted<'_> {
     }
 }
 
-/// Reads all that there is to read of a file. Whether it had a header that could be read.
+/// Reads all parts of a file. Returns whether its header could be read.
 pub(crate) fn one(name: &str, file: &Vec<u8>) -> bool {
     let counted = Counted {
         file,

@@ -1,18 +1,18 @@
-//! How readers get at bytes: few, bounded, and each checked against the end of the file.
+//! Access of readers to bytes: reads are few and limited, and each is checked against the end of the file.
 
 use std::collections::BTreeMap;
 use std::io;
 
 use crate::{Error, Result};
 
-/// A file, wherever it lies.
+/// File on any kind of storage.
 pub trait Bytes {
-    /// Its length.
+    /// Returns the size in bytes.
     fn size(&self) -> u64;
-    /// Fills `into` with what lies at `offset`. Only bytes before the end are asked for.
+    /// Fills `into` with the bytes at `offset`. Callers request only bytes before the end.
     ///
     /// # Errors
-    /// If they can't be had.
+    /// If the bytes cannot be read.
     fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()>;
 }
 
@@ -51,18 +51,18 @@ impl Bytes for std::fs::File {
     }
 }
 
-/// Bytes that are fetched at once: over a network, each request costs more than what it brings.
+/// Number of bytes that are fetched at once: over a network, a request costs more than its bytes.
 const PAGE: u64 = 16 << 10;
-/// Pages that are kept.
+/// Maximum number of cached pages.
 const PAGES_MAX: usize = 256;
-/// Longest piece of a header.
+/// Maximum size of a piece of a header, in bytes.
 pub(crate) const READ_MAX: u64 = 32 << 20;
-/// Bytes that one pass over a header may look at, those that it sees again included. What readers keep is bounded by it, too.
+/// Maximum number of bytes that one pass over a header may read, including repeated reads. It also limits the data that readers keep.
 pub(crate) const LOOKED_AT_MAX: u64 = 128 << 20;
-/// Pieces that one pass over a header may look at.
+/// Maximum number of pieces that one pass over a header may read.
 const LOOKS_MAX: u64 = 2 << 20;
 
-/// Bytes under a budget, through pages that are kept.
+/// Bytes with a limit on reads, through cached pages.
 pub(crate) struct Source<'a> {
     bytes: &'a dyn Bytes,
     size: u64,
@@ -86,7 +86,7 @@ impl<'a> Source<'a> {
         self.size
     }
 
-    /// Counts what a reader keeps beyond the bytes that it looked at.
+    /// Counts data that a reader keeps in addition to the bytes that it read.
     pub(crate) fn charge(&mut self, bytes: u64) -> Result<()> {
         self.bytes_left = self.bytes_left.checked_sub(bytes).ok_or(Error::Limit {
             what: "bytes of header",
@@ -95,7 +95,7 @@ impl<'a> Source<'a> {
         Ok(())
     }
 
-    /// The bytes from `offset` on, which `what` says they are.
+    /// Returns the bytes from `offset` on; `what` describes them in errors.
     pub(crate) fn read(&mut self, offset: u64, len: u64, what: &'static str) -> Result<Vec<u8>> {
         let end = offset.saturating_add(len);
         if end > self.size {
@@ -167,7 +167,7 @@ impl<'a> Source<'a> {
     }
 }
 
-/// A piece of a header that is read from its beginning to its end. Its numbers are little-endian.
+/// Piece of a header that is parsed from its begin to its end. Its numbers are little-endian.
 pub(crate) struct Cursor {
     data: Vec<u8>,
     at: usize,
@@ -176,7 +176,7 @@ pub(crate) struct Cursor {
 }
 
 impl Cursor {
-    /// Over bytes that were read before and lay at `offset`.
+    /// Makes a cursor for bytes that were read from `offset`.
     pub(crate) fn over(data: Vec<u8>, offset: u64, what: &'static str) -> Self {
         Self {
             data,
@@ -217,12 +217,12 @@ impl Cursor {
         Ok(&self.data[self.at - len..self.at])
     }
 
-    /// All that is left.
+    /// Takes all remaining bytes.
     pub(crate) fn take_all(&mut self) -> Result<Vec<u8>> {
         Ok(self.take(self.left())?.to_vec())
     }
 
-    /// The same as a cursor of its own.
+    /// Takes the next bytes as a separate cursor.
     pub(crate) fn part(&mut self, len: usize, what: &'static str) -> Result<Self> {
         let offset = self.offset();
         Ok(Self {
@@ -249,7 +249,7 @@ impl Cursor {
         )))
     }
 
-    /// An unsigned number of `len` bytes, at most 8.
+    /// Takes an unsigned number of `len` bytes, at most 8.
     pub(crate) fn uint(&mut self, len: usize) -> Result<u64> {
         if len > 8 {
             return Err(self.corrupt(format!("a number of {len} bytes")));
@@ -278,12 +278,12 @@ impl Cursor {
         usize::try_from(number).map_err(|_| self.corrupt(format!("a length of {number}")))
     }
 
-    /// Text up to its zero, or all.
+    /// Takes text up to its zero byte, or all.
     pub(crate) fn text(&mut self, len: usize) -> Result<String> {
         Ok(text(self.take(len)?))
     }
 
-    /// Text up to a zero that must be there, which is read, too.
+    /// Takes text up to and including a zero byte, which must exist.
     pub(crate) fn text_to_zero(&mut self) -> Result<String> {
         let len = self.data[self.at..].iter().position(|byte| *byte == 0);
         let len = len.ok_or_else(|| self.corrupt("text without an end"))?;
@@ -293,7 +293,7 @@ impl Cursor {
     }
 }
 
-/// Text up to its first zero; what is no UTF-8 is shown as such.
+/// Converts bytes to text up to the first zero byte; invalid UTF-8 is replaced by a visible character.
 pub(crate) fn text(bytes: &[u8]) -> String {
     let end = bytes
         .iter()

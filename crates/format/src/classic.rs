@@ -1,8 +1,8 @@
 //! netCDF classic: CDF-1, CDF-2 (64-bit offset) and CDF-5 (64-bit data).
 //!
-//! The header is one piece at the beginning. Variables of fixed size are contiguous; those whose first dimension is the
-//! record dimension have one record of each after the other. From the format's specification, appendix B of the netCDF
-//! user's guide.
+//! The header is one piece at the begin of the file. Variables of fixed size are contiguous. Variables whose first dimension is the
+//! record dimension are interleaved: each record contains one slice of each variable. The reader follows the format's specification,
+//! appendix B of the netCDF user's guide.
 
 use crate::bytes::Source;
 use crate::model::{ATTRIBUTE_BYTES_MAX, NAMES_MAX, RANK_MAX, values};
@@ -15,13 +15,13 @@ const DIMENSIONS: u64 = 10;
 const VARIABLES: u64 = 11;
 const ATTRIBUTES: u64 = 12;
 
-/// Numbers of records that say that nobody has counted them.
+/// Numbers of records that mean an unknown number.
 const STREAMING: [u64; 2] = [u32::MAX as u64, u64::MAX];
 
 /// Reads the header of a classic file.
 ///
 /// # Errors
-/// If it is none, or damaged, or larger than any real one.
+/// If the file has another format, is damaged, or has a larger header than any real file.
 pub fn read(bytes: &dyn Bytes) -> Result<Header> {
     let mut source = Source::new(bytes);
     let magic = source.read(0, 4, "netCDF magic number")?;
@@ -57,7 +57,7 @@ struct Reader<'a> {
     version: u8,
 }
 
-/// A variable as the header declares it.
+/// Variable as the header declares it.
 struct Declared {
     name: String,
     dimensions: Vec<usize>,
@@ -88,12 +88,12 @@ impl Reader<'_> {
         }
     }
 
-    /// A count or size: 8 bytes in CDF-5, 4 before.
+    /// Reads a count or size: 8 bytes in CDF-5, 4 bytes before.
     fn count(&mut self, what: &'static str) -> Result<u64> {
         self.number(if self.version == 5 { 8 } else { 4 }, what)
     }
 
-    /// How many of a list follow: its tag and count, or zeros.
+    /// Returns the number of entries of a list: its tag and count, or zeros.
     fn list(&mut self, tag: u64, what: &'static str) -> Result<usize> {
         let found = self.number(4, what)?;
         let count = self.count(what)?;
@@ -232,13 +232,13 @@ impl Reader<'_> {
                         format!("records are not the first dimension of {name}"),
                     ));
                 }
-                // Each variable gets the names of its dimensions.
+                // Each variable keeps the names of its dimensions.
                 self.source.charge(dimensions[id].name.len() as u64 + 48)?;
                 ids.push(id);
             }
             let attributes = self.attributes()?;
             let data_type = self.data_type()?;
-            // The size that follows can't be trusted: it is cut off where 4 bytes can't hold it.
+            // The size that follows is not reliable: it is truncated if it needs more than 4 bytes.
             self.count("variable")?;
             let begin = self.number(if self.version == 1 { 4 } else { 8 }, "variable")?;
             variables.push(Declared {
@@ -253,7 +253,7 @@ impl Reader<'_> {
     }
 }
 
-/// Bytes of a variable, or of one of its records.
+/// Returns the size in bytes of a variable, or of one of its records.
 fn bytes_of(declared: &Declared, dimensions: &[Dimension]) -> Option<u64> {
     let mut fixed = declared
         .dimensions
@@ -283,7 +283,7 @@ fn place(
     };
     let mut record_vars = declared.iter().filter(|variable| is_record(variable));
     let stride = match (record_vars.next(), record_vars.next()) {
-        // The records of an only variable are not padded.
+        // Records of the only record variable are not padded.
         (Some(only), None) => bytes_of(only, dimensions).ok_or_else(too_large)?,
         _ => declared
             .iter()
@@ -343,7 +343,7 @@ fn place(
     declared.into_iter().map(variable).collect()
 }
 
-/// What the netCDF library writes where nothing was written.
+/// Returns the value that the netCDF library stores for elements that were never written.
 pub(crate) fn default_fill(data_type: &DataType) -> Option<Vec<u8>> {
     const FLOAT: f32 = 9.969_21e36;
     Some(match (&data_type.kind, data_type.size) {

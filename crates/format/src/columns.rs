@@ -1,18 +1,18 @@
-//! Fixed records: what a user says of a file that says nothing itself.
+//! Fixed records: the user's description of a file without a header.
 //!
-//! `columns:time=<f8,id=>u4,flag=u1,name=S12` is a record of 25 bytes; `@128` at its end says that records begin after as many bytes, `/32`
-//! that each has so many, and `columns:_=V4` names bytes that nobody wants.
+//! `columns:time=<f8,id=>u4,flag=u1,name=S12` is a record of 25 bytes. `@128` at the end says that records begin after 128 bytes, `/32`
+//! says that each record has 32 bytes, and `columns:_=V4` names unused bytes.
 
 use crate::zarr::simple_type;
 use crate::{Bytes, DataType, Dimension, Error, Format, Header, Kind, Result, Storage, Variable};
 
-/// Most columns.
+/// Maximum number of columns.
 pub const COLUMNS_MAX: usize = 4096;
 
-/// The columns of a file as variables of one dimension, `record`. What follows the last whole record does not count.
+/// Returns the columns of a file as variables of one dimension, `record`. Bytes after the last whole record are ignored.
 ///
 /// # Errors
-/// If the text can't be understood, or the file ends before its first record.
+/// If the text is invalid, or if the file ends before its first record.
 pub fn read(text: &str, bytes: &dyn Bytes) -> Result<Header> {
     let said = Said(text);
     let (rest, begin) = match text.split_once('@') {
@@ -78,7 +78,7 @@ pub fn read(text: &str, bytes: &dyn Bytes) -> Result<Header> {
     })
 }
 
-/// What the user says.
+/// Description by the user.
 struct Said<'a>(&'a str);
 
 impl Said<'_> {
@@ -98,7 +98,7 @@ impl Said<'_> {
         let split = field.split_once('=');
         let (name, kind) = split.ok_or_else(|| self.wrong(format!("{field:?} is no NAME=TYPE")))?;
         let (name, kind) = (name.trim(), kind.trim());
-        // What has one byte needs no order.
+        // A type with one byte needs no byte order.
         let unordered = !kind.starts_with(['<', '>']);
         let kind = if unordered {
             format!("|{}", kind.trim_start_matches('|'))

@@ -1,8 +1,8 @@
-//! Text in lines of separated columns: what a user says of a file, and what its first lines say of its columns.
+//! Text in lines of separated columns: the user's description of a file, and the columns according to its first lines.
 //!
-//! `csv,tas` is the column that the header line calls so, `csv,#2` the third one; behind it, with commas between: `separator=;`
-//! (or `tab`, `blanks`), `quote='` (or `none`), `type=i8`, `missing=NA|-`, `fill=-1`, `comment=#`, `skip=3`, `header=no`. What has a comma in it
-//! stands in double quotes.
+//! `csv,tas` is the column with this name in the header line, and `csv,#2` is the third column. Options follow, separated by commas:
+//! `separator=;` (or `tab`, `blanks`), `quote='` (or `none`), `type=i8`, `missing=NA|-`, `fill=-1`, `comment=#`, `skip=3`, `header=no`.
+//! An option that contains a comma is enclosed in double quotes.
 
 use std::borrow::Cow;
 
@@ -10,50 +10,50 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Bytes, Error, Result};
 
-/// Longest beginning of a file that has its header line, in bytes.
+/// Maximum size of the begin of a file that contains its header line, in bytes.
 const HEADER_BYTES_MAX: u64 = 1 << 20;
-/// What is read of it first.
+/// Number of bytes that are read first.
 const SHORT_BYTES: u64 = 16 << 10;
-/// Most columns of a line.
+/// Maximum number of columns in a line.
 pub const COLUMNS_MAX: usize = 1 << 16;
-/// Most texts that mean that there is no value, and the longest one.
+/// Maximum number of texts that mean a missing value, and maximum length of such a text.
 const MISSING_MAX: usize = 32;
 const TEXT_MAX: usize = 1024;
-/// Names that an error tells of.
+/// Maximum number of names in an error.
 const NAMES_TOLD: usize = 20;
-/// What a file may begin with to say that it is UTF-8.
+/// Optional mark at the begin of a UTF-8 file.
 pub const MARK: &[u8] = &[0xef, 0xbb, 0xbf];
 
-/// One column of a text file, and how its lines are read.
+/// One column of a text file, and the format of its lines.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Csv {
-    /// What it is called, for people.
+    /// Name of the column, for people.
     pub column: String,
-    /// Its number, from 0.
+    /// Number of the column, from 0.
     pub index: usize,
-    /// What its values are.
+    /// Type of the values.
     pub number: Number,
-    /// What stands between columns.
+    /// Separator of columns.
     pub separator: Separator,
-    /// What a column stands in that has separators, or such bytes twice, in it.
+    /// Quote character of a column that contains separators, or contains the quote character twice.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quote: Option<u8>,
-    /// What lines begin with that are passed over.
+    /// First byte of lines that are skipped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub comment: Option<u8>,
-    /// What else than nothing means that there is no value.
+    /// Texts, in addition to the empty one, that mean a missing value.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub missing: Vec<String>,
-    /// What integers are where there is no value.
+    /// Integer that replaces a missing value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fill: Option<i64>,
-    /// Where the lines with values begin, and how many are before them.
+    /// Offset of the first line with values, and number of lines before it.
     pub begin: u64,
     /// See `begin`.
     pub lines: u64,
 }
 
-/// What values are.
+/// Type of values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Number {
@@ -63,38 +63,38 @@ pub enum Number {
     Int,
 }
 
-/// What stands between columns.
+/// Separator of columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Separator {
     /// This byte.
     Byte(u8),
-    /// Blanks and tabs, as many as there are; those at the ends of a line count for nothing.
+    /// Any number of blanks and tabs; those at the ends of a line are ignored.
     Blanks,
 }
 
-/// A column, and what is behind the separator that follows it.
+/// A column, and the rest of the line after the next separator.
 type Cut<'a> = (Cow<'a, [u8]>, Option<&'a [u8]>);
 
-/// Why a line can't be cut into columns.
+/// Reason why a line cannot be divided into columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LineError {
-    /// Quotes that do not end. The next line may belong to it: nobody knows who does not read the file from its beginning.
+    /// A quote is not closed. The next line may belong to it: this is known only to a reader that starts at the begin of the file.
     #[error("quotes are opened and not closed: a line must end outside of them")]
     Open,
-    /// Something behind the quotes that close a column.
+    /// Text follows the quote that closes a column.
     #[error("a column has characters after its closing quotes")]
     Behind,
-    /// More columns than any table has.
+    /// There are more columns than in any table.
     #[error("more than {COLUMNS_MAX} columns")]
     Columns,
 }
 
 impl Csv {
-    /// A column of a file, by what a user says (after `csv,`) and the file's first lines.
+    /// Returns a column of a file, from the user's description (after `csv,`) and the file's first lines.
     ///
     /// # Errors
-    /// If the text can't be understood, or the file has no such column.
+    /// If the description is invalid, or if the file has no such column.
     pub fn read(text: &str, bytes: &dyn Bytes) -> Result<Self> {
         let said = Said(text);
         let told = said.parse()?;
@@ -131,10 +131,10 @@ impl Csv {
         }
     }
 
-    /// All columns of a line, which has no end.
+    /// Returns all columns of a line, without its line end.
     ///
     /// # Errors
-    /// If it can't be cut.
+    /// If the line cannot be divided.
     pub fn columns<'a>(
         &self,
         line: &'a [u8],
@@ -152,10 +152,10 @@ impl Csv {
         Ok(all)
     }
 
-    /// The column of a line, if it has so many. A line without quotes is read as far as the column only.
+    /// Returns the column of a line; `None` if the line has fewer columns. A line without quotes is parsed only up to the column.
     ///
     /// # Errors
-    /// If it can't be cut.
+    /// If the line cannot be divided.
     pub fn column<'a>(
         &self,
         line: &'a [u8],
@@ -174,7 +174,7 @@ impl Csv {
         Ok(found.map(Cow::Borrowed))
     }
 
-    /// Whether a line, which has no end, has nothing to say.
+    /// Returns whether a line, without its line end, is skipped because it is empty or a comment.
     pub fn passes_over(&self, line: &[u8]) -> bool {
         self.comment
             .is_some_and(|comment| line.first() == Some(&comment))
@@ -195,7 +195,7 @@ impl Csv {
         }
     }
 
-    /// The first column, and what is behind the separator that follows it.
+    /// Returns the first column, and the rest of the line after the next separator.
     fn first<'a>(&self, line: &'a [u8]) -> std::result::Result<Cut<'a>, LineError> {
         let (column, rest) = match self.quote.filter(|quote| line.first() == Some(quote)) {
             Some(quote) => quoted(&line[1..], quote)?,
@@ -216,7 +216,7 @@ impl Csv {
     }
 }
 
-/// A column in quotes, of which the first has been taken, and what is behind it.
+/// Returns a column in quotes, whose first quote was already taken, and the rest of the line.
 fn quoted(text: &[u8], quote: u8) -> std::result::Result<(Cow<'_, [u8]>, &[u8]), LineError> {
     let mut whole = Vec::new();
     let mut rest = text;
@@ -236,7 +236,7 @@ fn quoted(text: &[u8], quote: u8) -> std::result::Result<(Cow<'_, [u8]>, &[u8]),
             };
             return Ok((column, after));
         }
-        // Twice: it stands for itself.
+        // A double quote character stands for itself.
         whole.extend_from_slice(&rest[..=end]);
         rest = &after[1..];
     }
@@ -253,7 +253,7 @@ fn trimmed(mut text: &[u8]) -> &[u8] {
     text
 }
 
-/// `#2`.
+/// Parses a column number such as `#2`.
 fn number_of(column: &str) -> Option<usize> {
     let number = column.strip_prefix('#')?.parse().ok()?;
     (number < COLUMNS_MAX).then_some(number)
@@ -271,7 +271,7 @@ fn first_bytes(bytes: &dyn Bytes, most: u64) -> Result<Vec<u8>> {
     Ok(first)
 }
 
-/// What a user says, as it is before the header line was read.
+/// The user's description, before the header line was read.
 #[derive(Clone)]
 struct Told {
     csv: Csv,
@@ -280,7 +280,7 @@ struct Told {
 }
 
 impl Told {
-    /// The column of a file that begins so.
+    /// Returns the column of a file with these first lines.
     fn of(self, said: Said<'_>, first: &[u8]) -> Result<Csv> {
         let Self {
             mut csv,
@@ -306,7 +306,7 @@ impl Told {
             csv.index = number;
             csv.lines = skip;
         }
-        // A mark belongs to the first line, if that has values.
+        // A mark belongs to the first line, if that line has values.
         csv.begin = match csv.lines {
             0 => 0,
             _ => (first.len() - rest.len()) as u64,
@@ -315,7 +315,7 @@ impl Told {
     }
 }
 
-/// What the user says.
+/// Description by the user.
 #[derive(Clone, Copy)]
 struct Said<'a>(&'a str);
 
@@ -327,7 +327,7 @@ impl Said<'_> {
         }
     }
 
-    /// The first line, without its end, and what follows it.
+    /// Returns the first line, without its line end, and the rest of the text.
     fn line<'b>(self, text: &'b [u8], whole: &[u8]) -> Result<(&'b [u8], &'b [u8])> {
         let end = text.iter().position(|&byte| byte == b'\n');
         let end = end.ok_or_else(|| {
@@ -398,7 +398,7 @@ impl Said<'_> {
         Ok(Told { csv, skip, header })
     }
 
-    /// Whether it goes together.
+    /// Checks that the options are consistent.
     fn check(self, csv: &Csv) -> Result<()> {
         if csv.column.is_empty() {
             return Err(self.wrong("which column? Give its name, or its number: #0".into()));
@@ -426,7 +426,7 @@ impl Said<'_> {
         Ok(())
     }
 
-    /// What stands between commas that are in no quotes.
+    /// Returns the parts between commas that are not in quotes.
     fn words(self) -> Result<Vec<String>> {
         let (mut words, mut word, mut open) = (Vec::new(), String::new(), false);
         for letter in self.0.chars() {

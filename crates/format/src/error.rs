@@ -1,11 +1,11 @@
-//! What can be wrong with a file, a variable's name or a selection.
+//! Errors in a file, a variable's name or a selection.
 
 use std::io;
 
-/// Why a file, a variable or a selection can't be read.
+/// Reason why a file, a variable or a selection cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The file begins like none of the formats that are known.
+    /// The file begins like none of the known formats.
     #[error(
         "neither netCDF, HDF5, FITS nor a zip file with a Zarr in it: the first bytes are {first}"
     )]
@@ -13,101 +13,101 @@ pub enum Error {
         /// The first bytes, in hexadecimal.
         first: String,
     },
-    /// The file is shorter than it says.
+    /// The file is shorter than its header declares.
     #[error(
         "{what} needs bytes {offset} to {end}, and the file ends at {size}: it is truncated or damaged"
     )]
     Truncated {
-        /// What was being read.
+        /// Item that was being read.
         what: &'static str,
-        /// First byte that was wanted.
+        /// Offset of the first requested byte.
         offset: u64,
-        /// First byte after those.
+        /// Offset after the last requested byte.
         end: u64,
-        /// Bytes that there are.
+        /// Size of the file, in bytes.
         size: u64,
     },
-    /// Bytes that mean nothing there.
+    /// Bytes that are invalid at their place.
     #[error("{what} at byte {offset} is damaged: {why}")]
     Corrupt {
-        /// What was being read.
+        /// Item that was being read.
         what: &'static str,
-        /// Where it lies.
+        /// Offset in bytes.
         offset: u64,
-        /// What is wrong with it.
+        /// Reason.
         why: String,
     },
-    /// A text file of a Zarr that can't be understood.
+    /// A metadata file of a Zarr array that is invalid.
     #[error("{file}: {why}")]
     Metadata {
         /// The file, as a path in its folder.
         file: String,
-        /// What is wrong, and at which place.
+        /// Reason, with its place.
         why: String,
     },
     /// More than any real file has.
     #[error("more than {limit} {what}: files like this are not read")]
     Limit {
-        /// What there is too much of.
+        /// Item that exceeds its limit.
         what: &'static str,
-        /// How much is read.
+        /// Limit.
         limit: u64,
     },
-    /// Something that the format can say and this reader can't follow.
+    /// A feature of the format that this reader does not support.
     #[error("{variable}: {what}, which can't be read")]
     Unsupported {
         /// The variable.
         variable: String,
-        /// What it uses.
+        /// Feature that the variable uses.
         what: String,
     },
-    /// An attribute about missing values, valid ones or packing that has no certain reading.
+    /// An ambiguous attribute about missing values, valid values or packing.
     #[error("{variable}: attribute {attribute}: {why}")]
     Attribute {
         /// The variable.
         variable: String,
         /// The attribute, by name.
         attribute: String,
-        /// What is wrong with it, and what to do.
+        /// Reason, and a remedy.
         why: String,
     },
-    /// A name that the file does not have.
+    /// A name that the file does not contain.
     #[error("no variable {name}; there are {}", .there.join(", "))]
     NoVariable {
-        /// What was asked for.
+        /// Requested name.
         name: String,
-        /// Those that are there, the first of them.
+        /// First of the existing names.
         there: Vec<String>,
     },
-    /// A selection that the variable does not have.
+    /// A selection that does not fit the variable.
     #[error("{variable}: selection of dimension {dimension}: {why}")]
     Selection {
         /// The variable.
         variable: String,
         /// The dimension, by name.
         dimension: String,
-        /// What is wrong with it.
+        /// Reason.
         why: String,
     },
-    /// A time, or units of time, that can't be understood.
+    /// A time, or units of time, that are invalid.
     #[error("time {text:?}: {why}")]
     Time {
-        /// What was given.
+        /// Given text.
         text: String,
-        /// What is wrong with it.
+        /// Reason.
         why: String,
     },
     /// The bytes could not be read.
     #[error("reading {what} at byte {offset}")]
     Io {
-        /// What was being read.
+        /// Item that was being read.
         what: &'static str,
-        /// Where.
+        /// Offset in bytes.
         offset: u64,
-        /// Why not.
+        /// Cause.
         source: io::Error,
     },
 }
 
-/// A result of this crate.
+/// Result of this crate.
 pub type Result<T> = std::result::Result<T, Error>;

@@ -1,6 +1,6 @@
-//! FITS: images in the primary header and in extensions. Their variables are called by their numbers, the primary being `0`.
+//! FITS: images in the primary header and in extensions. Their variables are named by their numbers; the primary image is `0`.
 //!
-//! Tables and images compressed in tables are passed over. From the FITS standard, version 4.0.
+//! Tables and images compressed in tables are skipped. The reader follows the FITS standard, version 4.0.
 
 use std::collections::BTreeMap;
 
@@ -12,14 +12,14 @@ use crate::{
 
 const BLOCK: u64 = 2880;
 const CARD: usize = 80;
-/// Most headers of a file.
+/// Maximum number of headers in a file.
 const HEADERS_MAX: usize = 4096;
-/// Most cards of a header.
+/// Maximum number of cards in a header.
 const CARDS_MAX: usize = 36_000;
-/// Most axes: the standard's own bound.
+/// Maximum number of axes, according to the standard.
 const AXES_MAX: i64 = 999;
 const WHAT: &str = "FITS header";
-/// What is told by other means than attributes.
+/// Cards that are not returned as attributes.
 const STRUCTURE: [&str; 8] = [
     "SIMPLE", "XTENSION", "BITPIX", "NAXIS", "EXTEND", "PCOUNT", "GCOUNT", "END",
 ];
@@ -27,7 +27,7 @@ const STRUCTURE: [&str; 8] = [
 /// Reads the headers of a FITS file.
 ///
 /// # Errors
-/// If it is none, or damaged.
+/// If the file has another format, or is damaged.
 pub fn read(bytes: &dyn Bytes) -> Result<Header> {
     let mut source = Source::new(bytes);
     let (mut variables, mut attributes) = (Vec::new(), Vec::new());
@@ -50,7 +50,7 @@ pub fn read(bytes: &dyn Bytes) -> Result<Header> {
         }
         let end = data.saturating_add(size);
         at = end.checked_next_multiple_of(BLOCK).unwrap_or(u64::MAX);
-        // What follows the last unit may be anything that is no header.
+        // Any bytes except a header may follow the last unit.
         let next =
             at.saturating_add(8) <= source.size() && source.read(at, 8, WHAT)? == b"XTENSION";
         if !next {
@@ -65,7 +65,7 @@ pub fn read(bytes: &dyn Bytes) -> Result<Header> {
     unreachable!("the loop ends by an answer")
 }
 
-/// A header, and where its data begin.
+/// Header, and the offset of its data.
 struct Unit {
     at: u64,
     data: u64,
@@ -171,7 +171,7 @@ impl Unit {
         (1..=count).map(axis).collect()
     }
 
-    /// Bytes of its data.
+    /// Returns the size of its data, in bytes.
     fn size(&self) -> Result<u64> {
         let axes = self.axes()?;
         let element = self.number("BITPIX")?.unsigned_abs() / 8;
@@ -233,7 +233,7 @@ impl Unit {
     }
 }
 
-/// The value of a card: text in quotes, T or F, a number.
+/// Parses the value of a card: text in quotes, T or F, or a number.
 fn value(rest: &str) -> Value {
     let rest = rest.trim_start();
     if let Some(quoted) = rest.strip_prefix('\'') {

@@ -1,28 +1,28 @@
-//! Folders of files, wherever they lie.
+//! Folders of files on any kind of storage.
 
 use std::io;
 
-/// A folder of files, each with a path below it (`tas/c/0/1`).
+/// Folder of files, each with a path relative to it (`tas/c/0/1`).
 pub trait Folder {
-    /// The length of a file; none if there is no such file.
+    /// Returns the size of a file in bytes; `None` if there is no such file.
     ///
     /// # Errors
-    /// If that can't be known.
+    /// If the size cannot be determined.
     fn size(&self, path: &str) -> io::Result<Option<u64>>;
-    /// Fills `into` with what lies at `offset` of a file.
+    /// Fills `into` with the bytes at `offset` of a file.
     ///
     /// # Errors
-    /// If it can't be had.
+    /// If the bytes cannot be read.
     fn read_at(&self, path: &str, offset: u64, into: &mut [u8]) -> io::Result<()>;
-    /// The names of what is in a folder below it (`""`: in itself), in any order.
+    /// Returns the names of the entries of a subfolder (`""`: of the folder itself), in any order.
     ///
     /// # Errors
-    /// If that can't be known.
+    /// If the names cannot be read.
     fn list(&self, path: &str) -> io::Result<Vec<String>>;
-    /// Which file the bytes of `path` are in, and where they begin there: none and an offset if all is one file.
+    /// Returns the file that contains the bytes of `path`, and their offset in it; `None` and an offset if all bytes are in one file.
     ///
     /// # Errors
-    /// If that can't be known.
+    /// If the location cannot be determined.
     fn place(&self, path: &str) -> io::Result<(Option<String>, u64)> {
         Ok((Some(path.to_owned()), 0))
     }

@@ -1,9 +1,8 @@
-//! Which bytes of a file hold a variable, for files of netCDF, HDF5, Zarr and FITS.
+//! Locates the bytes of a variable in files of netCDF, HDF5, Zarr and FITS.
 //!
-//! Headers are read through [`Bytes`] (a file) or [`Folder`] (a folder of files), wherever those lie; what is in them is
-//! told in one form ([`Header`]) whatever the format. [`pieces`] goes from a selection to the bytes that hold it.
-//! Nothing is decoded here. Files are somebody else's: every size is checked before it is believed, and what one pass
-//! over a header may read and keep is bounded.
+//! Readers get headers through [`Bytes`] (a file) or [`Folder`] (a folder of files), on any storage, and return them in one form
+//! ([`Header`]) for all formats. [`pieces`] converts a selection to the bytes that contain it. This crate decodes no values. Files are
+//! untrusted input: every size is checked before use, and one pass over a header can read and keep only a limited amount of data.
 
 mod bytes;
 mod error;
@@ -31,10 +30,10 @@ pub use model::{
 };
 pub use select::{Piece, Pieces, Range, Span, Store, pieces};
 
-/// Reads the header of a file in whatever format it has. One that is a zip file is a folder ([`zip::Zip`]) to [`pieces`].
+/// Reads the header of a file in any known format. If the file is a zip file, [`pieces`] needs it as a folder ([`zip::Zip`]).
 ///
 /// # Errors
-/// If its format is not known, or its header is damaged.
+/// If the format is not known, or if the header is damaged.
 pub fn read(bytes: &dyn Bytes) -> Result<Header> {
     let mut first = vec![0; usize::try_from(bytes.size().min(8)).unwrap_or(8)];
     bytes.read_at(0, &mut first).map_err(|source| Error::Io {

@@ -1,5 +1,5 @@
-//! Which numbers of a variable stand for no value, and how the others are unpacked: one reading of attributes for all that reduces,
-//! finds or shows values. Attributes that have no certain reading are refused by name.
+//! Meaning of stored numbers: which numbers of a variable are missing, and how the others are unpacked. All code that reduces, finds or
+//! shows values uses this interpretation of the attributes. Ambiguous attributes are refused by name.
 
 use std::cmp::Ordering;
 
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::model::{signed, unsigned};
 use crate::{Error, Format, Kind, Order, Result, Value, Variable};
 
-/// An exact number of an attribute.
+/// Exact number of an attribute.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Number {
@@ -18,29 +18,29 @@ pub enum Number {
     Real(f64),
 }
 
-/// What a variable's attributes say about its values. All numbers but the last two are about values as they are stored.
+/// Statements of a variable's attributes about its values. All numbers except the last two refer to stored values.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Meaning {
-    /// Values that stand for none, in the type in which the variable is read: `_FillValue`, `missing_value`, FITS's `BLANK`, the
+    /// Values that mean missing, in the type in which the variable is read: `_FillValue`, `missing_value`, FITS's `BLANK`, the
     /// `fill_value` of Zarr 2, and in netCDF the default fill value.
     pub missing: Vec<Number>,
-    /// `valid_min`, or the first of `valid_range`.
+    /// `valid_min`, or the first number of `valid_range`.
     pub valid_min: Option<Number>,
-    /// `valid_max`, or the second of `valid_range`.
+    /// `valid_max`, or the second number of `valid_range`.
     pub valid_max: Option<Number>,
     /// `scale_factor`, or FITS's `BSCALE`.
     pub scale_factor: Option<f64>,
     /// `add_offset`, or FITS's `BZERO`.
     pub add_offset: Option<f64>,
-    /// Whether integers are read as unsigned: as the type says, unless `_Unsigned` says otherwise.
+    /// Whether integers are read as unsigned: according to the type, unless `_Unsigned` says otherwise.
     pub unsigned: bool,
 }
 
-/// The largest size of integers that doubles have all of.
+/// Size up to which doubles represent all integers.
 const EXACT: i128 = 1 << 53;
 
 impl Number {
-    /// The nearest double.
+    /// Returns the nearest double.
     #[must_use]
     pub fn real(self) -> f64 {
         match self {
@@ -52,7 +52,7 @@ impl Number {
 }
 
 impl Number {
-    /// Which of two numbers is larger, exactly; none if one is NaN.
+    /// Compares two numbers exactly; `None` if one is NaN.
     fn order(self, other: Self) -> Option<Ordering> {
         match (self, other) {
             (Self::Whole(one), Self::Whole(other)) => Some(one.cmp(&other)),
@@ -76,7 +76,7 @@ impl Number {
 }
 
 impl Meaning {
-    /// The value that a stored number means; `None` if it is missing or NaN.
+    /// Returns the value that a stored number means; `None` if it is missing or NaN.
     #[must_use]
     pub fn value(&self, stored: Number) -> Option<f64> {
         let is = |other: Number, order| stored.order(other) == Some(order);
@@ -108,7 +108,7 @@ impl std::fmt::Display for Number {
     }
 }
 
-/// How the values of a variable are read.
+/// Interpreter of a variable's attributes.
 struct Reader<'a> {
     variable: &'a Variable,
     format: Format,
@@ -118,10 +118,10 @@ struct Reader<'a> {
 }
 
 impl Variable {
-    /// What its attributes say about its values.
+    /// Returns the statements of the attributes about the values.
     ///
     /// # Errors
-    /// [`Error::Attribute`] if one of them has no certain reading.
+    /// [`Error::Attribute`] if an attribute is ambiguous.
     pub fn meaning(&self, format: Format) -> Result<Meaning> {
         let numeric = match self.data_type.kind {
             Kind::Int | Kind::Uint | Kind::Bool => matches!(self.data_type.size, 1 | 2 | 4 | 8),
@@ -178,7 +178,7 @@ impl Reader<'_> {
 
     fn meaning(&self) -> Result<Meaning> {
         if self.format == Format::Fits {
-            // The standard has BLANK for integers only: missing floats are NaN.
+            // The standard defines BLANK for integers only: missing floats are NaN.
             let blank = match self.float {
                 true => Vec::new(),
                 false => self.missing("BLANK")?,
@@ -204,7 +204,7 @@ impl Reader<'_> {
         })
     }
 
-    /// The one finite number of an attribute, if there is the attribute.
+    /// Returns the only finite number of an attribute, if the attribute exists.
     fn one(&self, name: &str) -> Result<Option<f64>> {
         let Some(value) = self.variable.attribute(name) else {
             return Ok(None);
@@ -218,7 +218,7 @@ impl Reader<'_> {
         }
     }
 
-    /// All numbers of an attribute.
+    /// Returns all numbers of an attribute.
     fn numbers(&self, name: &str) -> Result<Vec<Number>> {
         let Some(value) = self.variable.attribute(name) else {
             return Ok(Vec::new());
@@ -238,7 +238,7 @@ impl Reader<'_> {
         })
     }
 
-    /// Whether it is the coordinate of its only dimension, of which all values are there (CF conventions, 5).
+    /// Returns whether the variable is the coordinate of its only dimension, which has no missing values (CF conventions, 5).
     fn is_coordinate(&self) -> bool {
         let name = self.variable.path.rsplit('/').next();
         matches!(self.variable.dimensions.as_slice(), [one] if Some(one.name.as_str()) == name)
@@ -248,7 +248,8 @@ impl Reader<'_> {
         matches!(self.format, Format::Zarr(_))
     }
 
-    /// A number that JSON has as text: what JSON can't say, or a double in base64 as xarray has it in Zarr 3.
+    /// Parses a number that JSON stores as text: a number that JSON cannot represent, or a double in base64 as xarray writes it in Zarr
+    /// 3.
     fn number_of_text(&self, name: &str, text: &str) -> Result<Number> {
         let special = match text {
             "NaN" => Some(f64::NAN),
@@ -269,7 +270,7 @@ impl Reader<'_> {
         })
     }
 
-    /// Numbers that stand for no value, in the type of the variable. None that it can't have is kept.
+    /// Returns the numbers that mean missing, in the type of the variable. Numbers that the type cannot represent are dropped.
     fn missing(&self, name: &str) -> Result<Vec<Number>> {
         let mut all = Vec::new();
         for number in self.numbers(name)? {
@@ -278,7 +279,7 @@ impl Reader<'_> {
         Ok(all)
     }
 
-    /// A number as a value of the variable, if it is exactly one. NaN is none: it never counts.
+    /// Converts a number to a value of the variable, if it is exactly one. NaN is dropped: it never counts.
     fn typed(&self, name: &str, number: Number) -> Result<Option<Number>> {
         if matches!(number, Number::Real(real) if real.is_nan()) {
             return Ok(None);
@@ -302,14 +303,14 @@ impl Reader<'_> {
             number => number.real(),
         };
         let rounded = self.rounded(real);
-        // JSON has decimal numbers of no type: they are read in that of the variable.
+        // JSON has decimal numbers without a type: they are read in the type of the variable.
         let same = rounded.to_bits() == real.to_bits() || self.is_zarr();
         let is_zero = |number: f64| number == 0.0;
         (same && is_zero(rounded) == is_zero(real) && rounded.is_finite() == real.is_finite())
             .then_some(Number::Real(rounded))
     }
 
-    /// The nearest number that the type has.
+    /// Returns the nearest number that the type can represent.
     fn rounded(&self, real: f64) -> f64 {
         match self.bits {
             #[expect(clippy::cast_possible_truncation, reason = "the nearest is wanted")]
@@ -318,7 +319,8 @@ impl Reader<'_> {
         }
     }
 
-    /// An integer of the type as it is read; negative ones of a signed type that is read as unsigned are those of the same bits.
+    /// Returns an integer in the type as it is read; a negative integer of a signed type that is read as unsigned is converted to the one
+    /// with the same bits.
     fn whole_in(&self, whole: i128) -> Option<Number> {
         let all = 1_i128 << self.bits;
         let (least, end) = match self.unsigned {
@@ -361,7 +363,7 @@ impl Reader<'_> {
             all.push(fill);
         }
         for number in self.numbers("missing_value")? {
-            // Written with more digits than the variable has, it is still the fill value that was read.
+            // A number with more digits than the variable's type still means the fill value that was read.
             let rounded = Number::Real(self.rounded(number.real()));
             if !self.float || !all.contains(&rounded) {
                 all.extend(self.typed("missing_value", number)?);
@@ -380,7 +382,7 @@ impl Reader<'_> {
         Ok(distinct)
     }
 
-    /// The value that the netCDF library writes where nothing was written, if it does so in this variable.
+    /// Returns the value that the netCDF library stores for elements that were never written, if it does so in this variable.
     fn never_written(&self) -> Option<Number> {
         let data_type = &self.variable.data_type;
         let mut default = crate::classic::default_fill(data_type)?;
@@ -448,7 +450,7 @@ impl Reader<'_> {
         }
     }
 
-    /// An end of the valid range, of values as they are stored.
+    /// Returns an end of the valid range, which refers to stored values.
     fn end(&self, name: &str, number: Number, packed: bool) -> Result<Number> {
         match number {
             Number::Real(real) if real.is_nan() => Err(self.wrong(name, "it is NaN")),
@@ -466,7 +468,7 @@ impl Reader<'_> {
     }
 }
 
-/// An integer that is exactly that number.
+/// Returns the integer that is exactly equal to a number.
 fn whole_of(number: Number) -> Option<i128> {
     match number {
         Number::Whole(whole) => Some(whole),
@@ -475,7 +477,7 @@ fn whole_of(number: Number) -> Option<i128> {
     }
 }
 
-/// Eight bytes in base64, the lowest first, as a double.
+/// Converts eight bytes in base64, the lowest first, to a double.
 fn double_of_base64(text: &str) -> Option<f64> {
     let digits = text.strip_suffix('=').filter(|digits| digits.len() == 11)?;
     let mut bits = 0_u128;
@@ -490,7 +492,7 @@ fn double_of_base64(text: &str) -> Option<f64> {
         };
         bits = bits << 6 | u128::from(digit);
     }
-    // 66 bits, of which the last two mean nothing.
+    // There are 66 bits; the last two have no meaning.
     let bytes = u64::try_from(bits >> 2).ok()?.to_be_bytes();
     Some(f64::from_le_bytes(bytes))
 }
@@ -607,7 +609,7 @@ mod tests {
         );
         let found = found.meaning(Format::Netcdf4).unwrap();
         assert_eq!((found.missing, found.unsigned), (whole(&[-1]), false));
-        // Of JSON, which has no types, decimal numbers are those of the variable.
+        // JSON has no types, so decimal numbers have the type of the variable.
         let said = [("missing_value", Value::Float(vec![0.1]))];
         let found = variable(Kind::Float, 4, &said)
             .meaning(Format::Zarr(3))
@@ -734,7 +736,7 @@ mod tests {
                 "{refused}"
             );
         }
-        // What is the fill value but for digits that the type does not have is no other value.
+        // A number that differs from the fill value only in digits that the type cannot represent is no other value.
         let fill = ("_FillValue", Value::Float(vec![f64::from(1e20_f32)]));
         let said = [fill, ("missing_value", Value::Float(vec![1e20]))];
         let found = variable(Kind::Float, 4, &said)

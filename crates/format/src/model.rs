@@ -1,25 +1,25 @@
-//! What a file says about itself, whatever its format.
+//! Description of a file, independent of its format.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result, hdf5, zarr};
 
-/// Most dimensions that a variable may have: HDF5's own bound.
+/// Maximum number of dimensions of a variable: HDF5's own limit.
 pub const RANK_MAX: usize = 32;
-/// Most variables, dimensions or groups of a file.
+/// Maximum number of variables, dimensions or groups of a file.
 pub const NAMES_MAX: usize = 1 << 16;
-/// Longest attribute whose value is kept, in bytes.
+/// Maximum size of an attribute whose value is kept, in bytes.
 pub const ATTRIBUTE_BYTES_MAX: u64 = 1 << 20;
-/// Names that an error tells of.
+/// Maximum number of names in an error.
 const NAMES_TOLD: usize = 20;
 
-/// A format that is read.
+/// Supported format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Format {
     /// netCDF classic, by its version byte: 1, 2 (64-bit offset) or 5 (64-bit data).
     Classic(u8),
-    /// HDF5 as the netCDF library writes it.
+    /// HDF5 in the form of the netCDF library.
     Netcdf4,
     /// Any other HDF5.
     Hdf5,
@@ -31,24 +31,24 @@ pub enum Format {
     Columns,
 }
 
-/// A file's variables and what is said about all of it.
+/// Variables of a file, and attributes of the whole file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Header {
-    /// Which format it has.
+    /// Format.
     pub format: Format,
     /// Attributes of the file or its root group.
     pub attributes: Vec<Attribute>,
-    /// Its groups but the root, by their paths.
+    /// Groups except the root, by their paths.
     pub groups: Vec<Group>,
     /// All variables, in all groups.
     pub variables: Vec<Variable>,
 }
 
 impl Header {
-    /// The variable of this name, or path if it is in a group.
+    /// Returns the variable with this name, or path if it is in a group.
     ///
     /// # Errors
-    /// [`Error::NoVariable`], with those that are there.
+    /// [`Error::NoVariable`], with the existing names.
     pub fn find(&self, name: &str) -> Result<&Variable> {
         let wanted = name.trim_matches('/');
         self.variables
@@ -66,88 +66,88 @@ impl Header {
     }
 }
 
-/// A group below the root.
+/// Group below the root.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Group {
-    /// Its path, without a slash at its ends.
+    /// Path, without a slash at its ends.
     pub path: String,
-    /// What is said about it.
+    /// Attributes of the group.
     pub attributes: Vec<Attribute>,
 }
 
-/// One variable (array, dataset, image).
+/// Variable (array, dataset, image).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Variable {
-    /// Its name, after the names of its groups and slashes.
+    /// Name, after the names of its groups and slashes.
     pub path: String,
-    /// Its dimensions, the one whose index changes slowest first. None for a single value.
+    /// Dimensions; the index of the first changes slowest. Empty for a single value.
     pub dimensions: Vec<Dimension>,
-    /// What an element is.
+    /// Type of an element.
     pub data_type: DataType,
-    /// What is said about it. What the format uses for itself (netCDF-4's dimension scales) is left out.
+    /// Attributes of the variable, without those that the format reserves (netCDF-4's dimension scales).
     pub attributes: Vec<Attribute>,
-    /// Where its bytes are.
+    /// Location of its bytes.
     pub storage: Storage,
-    /// The bytes of an element that was never written, in the order of bytes of `data_type`; zeros if none.
+    /// Bytes of an element that was never written, in the byte order of `data_type`; `None`: zeros.
     pub fill: Option<Vec<u8>>,
 }
 
-/// One dimension of a variable.
+/// Dimension of a variable.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Dimension {
-    /// Its name; `dim_0`, `dim_1`, … if the file has none.
+    /// Name; `dim_0`, `dim_1`, … if the file has none.
     pub name: String,
-    /// How many indices it has.
+    /// Number of indices.
     pub size: u64,
     /// Whether it can grow.
     pub unlimited: bool,
 }
 
-/// What an element is, and how many bytes it has.
+/// Type and size of an element.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DataType {
-    /// What the bytes mean.
+    /// Kind of data in the bytes.
     pub kind: Kind,
-    /// Bytes of an element.
+    /// Size of an element, in bytes.
     pub size: u32,
-    /// In which order the bytes of a number are.
+    /// Byte order of a number.
     pub order: Order,
 }
 
-/// What the bytes of an element mean.
+/// Kind of data in an element.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
-    /// A signed integer of two's complement.
+    /// Signed integer in two's complement.
     Int,
-    /// An unsigned integer.
+    /// Unsigned integer.
     Uint,
-    /// IEEE 754.
+    /// Number of IEEE 754.
     Float,
-    /// Two of IEEE 754: real and imaginary part.
+    /// Two numbers of IEEE 754: real and imaginary part.
     Complex,
     /// One byte: 0 or 1.
     Bool,
-    /// Text of fixed length, to its first zero.
+    /// Text of fixed length, up to its first zero byte.
     Text,
-    /// Numbers of several names.
+    /// Several named numbers.
     Compound(Vec<Member>),
-    /// Something else, such as text of any length, by name.
+    /// Other kind, such as text of any length, by name.
     Other(String),
 }
 
-/// One member of a compound.
+/// Member of a compound.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Member {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// Bytes before it in an element.
+    /// Offset in an element, in bytes.
     pub offset: u32,
-    /// What it is.
+    /// Type.
     pub data_type: DataType,
 }
 
-/// An order of bytes.
+/// Byte order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Order {
@@ -157,22 +157,22 @@ pub enum Order {
     Big,
 }
 
-/// What is said about a variable, a group or a file.
+/// Attribute of a variable, a group or a file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Attribute {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// Its value.
+    /// Value.
     pub value: Value,
 }
 
-/// The value of an attribute.
+/// Value of an attribute.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Value {
     /// One text.
     Text(String),
-    /// Several.
+    /// Several texts.
     Texts(Vec<String>),
     /// Signed integers.
     Int(Vec<i64>),
@@ -180,12 +180,12 @@ pub enum Value {
     Uint(Vec<u64>),
     /// Floating-point numbers.
     Float(Vec<f64>),
-    /// Something that is not kept: references, compounds, or more than [`ATTRIBUTE_BYTES_MAX`].
+    /// Value that is not kept: references, compounds, or more than [`ATTRIBUTE_BYTES_MAX`].
     Other,
 }
 
 impl Value {
-    /// All numbers, as floating point.
+    /// Returns all numbers, as floating-point numbers.
     pub fn numbers(&self) -> Vec<f64> {
         #[expect(clippy::cast_precision_loss, reason = "that is what is asked for")]
         match self {
@@ -197,58 +197,58 @@ impl Value {
     }
 }
 
-/// Where the bytes of a variable are.
+/// Location of the bytes of a variable.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Storage {
-    /// All elements one after the other.
+    /// All elements are contiguous.
     Contiguous {
-        /// Byte of the file at which they begin.
+        /// Offset of the first byte in the file.
         offset: u64,
     },
-    /// Each index of the first dimension one after the other, with the bytes of other variables between.
+    /// The indices of the first dimension follow each other, with the bytes of other variables between them.
     Records {
-        /// Byte of the file at which the first begins.
+        /// Offset of the first one in the file.
         offset: u64,
-        /// Bytes from the beginning of one to that of the next.
+        /// Distance from the begin of one to the begin of the next, in bytes.
         stride: u64,
     },
-    /// Pieces of one shape, each with its place.
+    /// Pieces of one shape, each with its own location.
     Chunked(Chunked),
-    /// Nothing was ever written: all is fill value.
+    /// Nothing was ever written: all values are the fill value.
     Absent,
-    /// Where this reader can't follow.
+    /// Location that this reader does not support.
     Elsewhere(String),
 }
 
-/// A variable in chunks.
+/// Variable in chunks.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Chunked {
-    /// Elements of a chunk along each dimension. Chunks at the ends are as large as others.
+    /// Number of elements of a chunk along each dimension. Chunks at the ends have the same size as others.
     pub shape: Vec<u64>,
-    /// What was done to a chunk when it was written, first to last.
+    /// Filters that were applied to a chunk when it was written, first to last.
     pub filters: Vec<Filter>,
-    /// Where to look chunks up.
+    /// Index that contains the locations of chunks.
     pub index: Index,
 }
 
-/// Where a file says where its chunks are.
+/// Location of a file's chunk index.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Index {
     /// In an HDF5 file.
     Hdf5(hdf5::Index),
-    /// In names of files.
+    /// In the names of files.
     Zarr(zarr::Index),
 }
 
-/// What was done to a chunk when it was written.
+/// Filter that was applied to a chunk when it was written.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Filter {
-    /// First bytes of all elements, then second bytes, …
+    /// First bytes of all elements, then second bytes, and so on.
     Shuffle {
-        /// Bytes of an element.
+        /// Size of an element, in bytes.
         element: u32,
     },
     /// A zlib stream.
@@ -261,36 +261,36 @@ pub enum Filter {
     Crc32c,
     /// Four bytes of checksum (CRC-32, Adler-32, …) as numcodecs writes them.
     Checksum {
-        /// Which.
+        /// Name of the checksum.
         name: String,
     },
-    /// libaec's extended Rice coding, as HDF5 calls it.
+    /// libaec's extended Rice coding, in HDF5's form.
     Szip {
         /// HDF5's mask of options.
         mask: u32,
-        /// Pixels of a block.
+        /// Number of pixels in a block.
         block: u32,
-        /// Bits of a pixel.
+        /// Number of bits in a pixel.
         bits: u32,
-        /// Pixels of a scan line.
+        /// Number of pixels in a scan line.
         line: u32,
     },
     /// A Zstandard frame.
     Zstd,
-    /// A Blosc frame, which says itself how it is compressed and shuffled.
+    /// A Blosc frame, which contains its own compression and shuffle settings.
     Blosc,
     /// A Blosc 2 frame.
     Blosc2,
-    /// LZ4: HDF5's blocks with their lengths, or numcodecs' one block after its length.
+    /// LZ4: HDF5's blocks with their lengths, or numcodecs' single block after its length.
     Lz4 {
-        /// Whether it is HDF5's.
+        /// Whether it is HDF5's form.
         blocks: bool,
     },
     /// bzip2.
     Bzip2,
-    /// LZF, as h5py has it.
+    /// LZF, as in h5py.
     Lzf,
-    /// Bits of one significance together, and LZ4 or Zstandard.
+    /// Bits of one significance are grouped, and compressed with LZ4 or Zstandard.
     Bitshuffle {
         /// Parameters as in the file.
         parameters: Vec<u32>,
@@ -305,37 +305,37 @@ pub enum Filter {
         /// Parameters as in the file.
         parameters: Vec<u32>,
     },
-    /// Dimensions in another order: the first that is stored is `order[0]`, ….
+    /// Dimensions in another order: the first stored dimension is `order[0]`, ….
     Transpose {
-        /// The order.
+        /// Order.
         order: Vec<u32>,
     },
-    /// Anything else.
+    /// Any other filter.
     Other {
-        /// Its name, or HDF5's number of it.
+        /// Name, or HDF5's number of the filter.
         name: String,
-        /// Whether a chunk may lack it.
+        /// Whether a chunk may be stored without it.
         optional: bool,
         /// Parameters as in the file.
         parameters: Vec<u32>,
     },
 }
 
-/// Where a chunk lies.
+/// Location of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Chunk {
-    /// Its number among all there can be, the last dimension first.
+    /// Number among all possible chunks; the last dimension is the fastest.
     pub number: u64,
-    /// First of its bytes.
+    /// Offset of its first byte.
     pub offset: u64,
-    /// How many there are.
+    /// Size in bytes.
     pub size: u64,
     /// Bit *n* is set if filter *n* was not applied to it.
     pub mask: u32,
 }
 
 impl DataType {
-    /// Its name, as numpy has it where it has one.
+    /// Returns the name of the type, in numpy's notation if numpy has one.
     pub fn name(&self) -> String {
         let bits = u64::from(self.size) * 8;
         match &self.kind {
@@ -358,7 +358,7 @@ impl DataType {
 }
 
 impl Variable {
-    /// The sizes of all dimensions.
+    /// Returns the sizes of all dimensions.
     pub fn shape(&self) -> Vec<u64> {
         self.dimensions
             .iter()
@@ -366,14 +366,14 @@ impl Variable {
             .collect()
     }
 
-    /// How many elements it has.
+    /// Returns the number of elements.
     pub fn elements(&self) -> u64 {
         self.dimensions.iter().fold(1, |product: u64, dimension| {
             product.saturating_mul(dimension.size)
         })
     }
 
-    /// The attribute of this name.
+    /// Returns the attribute with this name.
     pub fn attribute(&self, name: &str) -> Option<&Value> {
         self.attributes
             .iter()
@@ -381,7 +381,7 @@ impl Variable {
             .map(|attribute| &attribute.value)
     }
 
-    /// The attribute of this name if it is text.
+    /// Returns the attribute with this name if it is text.
     pub fn text(&self, name: &str) -> Option<&str> {
         match self.attribute(name) {
             Some(Value::Text(text)) => Some(text),
@@ -389,7 +389,7 @@ impl Variable {
         }
     }
 
-    /// Refuses what no file can hold, so that whoever multiplies later need not.
+    /// Refuses sizes that no file can contain, so that later multiplications need no check.
     pub(crate) fn checked(self) -> Result<Self> {
         let bytes = self
             .dimensions
@@ -413,7 +413,7 @@ impl Variable {
     }
 }
 
-/// A vector of numbers that lie in `bytes`, or texts.
+/// Converts numbers in `bytes`, or texts, to a value.
 pub(crate) fn values(data_type: &DataType, bytes: &[u8]) -> Value {
     let size = data_type.size as usize;
     if size == 0 {
@@ -466,10 +466,10 @@ pub(crate) fn signed(word: &[u8], order: Order) -> i64 {
     (unsigned(word, order) << unused).cast_signed() >> unused
 }
 
-/// An element as a Zarr's `fill_value` says it; none if it says nothing, or the type has no numbers.
+/// Returns an element according to a Zarr array's `fill_value`; `None` if there is none, or if the type has no numbers.
 ///
 /// # Errors
-/// Why it is no value of the type.
+/// The reason why it is no value of the type.
 pub(crate) fn fill_of(
     data_type: &DataType,
     json: Option<&serde_json::Value>,
@@ -494,7 +494,7 @@ pub(crate) fn fill_of(
     Ok(Some(bytes))
 }
 
-/// A float of so many bytes, the lowest first. None of two bytes is read.
+/// Returns a float of `size` bytes, the lowest byte first. Floats of two bytes are not supported.
 fn float_of(size: u32, json: &serde_json::Value) -> Option<Vec<u8>> {
     let text = json.as_str();
     if let Some(digits) = text.and_then(|text| text.strip_prefix("0x")) {
@@ -520,17 +520,17 @@ fn float_of(size: u32, json: &serde_json::Value) -> Option<Vec<u8>> {
     }
 }
 
-/// An integer of the type, the lowest byte first.
+/// Returns an integer of the type, the lowest byte first.
 fn whole_of(data_type: &DataType, json: &serde_json::Value) -> Option<Vec<u8>> {
     use serde_json::Value as Json;
     let number = match json {
         Json::Bool(yes) => i128::from(*yes),
-        // Of times.
+        // This is a missing time.
         Json::String(text) if text == "NaT" => i64::MIN.into(),
         _ => match (json.as_i64(), json.as_u64()) {
             (Some(number), _) => number.into(),
             (None, Some(number)) => number.into(),
-            // numcodecs writes numbers of floating point for integers, too.
+            // numcodecs also writes floating-point numbers for integers.
             #[expect(clippy::cast_possible_truncation, reason = "it is whole")]
             _ => json.as_f64().filter(|real| real.fract() == 0.0)? as i128,
         },

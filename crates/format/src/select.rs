@@ -1,33 +1,32 @@
-//! From a selection of a variable to the pieces of the file that hold it.
+//! Converts a selection of a variable to the pieces of the file that contain it.
 //!
-//! A piece is an array of its own: bytes that decode to a shape, what of that is wanted, and where it goes in the result.
-//! Pieces are made one at a time, in the order in which they lie in the result's outer dimensions, so that a selection
-//! of any size takes no memory to speak of.
+//! A piece is an array of its own: bytes that decode to a shape, the requested part of that shape, and its place in the result. Pieces
+//! are made one at a time, in the order of the result's outer dimensions, so that a selection of any size needs almost no memory.
 
 use serde::{Deserialize, Serialize};
 
 use crate::model::{Chunk, Index};
 use crate::{Bytes, Chunked, Error, Folder, Result, Storage, Variable, hdf5, zarr};
 
-/// Unwanted bytes that are read along, rather than making two pieces.
+/// Maximum number of unneeded bytes that are read together with their neighbours, rather than making two pieces.
 const GAP_BYTES: u64 = 64 << 10;
 
-/// Records that are farther apart than this are pieces of their own.
+/// Distance of records, in bytes, beyond which each record is a piece of its own.
 const APART_BYTES: u64 = 4 << 10;
 
 /// Indices of one dimension: `start`, `start + step`, … before `end`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Range {
-    /// The first.
+    /// First index.
     pub start: u64,
-    /// What comes after the last.
+    /// Index after the last one.
     pub end: u64,
-    /// From one to the next; 1 for all.
+    /// Distance from one index to the next; 1 for all.
     pub step: u64,
 }
 
 impl Range {
-    /// All indices of a dimension.
+    /// Returns all indices of a dimension.
     pub fn all(size: u64) -> Self {
         Self {
             start: 0,
@@ -36,19 +35,19 @@ impl Range {
         }
     }
 
-    /// How many indices these are.
+    /// Returns the number of indices.
     pub fn count(&self) -> u64 {
         self.end
             .saturating_sub(self.start)
             .div_ceil(self.step.max(1))
     }
 
-    /// Bytes, or indices, from the first to the last, both included.
+    /// Returns the number of bytes, or indices, from the first to the last, including both.
     fn extent(&self) -> u64 {
         (self.count().saturating_sub(1)) * self.step + u64::from(self.count() > 0)
     }
 
-    /// The `count` indices from the `first`-th on.
+    /// Returns the `count` indices from the `first`-th on.
     fn slice(&self, first: u64, count: u64) -> Self {
         let start = self.start + first * self.step;
         Self {
@@ -66,7 +65,7 @@ impl Range {
         }
     }
 
-    /// Those from `low` to before `high`, and how many come before them.
+    /// Returns the number of indices before `low`, and the indices from `low` to before `high`.
     fn between(&self, low: u64, high: u64) -> (u64, Self) {
         let before = low
             .saturating_sub(self.start)
@@ -83,35 +82,36 @@ impl Range {
 /// Some bytes of a file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Span {
-    /// The file, where a variable is a folder of them.
+    /// File, if a variable is a folder of files.
     pub file: Option<String>,
-    /// The first byte.
+    /// Offset of the first byte.
     pub offset: u64,
-    /// How many.
+    /// Number of bytes.
     pub size: u64,
 }
 
-/// A piece of a variable.
+/// Piece of a variable.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Piece {
-    /// Its number among the variable's chunks; 0 if it has none.
+    /// Number among the variable's chunks; 0 if it has none.
     pub chunk: u64,
-    /// Where its bytes are; none if nothing was written, and all is fill value.
+    /// Location of its bytes; `None` if nothing was written, and all values are the fill value.
     pub span: Option<Span>,
     /// Filters that were not applied to it (see [`Chunk::mask`]).
     pub mask: u32,
-    /// The array that its bytes decode to.
+    /// Shape of the array that its bytes decode to.
     pub shape: Vec<u64>,
-    /// Bytes from one index of the first dimension to the next, where other variables' bytes lie between; none if nothing does.
+    /// Distance from one index of the first dimension to the next, in bytes, if bytes of other variables are between them; `None`
+    /// otherwise.
     pub stride: Option<u64>,
-    /// What is wanted of that array.
+    /// Requested part of that array.
     pub within: Vec<Range>,
-    /// Where the first of it goes in the result.
+    /// Place of the first requested value in the result.
     pub at: Vec<u64>,
 }
 
 impl Piece {
-    /// The bytes that are its own: those of each record where others' lie between.
+    /// Returns the piece's own bytes: those of each record, if bytes of other variables are between records.
     pub fn spans(&self) -> impl Iterator<Item = Span> + '_ {
         let rows = self.stride.and(self.shape.first()).copied().unwrap_or(1);
         let stride = self.stride.unwrap_or(0);
@@ -129,12 +129,12 @@ impl Piece {
     }
 }
 
-/// Where a variable's bytes are looked up.
+/// Source of a variable's bytes.
 #[derive(Clone, Copy)]
 pub enum Store<'a> {
-    /// In one file.
+    /// One file.
     File(&'a dyn Bytes),
-    /// In a folder of files (or a zip file, which is one).
+    /// A folder of files (or a zip file, which counts as a folder).
     Folder(&'a dyn Folder),
 }
 
@@ -147,10 +147,10 @@ impl std::fmt::Debug for Store<'_> {
     }
 }
 
-/// The pieces of a selection, one after the other. Pieces of what is contiguous have at most `piece_bytes`, or one element.
+/// Returns the pieces of a selection, one after the other. Pieces of contiguous data have at most `piece_bytes` bytes, or one element.
 ///
 /// # Errors
-/// If the selection is none of this variable, or its index of chunks can't be read.
+/// If the selection does not fit the variable, or if its index of chunks cannot be read.
 pub fn pieces<'a>(
     variable: &'a Variable,
     selection: &[Range],
@@ -158,7 +158,7 @@ pub fn pieces<'a>(
     piece_bytes: u64,
 ) -> Result<Pieces<'a>> {
     check(variable, selection)?;
-    // A longer step finds the first index alone, too.
+    // A longer step also selects only the first index.
     let shortened = |(range, size): (&Range, u64)| Range {
         step: range.step.min(size.max(1)),
         ..*range
@@ -239,7 +239,7 @@ fn check(variable: &Variable, selection: &[Range]) -> Result<()> {
     Ok(())
 }
 
-/// The pieces of a selection; see [`pieces`].
+/// Pieces of a selection; see [`pieces`].
 #[derive(Debug)]
 pub struct Pieces<'a> {
     variable: &'a Variable,
@@ -251,7 +251,7 @@ pub struct Pieces<'a> {
 enum Ways<'a> {
     Runs(Runs),
     Chunks(Grid<'a>),
-    /// One piece for all, and whether it was told.
+    /// One piece for the whole selection, and whether it was returned.
     Absent(bool),
 }
 
@@ -278,20 +278,20 @@ impl Iterator for Pieces<'_> {
     }
 }
 
-/// Pieces of what lies one after the other: boxes whose inner dimensions are taken at once.
+/// Pieces of contiguous data: boxes whose inner dimensions are complete.
 #[derive(Debug, Default)]
 struct Runs {
     offset: u64,
     file_size: u64,
-    /// Bytes from one index to the next, dimension by dimension.
+    /// Distance from one index to the next in each dimension, in bytes.
     strides: Vec<u64>,
-    /// Bytes from one record to the next, if others lie between.
+    /// Distance from one record to the next in bytes, if bytes of other variables are between them.
     apart: Option<u64>,
-    /// The dimension that is cut: those before it are taken index by index, those after it whole.
+    /// Dimension that is cut: dimensions before it advance index by index, those after it are complete.
     cut: usize,
-    /// Indices of `cut` that make a piece.
+    /// Number of indices of `cut` in a piece.
     rows: u64,
-    /// Which indices are next; `None` when there are no more.
+    /// Next indices; `None` at the end.
     next: Option<Vec<u64>>,
 }
 
@@ -314,7 +314,7 @@ impl Runs {
         if let (Some(record), Some(first)) = (record, strides.first_mut()) {
             *first = record;
         }
-        // Other variables lie between records: they are read along if they are short.
+        // Short slices of other variables between records are read together with the records.
         let apart = record.filter(|record| Some(*record) != dense);
         let near = apart.is_none_or(|record| record <= APART_BYTES);
         let mut cut = rank.saturating_sub(1);
@@ -422,10 +422,10 @@ impl Runs {
 #[derive(Debug)]
 struct Grid<'a> {
     chunked: &'a Chunked,
-    /// How many chunks there are along each dimension.
+    /// Number of chunks along each dimension.
     counts: Vec<u64>,
     places: Places<'a>,
-    /// The chunk that is next, by its place in the grid; `None` when there are no more.
+    /// Place of the next chunk in the grid; `None` at the end.
     next: Option<Vec<u64>>,
 }
 
@@ -506,7 +506,7 @@ impl<'a> Grid<'a> {
         Some(found)
     }
 
-    /// To the next chunk of which something is wanted: steps may be longer than chunks.
+    /// Advances to the next chunk that the selection needs: steps may be longer than chunks.
     fn step(&mut self, selection: &[Range]) {
         let Some(next) = &mut self.next else { return };
         for dimension in (0..next.len()).rev() {
@@ -564,7 +564,7 @@ impl Places<'_> {
     }
 }
 
-/// How many chunks a variable has along each dimension.
+/// Returns the number of chunks of a variable along each dimension.
 pub(crate) fn grid(variable: &Variable, chunked: &Chunked) -> Result<Vec<u64>> {
     let wrong = |what: String| Error::Unsupported {
         variable: variable.path.clone(),

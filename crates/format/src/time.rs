@@ -1,40 +1,40 @@
-//! Times as CF writes them (`days since 1850-01-01`, in several calendars), and which indices of a coordinate a time span has.
+//! Times in CF notation (`days since 1850-01-01`, in several calendars), and the indices of a coordinate within a time span.
 //!
-//! From the CF conventions, section 4.4. Months and years as units are those of the calendar: `1 months since 2000-01-31` is 29 February, and a
-//! fraction is that part of the month at which it lies.
+//! The code follows the CF conventions, section 4.4. Months and years as units are those of the calendar: `1 months since 2000-01-31` is
+//! 29 February, and a fraction means that part of the month in which it falls.
 
 use std::fmt;
 
 use crate::{Error, Range, Result, Variable};
 
-/// How days are counted.
+/// Rule for counting days.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Calendar {
-    /// Julian up to 4 October 1582, Gregorian from the 15th on: `standard`, `gregorian`.
+    /// Julian up to 4 October 1582, Gregorian from 15 October on: `standard`, `gregorian`.
     Standard,
-    /// Gregorian always.
+    /// Always Gregorian.
     Gregorian,
-    /// Julian always.
+    /// Always Julian.
     Julian,
     /// Without 29 February.
     NoLeap,
-    /// With it every year.
+    /// With 29 February in every year.
     AllLeap,
     /// Twelve months of 30 days.
     Days360,
 }
 
 const MONTHS: [i64; 12] = [31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
-/// Years that are counted, either side of 0.
+/// Maximum distance of supported years from 0.
 const YEARS_MAX: i64 = 100_000;
 /// 15 October 1582, the first Gregorian day, as days since 1 March of the year 0 in the Gregorian calendar.
 const FIRST_GREGORIAN: i64 = 578_041;
 
 impl Calendar {
-    /// By CF's name.
+    /// Returns the calendar with CF's name.
     ///
     /// # Errors
-    /// If it is none that is known.
+    /// If the name is not known.
     pub fn named(name: &str) -> Result<Self> {
         Ok(match name.to_ascii_lowercase().as_str() {
             "standard" | "gregorian" | "" => Self::Standard,
@@ -64,7 +64,7 @@ impl Calendar {
         }
     }
 
-    /// Whether a day is counted by Julian leap years.
+    /// Returns whether a day is counted with Julian leap years.
     fn is_julian(self, day: Date) -> bool {
         self == Self::Julian
             || self == Self::Standard && (day.year, day.month, day.day) < (1582, 10, 15)
@@ -82,14 +82,14 @@ impl Calendar {
         }
     }
 
-    /// The number of a day.
+    /// Returns the number of a day.
     fn number(self, day: Date) -> i64 {
         let Date {
             year,
             month,
             day: of_month,
         } = day;
-        // Years from March on, so that a leap day is the last.
+        // Years begin in March, so that a leap day is the last day.
         let (shifted, from_march) = if month > 2 {
             (year, month - 3)
         } else {
@@ -104,7 +104,7 @@ impl Calendar {
                     .sum();
                 year * (365 + i64::from(self == Self::AllLeap)) + before + of_month - 1
             }
-            // The Julian calendar was two days before the Gregorian one on 1 March 0.
+            // On 1 March 0 the Julian calendar was two days before the Gregorian one.
             _ if self.is_julian(day) => shifted * 365 + shifted.div_euclid(4) + in_year - 2,
             _ => {
                 shifted * 365 + shifted.div_euclid(4) - shifted.div_euclid(100)
@@ -114,7 +114,7 @@ impl Calendar {
         }
     }
 
-    /// The seconds at which a day begins.
+    /// Returns the second at which a day begins.
     #[expect(
         clippy::cast_precision_loss,
         reason = "days of 200 000 years are far below 2^52"
@@ -123,7 +123,7 @@ impl Calendar {
         self.number(day) as f64 * DAY
     }
 
-    /// The day of so many seconds, if it is counted.
+    /// Returns the day of a second, if its year is supported.
     #[expect(
         clippy::cast_possible_truncation,
         reason = "checked against the years that are counted"
@@ -133,9 +133,9 @@ impl Calendar {
         (day.abs() < 366.0 * YEARS_MAX as f64).then(|| self.day(day as i64))
     }
 
-    /// The day of a number.
+    /// Returns the day with a number.
     fn day(self, number: i64) -> Date {
-        // A guess that is at most a year off, and then month by month.
+        // The estimate is wrong by at most a year; the search then continues month by month.
         let mut year = number * 400 / 146_097;
         if self == Self::Days360 {
             year = number.div_euclid(360);
@@ -181,10 +181,10 @@ impl Calendar {
     }
 }
 
-/// A day of a calendar.
+/// Day of a calendar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Date {
-    /// The year; 0 is the one before 1.
+    /// Year; year 0 precedes year 1.
     pub year: i64,
     /// 1 to 12.
     pub month: i64,
@@ -198,17 +198,17 @@ impl fmt::Display for Date {
     }
 }
 
-/// A day and a time of it.
+/// Day and time of day.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Moment {
-    /// The day.
+    /// Day.
     pub date: Date,
-    /// Seconds of that day.
+    /// Second of that day.
     pub seconds: f64,
 }
 
 impl fmt::Display for Moment {
-    /// The day, and the time of it unless it is its beginning.
+    /// Writes the day, and the time unless it is the begin of the day.
     #[expect(clippy::cast_possible_truncation, reason = "a day has few seconds")]
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.date.fmt(out)?;
@@ -227,28 +227,28 @@ impl fmt::Display for Moment {
 }
 
 impl Moment {
-    /// 0 to 23.
+    /// Returns the hour, 0 to 23.
     #[expect(clippy::cast_possible_truncation, reason = "a day has few hours")]
     pub fn hour(&self) -> i64 {
         (self.seconds / 3600.0) as i64
     }
 }
 
-/// What the numbers of a time coordinate mean.
+/// Meaning of the numbers of a time coordinate.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Units {
     calendar: Calendar,
-    /// Seconds of one; 0 for months and years.
+    /// Length of one unit in seconds; 0 for months and years.
     seconds: f64,
-    /// Months of one; 0 for units of a fixed length.
+    /// Length of one unit in months; 0 for units of a fixed length.
     months: i64,
-    /// Seconds of the calendar at which they begin.
+    /// Second of the calendar at which the count begins.
     since: f64,
 }
 
 const DAY: f64 = 86_400.0;
 
-/// What stands before ` since `, however it is written, and behind.
+/// Returns the text before ` since `, in any letter case, and the text after it.
 fn halves(units: &str) -> Option<(&str, &str)> {
     const SINCE: &str = " since ";
     let at = units.to_ascii_lowercase().find(SINCE)?;
@@ -256,7 +256,7 @@ fn halves(units: &str) -> Option<(&str, &str)> {
 }
 
 impl Units {
-    /// From the texts of `units` and `calendar`.
+    /// Parses the texts of `units` and `calendar`.
     ///
     /// # Errors
     /// If they are no times since a time.
@@ -296,10 +296,10 @@ impl Units {
         })
     }
 
-    /// Those of a variable, if it has any.
+    /// Returns the units of a variable, if it has any.
     ///
     /// # Errors
-    /// If it has some that are not understood.
+    /// If the units are invalid.
     pub fn of(variable: &Variable) -> Result<Option<Self>> {
         match variable.text("units") {
             Some(units) if halves(units).is_some() => {
@@ -309,12 +309,12 @@ impl Units {
         }
     }
 
-    /// The day in which a value lies.
+    /// Returns the day of a value.
     pub fn date(&self, value: f64) -> Option<Date> {
         self.moment(value).map(|moment| moment.date)
     }
 
-    /// The day in which a value lies, and the time of it; what is less than half a millisecond away counts as that.
+    /// Returns the day and time of a value, rounded to the nearest millisecond.
     pub fn moment(&self, value: f64) -> Option<Moment> {
         let seconds = (self.seconds(value) * 1e3).round() / 1e3;
         let day = (seconds / DAY).floor();
@@ -328,7 +328,7 @@ impl Units {
         })
     }
 
-    /// A value as seconds of the calendar; NaN if it lies beyond the years that are counted.
+    /// Converts a value to seconds of the calendar; NaN if its year is not supported.
     pub fn seconds(&self, value: f64) -> f64 {
         if self.months == 0 {
             return self.since + value * self.seconds;
@@ -344,7 +344,7 @@ impl Units {
         start + (months - whole) * (end - start)
     }
 
-    /// The value of so many seconds of the calendar.
+    /// Returns the value for a second of the calendar.
     pub fn value(&self, seconds: f64) -> f64 {
         if self.months == 0 {
             return (seconds - self.since) / self.seconds;
@@ -362,7 +362,7 @@ impl Units {
         (month + (seconds - start) / (end - start)) / of_one
     }
 
-    /// The seconds of the calendar so many months after the beginning: on the same day of the month, or its last.
+    /// Returns the second of the calendar at `months` months after the begin: on the same day of the month, or its last day.
     fn after(&self, months: i64) -> f64 {
         let Some(since) = self.calendar.at(self.since) else {
             return f64::NAN;
@@ -382,7 +382,7 @@ impl Units {
         self.calendar.seconds(date) + self.since.rem_euclid(DAY)
     }
 
-    /// The value at which a day begins. Months beyond the twelfth are those of the next years.
+    /// Returns the value at which a day begins. Months after the twelfth are those of the next years.
     pub fn at(&self, date: Date) -> f64 {
         let month = date.year * 12 + date.month - 1;
         self.value(self.calendar.seconds(Date {
@@ -392,7 +392,7 @@ impl Units {
         }))
     }
 
-    /// Whether another one counts days alike, at least from so many seconds of the calendar on.
+    /// Returns whether another calendar counts days in the same way, at least from this second of the calendar on.
     pub fn same_calendar(&self, other: &Self, from: f64) -> bool {
         let gregorian = from >= FIRST_GREGORIAN as f64 * DAY;
         let is_gregorian = |units: &Self| {
@@ -401,11 +401,11 @@ impl Units {
         self.calendar == other.calendar || is_gregorian(self) && is_gregorian(other)
     }
 
-    /// The values from the beginning of one text (`1990-01`) to the end of another (`1999-12`, to the last moment of that month): from
-    /// the first, to before the second.
+    /// Returns the values from the begin of one text (`1990-01`) to the end of another (`1999-12`, to the last moment of that month): the
+    /// first value, and the value after the last.
     ///
     /// # Errors
-    /// If one is no time.
+    /// If a text is no time.
     pub fn span(&self, from: &str, to: &str) -> Result<(f64, f64)> {
         let from = Text::parse(from, self.calendar)?.start;
         let to = Text::parse(to, self.calendar)?.end;
@@ -413,7 +413,7 @@ impl Units {
     }
 }
 
-/// A time as a text says it: as long as its smallest part (a year, a month, a day, an hour, a minute, a second).
+/// Time in a text: its length is that of its smallest part (a year, a month, a day, an hour, a minute, a second).
 struct Text {
     start: f64,
     end: f64,
@@ -491,7 +491,7 @@ impl Text {
     }
 }
 
-/// Seconds since midnight, and how long that is: a day if nothing is said.
+/// Returns the seconds since midnight, and the length of that time: a day if the text is empty.
 fn clock_of(text: &str) -> Option<(f64, f64)> {
     let text = text
         .trim()
@@ -530,8 +530,8 @@ fn clock_of(text: &str) -> Option<(f64, f64)> {
         .then_some((hours * 3600.0 + minutes * 60.0 + seconds - zone, len))
 }
 
-/// The indices of a coordinate whose values are at least `low` and below `high` (`through`: at most `high`): a run, since coordinates
-/// ascend or descend. None if there are gaps in it.
+/// Returns the indices of a coordinate whose values are at least `low` and below `high` (`through`: at most `high`). They are one run,
+/// because coordinates ascend or descend. Returns `None` if there are gaps in it.
 pub fn between(values: &[f64], low: f64, high: f64, through: bool) -> Option<Range> {
     let inside = |value: &f64| *value >= low && (*value < high || through && *value <= high);
     let Some(first) = values.iter().position(inside) else {

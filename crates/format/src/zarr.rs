@@ -1,7 +1,7 @@
-//! Zarr, versions 2 and 3: a folder of files, of which some say what the others are.
+//! Zarr, versions 2 and 3: a folder of files, with metadata files that describe the others.
 //!
-//! Chunks are found by their names, those of a shard by the index in its file. What is said of all arrays in one file
-//! (consolidated metadata) is read from there if it is there. From the Zarr specifications 2 and 3 and numcodecs' names of codecs.
+//! The name of a file determines its chunk; a shard has an index of its chunks in its file. Consolidated metadata, a description of all
+//! arrays in one file, is used if it exists. The reader follows the Zarr specifications 2 and 3, and numcodecs' names of codecs.
 
 mod v2;
 mod v3;
@@ -19,47 +19,47 @@ use crate::{
     Value, Variable,
 };
 
-/// Files that say what a folder holds. Each of the first four makes it a Zarr.
+/// Files that describe the contents of a folder. Each of the first four makes the folder a Zarr.
 pub const METADATA: [&str; 5] = ["zarr.json", ".zgroup", ".zarray", ".zmetadata", ".zattrs"];
 
-/// Longest file of metadata.
+/// Maximum size of a metadata file, in bytes.
 const METADATA_MAX: u64 = 8 << 20;
-/// All files of metadata together.
+/// Maximum size of all metadata files together, in bytes.
 const METADATA_ALL_MAX: u64 = 32 << 20;
-/// Most files and folders that are looked at.
+/// Maximum number of files and folders that are examined.
 const LOOKS_MAX: usize = 1 << 18;
-/// How deep groups may lie within groups.
+/// Maximum depth of nested groups.
 const DEPTH_MAX: usize = 32;
-/// Most chunks in a shard.
+/// Maximum number of chunks in a shard.
 pub const SHARD_CHUNKS_MAX: u64 = 1 << 20;
 
-/// Where a Zarr's chunks are.
+/// Locations of the chunks of a Zarr array.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Index {
-    /// What comes before a chunk's place: `tas/c/`, or `tas/`.
+    /// Text before a chunk's place: `tas/c/`, or `tas/`.
     prefix: String,
-    /// What comes between its numbers: `/` or `.`.
+    /// Separator of its numbers: `/` or `.`.
     separator: char,
-    /// The name where there are no dimensions.
+    /// Name of the chunk if there are no dimensions.
     scalar: String,
-    /// Chunks of a shard along each dimension, and where a shard has its index; none if each chunk is a file.
+    /// Shape of a shard in chunks, and location of the index in a shard; `None` if each chunk is a file.
     shard: Option<Shard>,
 }
 
-/// A file of several chunks.
+/// File with several chunks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Shard {
     chunks: Vec<u64>,
-    /// Whether the index is at the beginning, and not at the end.
+    /// Whether the index is at the begin, and not at the end.
     first: bool,
-    /// Whether four bytes of checksum follow it.
+    /// Whether a checksum of four bytes follows it.
     checksum: bool,
 }
 
-/// Reads what a folder says of its arrays.
+/// Reads the description of the arrays in a folder.
 ///
 /// # Errors
-/// If it is no Zarr, its metadata are damaged, or there are more than any real one has.
+/// If the folder is no Zarr, if its metadata are damaged, or if they exceed the limits of any real Zarr.
 pub fn read(folder: &dyn Folder) -> Result<Header> {
     let mut reader = Reader {
         folder,
@@ -93,10 +93,10 @@ pub fn read(folder: &dyn Folder) -> Result<Header> {
     Ok(header)
 }
 
-/// Whether a folder is a Zarr's.
+/// Returns whether a folder is a Zarr.
 ///
 /// # Errors
-/// If its files can't be read.
+/// If its files cannot be read.
 pub fn is(folder: &dyn Folder) -> io::Result<bool> {
     for name in &METADATA[..4] {
         if folder.size(name)?.is_some() {
@@ -126,7 +126,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// What a file says, if it is there.
+    /// Returns the contents of a metadata file, if it exists.
     fn json(&mut self, path: &str) -> Result<Option<Map<String, Json>>> {
         let what = "metadata of a Zarr";
         self.look()?;
@@ -148,7 +148,7 @@ impl Reader<'_> {
         })?;
         let mut bytes = vec![0; usize::try_from(size).unwrap_or(0)];
         self.folder.read_at(path, 0, &mut bytes).map_err(failed)?;
-        // Python's writers have numbers that JSON has not.
+        // Python's writers store numbers that JSON does not support.
         let json = serde_json::from_slice(&bytes).or_else(|error| {
             let found = with_texts(&bytes).ok_or(error)?;
             serde_json::from_slice(&found)
@@ -170,7 +170,7 @@ impl Reader<'_> {
         Ok(names)
     }
 
-    /// Folders below the root that may be arrays or groups, each looked at once: `at` says whether one is a group.
+    /// Visits the folders below the root that may be arrays or groups, each once: `at` returns whether a folder is a group.
     fn walk(&mut self, mut at: impl FnMut(&mut Self, &str) -> Result<bool>) -> Result<()> {
         let mut left = vec![(String::new(), 0)];
         let mut seen = 0;
@@ -202,10 +202,10 @@ impl Reader<'_> {
     }
 }
 
-/// Begins a text that stands for a number which JSON has not.
+/// First character of a text that stands for a number which JSON does not support.
 const NUMBER: char = '\0';
 
-/// The same JSON with `NaN`, `Infinity` and `-Infinity` as texts; none if there are none of these.
+/// Returns the same JSON with `NaN`, `Infinity` and `-Infinity` as texts; `None` if it contains none of these.
 fn with_texts(bytes: &[u8]) -> Option<Vec<u8>> {
     let (mut out, mut at, mut inside, mut found) = (Vec::new(), 0, false, false);
     while let Some(rest) = bytes.get(at..).filter(|rest| !rest.is_empty()) {
@@ -233,7 +233,7 @@ fn with_texts(bytes: &[u8]) -> Option<Vec<u8>> {
     found.then_some(out)
 }
 
-/// A number, also one that JSON has not.
+/// Returns a number, including one that JSON does not support.
 pub(crate) fn real(json: &Json) -> Option<f64> {
     let text = json.as_str().and_then(|text| text.strip_prefix(NUMBER));
     match text {
@@ -252,7 +252,7 @@ fn joined(path: &str, name: &str) -> String {
     }
 }
 
-/// A file of metadata, for errors in it.
+/// Metadata file, for errors in it.
 struct Said<'a> {
     file: String,
     json: &'a Map<String, Json>,
@@ -273,7 +273,7 @@ impl Said<'_> {
         numbers.ok_or_else(|| self.wrong(format!("no list of sizes at {of}")))
     }
 
-    /// Sizes of chunks of an array with this many dimensions.
+    /// Returns the sizes of chunks of an array with this many dimensions.
     fn chunk_shape(&self, json: Option<&Json>, of: &str, rank: usize) -> Result<Vec<u64>> {
         let shape = self.numbers(json, of)?;
         if shape.len() != rank || shape.contains(&0) {
@@ -290,7 +290,7 @@ impl Said<'_> {
     }
 }
 
-/// An element that was never written, or why that can't be known.
+/// Returns an element that was never written, or the reason why it is not known.
 fn filled(data_type: &DataType, json: &Map<String, Json>) -> (Option<Vec<u8>>, Option<Storage>) {
     match fill_of(data_type, json.get("fill_value")) {
         Ok(fill) => (fill, None),
@@ -298,7 +298,7 @@ fn filled(data_type: &DataType, json: &Map<String, Json>) -> (Option<Vec<u8>>, O
     }
 }
 
-/// The dimensions of an array: of these sizes, and with these names as far as there are some.
+/// Returns the dimensions of an array, with these sizes and with the existing names.
 fn dimensions(sizes: Vec<u64>, names: Option<&Vec<Json>>) -> Vec<Dimension> {
     let name = |position: usize| names?.get(position)?.as_str();
     let dimension = |(position, size): (usize, u64)| Dimension {
@@ -347,11 +347,11 @@ fn value(json: &Json) -> Value {
     }
 }
 
-/// Chunks by their places.
+/// Finds chunks by their places.
 pub(crate) struct Lookup<'a> {
     index: &'a Index,
     folder: &'a dyn Folder,
-    /// The index of the shard that was looked at last: bytes, and which shard.
+    /// Index of the last used shard: its place and its bytes.
     shard: Option<(Vec<u64>, Option<Vec<u8>>)>,
 }
 

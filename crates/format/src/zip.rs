@@ -1,5 +1,5 @@
-//! A zip file as a folder, for a Zarr in it. Only members that are stored as they are can be read: what is compressed has no
-//! bytes of its own.
+//! Zip file as a folder, for a Zarr in it. Only uncompressed members can be read: a compressed member has no bytes of its own in the
+//! file.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,9 +8,9 @@ use std::io;
 use crate::bytes::{Cursor, Source};
 use crate::{Bytes, Error, Folder, Result};
 
-/// Most members.
+/// Maximum number of members.
 pub const MEMBERS_MAX: u64 = 1 << 20;
-/// Bytes at the end that may have the end of the directory: its record and the longest comment.
+/// Number of bytes at the end that may contain the end of the directory: its record and the longest comment.
 const END_MAX: u64 = 22 + 0xffff;
 const WHAT: &str = "zip directory";
 
@@ -20,11 +20,11 @@ struct Member {
     stored: bool,
 }
 
-/// A zip file.
+/// Zip file.
 pub struct Zip<'a> {
     bytes: &'a dyn Bytes,
     members: BTreeMap<String, Member>,
-    /// Where the bytes of a member begin, looked up once.
+    /// Offsets of members, each looked up once.
     begins: RefCell<BTreeMap<String, u64>>,
 }
 
@@ -40,7 +40,7 @@ impl<'a> Zip<'a> {
     /// Reads the directory of a zip file.
     ///
     /// # Errors
-    /// If it has none, it is damaged, or has more than [`MEMBERS_MAX`] members.
+    /// If the file has no directory, if it is damaged, or if it has more than [`MEMBERS_MAX`] members.
     pub fn open(bytes: &'a dyn Bytes) -> Result<Self> {
         let mut source = Source::new(bytes);
         let (start, len, count) = directory(&mut source)?;
@@ -64,7 +64,7 @@ impl<'a> Zip<'a> {
         })
     }
 
-    /// The first byte of a member.
+    /// Returns the offset of the first byte of a member.
     fn begin(&self, path: &str) -> io::Result<u64> {
         if let Some(begin) = self.begins.borrow().get(path) {
             return Ok(*begin);
@@ -101,7 +101,7 @@ impl<'a> Zip<'a> {
     }
 }
 
-/// Where the directory begins, its length and how many members it has.
+/// Returns the offset of the directory, its length and its number of members.
 fn directory(source: &mut Source<'_>) -> Result<(u64, u64, u64)> {
     let len = source.size().min(END_MAX);
     let start = source.size() - len;

@@ -1,4 +1,4 @@
-//! Fixed records, by what a user says of them.
+//! Tests fixed records with descriptions by the user.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 

@@ -1,4 +1,4 @@
-//! What is read of files equals what the real libraries say of them: see `describe.py`, and `fixtures.py` for the files.
+//! Compares headers and values of files with the output of the real libraries: see `describe.py`, and `fixtures.py` for the files.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -58,7 +58,7 @@ fn same_attribute(found: &Value, json: &Json) -> bool {
 
 fn attributes(found: &[tidemill_format::Attribute], json: &Json, of: &str) {
     for (name, expected) in json.as_object().unwrap() {
-        // What the libraries show of dimension scales is kept from users here.
+        // The libraries show attributes of dimension scales, which this crate hides from users.
         if ["CLASS", "NAME", "DIMENSION_LIST", "REFERENCE_LIST"].contains(&name.as_str())
             || expected.is_null()
         {
@@ -90,7 +90,7 @@ fn dimensions(found: &[Dimension], json: &Json, of: &str) {
     }
 }
 
-/// The index of chunks, with each chunk's first element.
+/// Compares the index of chunks, with each chunk's first element.
 fn chunks(variable: &Variable, json: &Json, bytes: &dyn tidemill_format::Bytes, of: &str) {
     match (&variable.storage, &json["chunks"]) {
         (Storage::Chunked(chunked), Json::Array(expected)) => {
@@ -129,7 +129,7 @@ fn chunks(variable: &Variable, json: &Json, bytes: &dyn tidemill_format::Bytes, 
             assert_eq!(found, expected, "{of}");
         }
         (Storage::Contiguous { offset }, Json::Null) => {
-            // Older libraries tell no place of what lies in the header.
+            // Older libraries report no location for data in the header.
             assert!(
                 json["offset"].is_null() || json["offset"] == *offset,
                 "{of}"
@@ -180,7 +180,7 @@ fn variable(variable: &Variable, json: &Json, store: Store<'_>, of: &str) -> usi
             .iter()
             .map(range)
             .collect();
-        // Pieces of any size give the same.
+        // Pieces of any size give the same values.
         for piece_bytes in [1, 100, 1 << 20] {
             let Some(found) = decode::values(variable, &ranges, store, piece_bytes) else {
                 continue;
@@ -196,7 +196,7 @@ fn variable(variable: &Variable, json: &Json, store: Store<'_>, of: &str) -> usi
     compared
 }
 
-/// Compares a header with what is expected, and how many selections had the same values.
+/// Compares a header with the expected one; returns the number of selections with the same values.
 fn compare(header: &Header, json: &Json, store: Store<'_>, of: &str) -> usize {
     attributes(&header.attributes, &json["attributes"], of);
     let expected = json["variables"].as_array().unwrap();
@@ -246,7 +246,7 @@ fn one_file(path: &Path) -> usize {
             &of,
         );
     }
-    // What is kept of a header between calls is the same header.
+    // A header is stored between calls, and must be the same after it is read again.
     let kept = postcard::to_allocvec(&header).unwrap();
     let again: Header = postcard::from_bytes(&kept).unwrap();
     assert_eq!(postcard::to_allocvec(&again).unwrap(), kept);
@@ -265,8 +265,7 @@ fn fixtures_read_the_same_as_by_reference_libraries() {
     assert!(compared > 500, "{compared}");
 }
 
-/// The same check for any files. `TIDEMILL_FORMAT_FILES` names a list of them, each with the output of `describe.py`
-/// next to it.
+/// The same check for any files. `TIDEMILL_FORMAT_FILES` names a list of them, each with the output of `describe.py` next to it.
 #[test]
 fn listed_files_read_the_same_as_by_reference_libraries() {
     let Ok(list) = std::env::var("TIDEMILL_FORMAT_FILES") else {

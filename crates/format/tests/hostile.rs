@@ -1,4 +1,4 @@
-//! Damaged files: no panic, bounded reads and memory, and errors that say where.
+//! Checks damaged files: no panic, limited reads and memory, and errors that contain the location.
 
 #[path = "../examples/damage.rs"]
 mod damage;
@@ -40,7 +40,7 @@ fn truncated_files_are_refused_with_missing_length() {
                     assert!(end > size && size == len as u64)
                 }
                 Err(Error::Unknown { .. } | Error::Corrupt { .. } | Error::Unsupported { .. }) => {}
-                // Classic headers and all that was written may be whole before the end of the file.
+                // A cut may leave a classic header and all written data complete.
                 Ok(()) => continue,
                 Err(other) => panic!("{name} cut at {len}: {other}"),
             }
@@ -96,7 +96,7 @@ fn unknown_variable_error_lists_existing_variables() {
         assert_eq!(error, format!("lat: selection of dimension lat: {why}"));
     }
     assert!(pieces(lat, &[], Store::File(&file), 1).is_err());
-    // A step that is longer than all there is finds the first.
+    // A step that is longer than the dimension selects the first index.
     let far = Range {
         start: 5,
         end: 6,

@@ -1,4 +1,4 @@
-//! Times equal those of cftime: `times.py` writes what it says.
+//! Compares times with those of cftime: `times.py` writes its output.
 
 use tidemill_format::time::{Units, between};
 
@@ -12,7 +12,7 @@ fn dates_match_cftime() {
         let units = Units::parse(units, calendar).unwrap_or_else(|error| panic!("{line}: {error}"));
         let value: f64 = value.parse().unwrap();
         assert_eq!(units.date(value).unwrap().to_string(), expected, "{line}");
-        // The day that the text says begins at most a day before, and ends after.
+        // The day in the text begins at most a day before the value, and ends after it.
         let (from, to) = units.span(expected, expected).unwrap();
         assert!(from <= value && value < to, "{line}: {from} to {to}");
     }

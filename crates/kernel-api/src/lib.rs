@@ -47,88 +47,88 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ptr;
 
-/// What went wrong; shown to the user who runs the job.
+/// Error of a kernel; shown to the user who runs the job.
 pub type Error = Box<dyn std::error::Error>;
 
-/// What a kernel's functions give.
+/// Result of a kernel's functions.
 pub type Result<T = ()> = std::result::Result<T, Error>;
 
-/// A kernel that takes its input in pieces. The result must not depend on how the input was cut, in which order the
-/// pieces came, nor on what was merged with what.
+/// Kernel that processes its input in pieces. The result must not depend on how the input was cut, on the order in which the pieces
+/// arrive, or on the order in which states are merged.
 pub trait Fold: Sized {
-    /// An empty state for the task's arguments.
+    /// Returns an empty state for the task's arguments.
     ///
     /// # Errors
     /// If the arguments are wrong.
     fn init(task: &Task<'_>) -> Result<Self>;
 
-    /// Takes in a piece, which begins at `offset` of input number `input`. Pieces begin at multiples of 4096 bytes,
-    /// and all but the last of an input are multiples of that long.
+    /// Processes a piece, which begins at `offset` of input number `input`. Pieces begin at multiples of 4096 bytes, and the length of
+    /// all but the last piece of an input is a multiple of 4096 bytes.
     ///
     /// # Errors
-    /// If the kernel cannot take it.
+    /// If the kernel cannot process it.
     fn update(&mut self, input: usize, offset: u64, piece: &[u8]) -> Result;
 
-    /// The state as bytes that mean the same on every machine.
+    /// Returns the state as bytes that have the same meaning on every machine.
     fn state(&self) -> Vec<u8>;
 
-    /// Takes in what [`Fold::state`] gave for other pieces, perhaps elsewhere.
+    /// Merges the result of [`Fold::state`] for other pieces, which may come from another machine.
     ///
     /// # Errors
-    /// If it is no such state.
+    /// If the bytes are no such state.
     fn merge(&mut self, state: &[u8]) -> Result;
 
     /// Writes the result.
     ///
     /// # Errors
-    /// If there is none, or it cannot be written.
+    /// If there is no result, or if it cannot be written.
     fn finish(self, task: &Task<'_>) -> Result;
 }
 
-/// What a kernel is called with.
+/// Task of a kernel.
 #[derive(Clone, Copy)]
 pub struct Task<'a> {
     raw: &'a raw::Task,
-    /// Its functions may be called from the thread of the kernel only.
+    /// The task's functions may be called from the thread of the kernel only.
     here: PhantomData<*const ()>,
 }
 
-/// An input: a whole file.
+/// Input: a whole file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Input<'a> {
-    /// Its name in the job script.
+    /// Name in the job script.
     pub name: &'a str,
-    /// All of it.
+    /// Contents.
     pub data: &'a [u8],
 }
 
 impl<'a> Task<'a> {
-    /// Makes a task of what the program hands over.
+    /// Makes a task from the program's data.
     ///
     /// # Safety
     /// `raw` must point to a task as `tidemill_kernel.h` says, valid for `'a`.
     #[must_use]
     pub unsafe fn new(raw: *const raw::Task) -> Self {
         Self {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees this.
             raw: unsafe { &*raw },
             here: PhantomData,
         }
     }
 
-    /// The kernel's own path.
+    /// Returns the kernel's own path.
     #[must_use]
     pub fn kernel(&self) -> &'a str {
         self.word(0).unwrap_or_default()
     }
 
-    /// An argument, counted from 0; `None` past the last.
+    /// Returns an argument, counted from 0; `None` after the last.
     #[must_use]
     pub fn arg(&self, index: usize) -> Option<&'a str> {
         self.word(index + 1)
     }
 
-    /// All arguments.
+    /// Returns all arguments.
     pub fn args(&self) -> impl Iterator<Item = &'a str> {
         let task = *self;
         (0..).map_while(move |index| task.arg(index))
@@ -141,12 +141,12 @@ impl<'a> Task<'a> {
         Some(word.to_str().unwrap_or_default())
     }
 
-    /// The inputs; a fold gets none here but pieces.
+    /// Returns the inputs; a fold gets pieces instead.
     pub fn inputs(&self) -> impl ExactSizeIterator<Item = Input<'a>> {
         let raw = self.raw;
         (0..raw.input_count).map(move |index| {
-            // SAFETY: there are so many inputs, each of `size` readable bytes that nobody changes, and a name; all
-            // live as long as the task.
+            // SAFETY: there are so many inputs, each of `size` readable bytes that no process changes, and a name; all live as long as
+            // the task.
             unsafe {
                 let input = &*raw.inputs.add(index);
                 let size = usize::try_from(input.size).unwrap_or(usize::MAX);
@@ -158,7 +158,7 @@ impl<'a> Task<'a> {
         })
     }
 
-    /// The names of the outputs in the job script. Without any, output 0 is standard output.
+    /// Returns the names of the outputs in the job script. If there are none, output 0 is standard output.
     pub fn outputs(&self) -> impl ExactSizeIterator<Item = &'a str> {
         let raw = self.raw;
         (0..raw.output_count).map(move |index| {
@@ -171,7 +171,7 @@ impl<'a> Task<'a> {
     /// Appends to an output.
     ///
     /// # Errors
-    /// If there is no such output, or it cannot be written.
+    /// If there is no such output, or if it cannot be written.
     pub fn write(&self, output: usize, bytes: &[u8]) -> Result {
         match raw::write(self.raw, output, bytes) {
             0 => Ok(()),
@@ -188,7 +188,7 @@ impl<'a> Task<'a> {
         raw::show(self.raw, message);
     }
 
-    /// The exit code of a result, whose error is shown.
+    /// Returns the exit code of a result, and shows its error.
     fn code(&self, result: Result) -> i32 {
         match result {
             Ok(()) => 0,
@@ -209,7 +209,7 @@ impl fmt::Debug for Task<'_> {
     }
 }
 
-/// Makes a type that is [`Fold`] the kernel of this library.
+/// Makes a type that implements [`Fold`] the kernel of this library.
 #[macro_export]
 macro_rules! fold {
     ($kernel:ty) => {
@@ -275,7 +275,7 @@ macro_rules! start {
     };
 }
 
-/// What all kernels export beside their form.
+/// Exports of all kernels, in addition to their functions.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! version {
@@ -292,7 +292,7 @@ macro_rules! version {
     };
 }
 
-/// A fold in progress: its state, and what messages are shown by.
+/// Fold in progress: its state, and the task that shows its messages.
 #[derive(Debug)]
 struct Folding<F> {
     fold: F,
@@ -300,12 +300,12 @@ struct Folding<F> {
 }
 
 impl<F: Fold> Folding<F> {
-    /// Gives the fold away as what the program keeps.
+    /// Transfers the fold to the program as a pointer.
     fn into_raw(self) -> *mut std::ffi::c_void {
         Box::into_raw(Box::new(self)).cast()
     }
 
-    /// Shows what went wrong in a call that has no task of its own.
+    /// Shows the error of a call that has no task of its own.
     fn code(&self, result: Result) -> i32 {
         // SAFETY: the task of init is valid until finish, since it is the same in one process.
         unsafe { Task::new(self.task) }.code(result)

@@ -1,5 +1,5 @@
-//! The other side of `tidemill_kernel.h`, field by field, and what the macros call. Kernels use the types of the
-//! crate's root instead.
+//! Rust types of `tidemill_kernel.h`, field by field, and the functions that the macros call. Kernels use the types of the crate's root
+//! instead.
 
 use std::ffi::{CString, c_char, c_int, c_void};
 
@@ -12,11 +12,11 @@ pub const ABI_VERSION: u32 = 2;
 #[repr(C)]
 #[derive(Debug)]
 pub struct Input {
-    /// Its name, a string.
+    /// Name, a string.
     pub name: *const c_char,
-    /// Its first byte.
+    /// First byte.
     pub data: *const c_void,
-    /// In bytes.
+    /// Size in bytes.
     pub size: u64,
 }
 
@@ -24,9 +24,9 @@ pub struct Input {
 #[repr(C)]
 #[derive(Debug)]
 pub struct Output {
-    /// Its name, a string.
+    /// Name, a string.
     pub name: *const c_char,
-    /// An open file.
+    /// Open file.
     pub fd: c_int,
 }
 
@@ -36,23 +36,23 @@ pub struct Output {
 pub struct Task {
     /// Version of the program.
     pub abi_version: u32,
-    /// `sizeof` this structure there.
+    /// Size of this structure in the program, in bytes.
     pub struct_size: u32,
-    /// Number of arguments, the kernel's path among them.
+    /// Number of arguments, including the kernel's path.
     pub argc: c_int,
-    /// They, strings.
+    /// Arguments, which are strings.
     pub argv: *const *const c_char,
     /// Number of inputs.
     pub input_count: usize,
-    /// They.
+    /// Inputs.
     pub inputs: *const Input,
     /// Number of outputs.
     pub output_count: usize,
-    /// They.
+    /// Outputs.
     pub outputs: *const Output,
-    /// Appends to an output; null in modules.
+    /// Function that appends to an output; null in modules.
     pub write: Option<unsafe extern "C" fn(*const Task, usize, *const c_void, usize) -> c_int>,
-    /// Shows a message; null in modules.
+    /// Function that shows a message; null in modules.
     pub error: Option<unsafe extern "C" fn(*const Task, *const c_char)>,
 }
 
@@ -65,7 +65,7 @@ unsafe extern "C" {
     fn import_error(message: *const u8, size: usize);
 }
 
-/// Appends to an output; an errno value.
+/// Appends to an output; returns an errno value.
 pub(crate) fn write(task: &Task, output: usize, bytes: &[u8]) -> i32 {
     #[cfg(target_family = "wasm")]
     {
@@ -75,7 +75,7 @@ pub(crate) fn write(task: &Task, output: usize, bytes: &[u8]) -> i32 {
     }
     #[cfg(not(target_family = "wasm"))]
     match task.write {
-        // SAFETY: the task is the one that came with the function, and the bytes are readable during the call.
+        // SAFETY: the task belongs to the function, and the bytes are readable during the call.
         Some(write) => unsafe { write(task, output, bytes.as_ptr().cast(), bytes.len()) },
         None => 0,
     }
@@ -93,13 +93,13 @@ pub(crate) fn show(task: &Task, message: &str) {
     {
         let text = message.replace('\0', " ");
         if let (Some(error), Ok(text)) = (task.error, CString::new(text)) {
-            // SAFETY: the task is the one that came with the function, and the string ends with a zero byte.
+            // SAFETY: the task belongs to the function, and the string ends with a zero byte.
             unsafe { error(task, text.as_ptr()) }
         }
     }
 }
 
-/// Gives the program memory to put things into. It stays the program's.
+/// Allocates memory for data from the program. The program owns it from then on.
 #[must_use]
 pub fn alloc(size: usize) -> *mut u8 {
     let layout = std::alloc::Layout::from_size_align(size.max(1), 16);
@@ -112,9 +112,9 @@ pub fn alloc(size: usize) -> *mut u8 {
 /// `start_kernel`.
 ///
 /// # Safety
-/// As the header says; the same holds for all functions below.
+/// As the header says; the same applies to all functions below.
 pub unsafe fn start(task: *const Task, function: fn(&Safe<'_>) -> Result) -> i32 {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees this.
     let task = unsafe { Safe::new(task) };
     task.code(function(&task))
 }
@@ -124,7 +124,7 @@ pub unsafe fn start(task: *const Task, function: fn(&Safe<'_>) -> Result) -> i32
 /// # Safety
 /// See [`start`].
 pub unsafe fn init<F: Fold>(raw: *const Task) -> *mut c_void {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees this.
     let task = unsafe { Safe::new(raw) };
     match F::init(&task) {
         Ok(fold) => Folding { fold, task: raw }.into_raw(),
@@ -146,7 +146,7 @@ pub unsafe fn update<F: Fold>(
     data: *const u8,
     size: usize,
 ) -> i32 {
-    // SAFETY: the state is what `init` gave, and the piece is readable.
+    // SAFETY: the state is the result of `init`, and the piece is readable.
     let (folding, piece) = unsafe {
         let folding = &mut *state.cast::<Folding<F>>();
         (folding, std::slice::from_raw_parts(data, size))
@@ -160,7 +160,7 @@ pub unsafe fn update<F: Fold>(
 /// # Safety
 /// See [`start`].
 pub unsafe fn merge<F: Fold>(state: *mut c_void, partial: *const u8, size: usize) -> i32 {
-    // SAFETY: the state is what `init` gave, and the partial state is readable.
+    // SAFETY: the state is the result of `init`, and the partial state is readable.
     let (folding, partial) = unsafe {
         let folding = &mut *state.cast::<Folding<F>>();
         (folding, std::slice::from_raw_parts(partial, size))
@@ -174,7 +174,7 @@ pub unsafe fn merge<F: Fold>(state: *mut c_void, partial: *const u8, size: usize
 /// # Safety
 /// See [`start`].
 pub unsafe fn state<F: Fold>(state: *mut c_void, task: *const Task) -> i32 {
-    // SAFETY: the state is what `init` gave, and the task is one.
+    // SAFETY: the state is the result of `init`, and the task is valid.
     let (folding, task) = unsafe { (&*state.cast::<Folding<F>>(), Safe::new(task)) };
     task.code(task.write(0, &folding.fold.state()))
 }
@@ -184,7 +184,7 @@ pub unsafe fn state<F: Fold>(state: *mut c_void, task: *const Task) -> i32 {
 /// # Safety
 /// See [`start`]. The state must not be used again.
 pub unsafe fn finish<F: Fold>(state: *mut c_void, task: *const Task) -> i32 {
-    // SAFETY: the state is what `init` gave away, for the last time, and the task is one.
+    // SAFETY: the state is the pointer that `init` returned, used for the last time, and the task is valid.
     let (folding, task) = unsafe { (Box::from_raw(state.cast::<Folding<F>>()), Safe::new(task)) };
     task.code(folding.fold.finish(&task))
 }

@@ -1,25 +1,26 @@
-//! Other bytes of the inputs than those that a kernel finds: it asks its element by a pipe, and is answered by another.
+//! Reads bytes of inputs that are not in the kernel's own files: the kernel sends a request to its element through one pipe, and receives
+//! the answer through another.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Error, ErrorKind, Read, Result, Write};
 use std::sync::{Mutex, PoisonError};
 
-/// Most bytes that are read at once.
+/// Maximum number of bytes in one read.
 pub const READ_BYTES_MAX: usize = 4 << 20;
 
-/// Longest request, with the end of its line.
+/// Maximum size of a request, including the line end, in bytes.
 const REQUEST_BYTES_MAX: usize = 4096;
 
-/// Longest first line of an answer.
+/// Maximum size of the first line of an answer, in bytes.
 const HEAD_BYTES_MAX: usize = 64 << 10;
 
-/// Reads bytes of an input, by its name in the job script, from `offset` of the whole file on, whatever of it the kernel finds as a file:
-/// from this element or, through it, from another one. Gives how many were read, fewer only at the end of the file and beyond
-/// [`READ_BYTES_MAX`]. Programs may use it, too; modules can't.
+/// Reads bytes of an input, by its name in the job script, from `offset` of the whole file on, whichever part of it the kernel has as a
+/// file: from this element or, through it, from another one. Returns the number of bytes; it is smaller than requested only at the end of
+/// the file and for more than [`READ_BYTES_MAX`]. Programs may use this function, too; modules can't.
 ///
 /// # Errors
-/// [`Unsupported`](ErrorKind::Unsupported) if the task does not say `whole = true`, [`NotFound`](ErrorKind::NotFound) for what is no input;
-/// else if the bytes can't be had now.
+/// [`Unsupported`](ErrorKind::Unsupported) if the task does not say `whole = true`, [`NotFound`](ErrorKind::NotFound) if the name is no
+/// input; any other error if the bytes cannot be read now.
 pub fn read(input: &str, offset: u64, into: &mut [u8]) -> Result<usize> {
     let pipes = std::env::var("TIDEMILL_READ");
     let pipes = pipes.map_err(|_| {
@@ -29,7 +30,7 @@ pub fn read(input: &str, offset: u64, into: &mut [u8]) -> Result<usize> {
     ask(&pipes, input, offset, into)
 }
 
-/// Threads take turns: an answer is that of the last request.
+/// Threads take turns: an answer belongs to the last request.
 static TURN: Mutex<()> = Mutex::new(());
 
 fn ask(pipes: &str, input: &str, offset: u64, into: &mut [u8]) -> Result<usize> {
@@ -78,7 +79,7 @@ mod tests {
     use std::io::{BufRead, BufReader};
     use std::process::Command;
 
-    /// Asks what is at the other ends, which answers so.
+    /// Sends a request to a peer at the other ends of the pipes, which answers with `answer`.
     fn asked(name: &str, answer: &'static [u8], into: &mut [u8]) -> (Result<usize>, String) {
         let folder = std::env::temp_dir().join(format!("tidemill-{}-{name}", std::process::id()));
         std::fs::create_dir(&folder).unwrap();

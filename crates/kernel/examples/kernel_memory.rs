@@ -1,9 +1,8 @@
-//! Times kernels on memory for `bench/kernels/memory.py`, which tells it what to run, a line a run: `WHAT FILE [NUMBER]`,
-//! with tabs between. Answers with the seconds it took, those of them that this process had a processor, and what was
-//! found, with tabs between. Files are read before and results
-//! go to memory that was used before, so nothing but the loop is timed.
+//! Measures kernels on memory for `bench/kernels/memory.py`, which sends the runs, one on each line: `WHAT FILE [NUMBER]`, separated by
+//! tabs. The answer contains the elapsed seconds, the processor seconds of this process, and the result, separated by tabs. Files are
+//! read in advance, and results are written to memory that was used before, so only the loop is measured.
 //!
-//! `copy` (memory to memory) is a peer.
+//! `copy` (memory to memory) is a peer for comparison.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -16,7 +15,7 @@ use std::time::{Duration, Instant};
 use rustix::mm::{MapFlags, ProtFlags};
 use tidemill_kernel::memory;
 
-/// When something began, by the clock and by what this process had used of processors.
+/// Start of a measurement: the time, and the processor time that this process has used.
 struct Start(Instant, Duration);
 
 impl Start {
@@ -24,7 +23,7 @@ impl Start {
         Self(Instant::now(), used())
     }
 
-    /// Seconds since, by both.
+    /// Returns the elapsed seconds, and the processor seconds.
     fn seconds(&self) -> (f64, f64) {
         (
             self.0.elapsed().as_secs_f64(),
@@ -38,7 +37,7 @@ fn used() -> Duration {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    // SAFETY: writes a time to where it is told to.
+    // SAFETY: writes a time to this variable.
     unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut time) };
     Duration::new(
         time.tv_sec.unsigned_abs(),
@@ -46,10 +45,10 @@ fn used() -> Duration {
     )
 }
 
-/// What a run took, and what it found.
+/// Times of a run, and its result.
 type Answer = Result<((f64, f64), String), Box<dyn Error>>;
 
-/// What files held, and room for results.
+/// Contents of files, and buffers for results.
 #[derive(Default)]
 struct Memory {
     files: BTreeMap<String, Vec<u8>>,
@@ -107,12 +106,12 @@ impl Memory {
     }
 }
 
-/// Scales a file where it is, mapped to be written.
+/// Scales a file in place, mapped for writing.
 fn scale(name: &str) -> Answer {
     let file = OpenOptions::new().read(true).write(true).open(name)?;
     let length = usize::try_from(file.metadata()?.len())?;
     let start = Start::now();
-    // SAFETY: a new mapping at an address of the system's choice; nobody else has the file during a benchmark.
+    // SAFETY: a new mapping at an address of the system's choice; no other process has the file open during a benchmark.
     unsafe {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let fd = file.as_fd();

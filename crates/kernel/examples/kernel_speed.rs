@@ -1,9 +1,9 @@
-//! Times built-in kernels for `bench/kernels/kernels.py`, which tells it what to run, a line a run:
-//! `HOW FILE KERNEL [ARGUMENT…]`, with tabs between. `HOW` is `map` (the file is mapped) or `read` (read in pieces
-//! into one buffer) or `cache` (the file's first 256 KiB over and over, as many bytes as the file has). Answers with the seconds it took, a tab, and the first line of the result.
+//! Measures built-in kernels for `bench/kernels/kernels.py`, which sends the runs, one on each line: `HOW FILE KERNEL [ARGUMENT…]`,
+//! separated by tabs. `HOW` is `map` (the file is mapped) or `read` (read in pieces into one buffer) or `cache` (the file's first 256 KiB
+//! repeatedly, as many bytes as the file has). The answer contains the elapsed seconds, a tab, and the first line of the result.
 //!
-//! `plain-sum` with `dtype=i32`, `f32` or `f64` is the peer of what is bound by memory: nothing but a sum, as
-//! fast as memory gives the bytes. `run` in place of `HOW` runs a kernel that is no fold, over the whole file.
+//! `plain-sum` with `dtype=i32`, `f32` or `f64` is the peer for kernels that are limited by memory: only a sum, as fast as memory
+//! delivers the bytes. `run` in place of `HOW` runs a kernel that is no fold, over the whole file.
 
 use std::error::Error;
 use std::fs::File;
@@ -15,10 +15,10 @@ use std::time::Instant;
 use rustix::mm::{MapFlags, ProtFlags};
 use tidemill_kernel::{fold_builtin, run_builtin};
 
-/// Bytes of a read; see `docs/kernels.md` for what others give.
+/// Number of bytes in a read; see `docs/kernels.md` for the effect of other sizes.
 const READ_BYTES: usize = 256 << 10;
 
-/// Takes pieces of a file, and gives a result.
+/// Processes pieces of a file, and returns a result.
 trait Job {
     fn take(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Box<dyn Error>>;
     fn end(self: Box<Self>) -> Result<String, Box<dyn Error>>;
@@ -49,7 +49,7 @@ impl Job for Plain {
     fn take(&mut self, _: u64, bytes: &[u8]) -> Result<(), Box<dyn Error>> {
         #[cfg(target_arch = "x86_64")]
         if is_x86_feature_detected!("avx512f") {
-            // SAFETY: the instructions are there.
+            // SAFETY: the processor has the instructions.
             unsafe { wide(self, bytes) };
             return Ok(());
         }
@@ -106,10 +106,10 @@ fn sum(plain: &mut Plain, bytes: &[u8]) {
     }
 }
 
-/// Gives the whole file, mapped.
+/// Passes on the whole file, mapped.
 fn mapped(file: &File, job: &mut dyn Job) -> Result<(), Box<dyn Error>> {
     let length = usize::try_from(file.metadata()?.len())?;
-    // SAFETY: a new mapping at an address of the system's choice; nobody changes the file during a benchmark.
+    // SAFETY: a new mapping at an address of the system's choice; no process changes the file during a benchmark.
     unsafe {
         let fd = file.as_fd();
         let start = rustix::mm::mmap(
@@ -138,7 +138,7 @@ fn read(mut file: &File, buffer: &mut [u8], job: &mut dyn Job) -> Result<(), Box
     }
 }
 
-/// Takes the first piece as often as it fits into the file.
+/// Passes on the first piece as often as it fits into the file.
 fn cached(mut file: &File, buffer: &mut [u8], job: &mut dyn Job) -> Result<(), Box<dyn Error>> {
     file.read_exact(buffer)?;
     let size = buffer.len() as u64;

@@ -1,6 +1,6 @@
-//! Prints, as JSON lines, how long starting a kernel takes: from `spawn` to its end, over an input of 8 bytes, in a
-//! private folder that is there already, beside the plain fork and exec of a program and the bare child of built-in
-//! kernels. All in turn, so that a busy moment hits all alike. Build it with `--release`.
+//! Measures the duration of a kernel's run, from `spawn` to its end, and prints it as JSON lines. The kernel reads an input of 8 bytes,
+//! in an existing private folder. For comparison, the program also measures the plain fork and exec of a program, and the bare child of
+//! built-in kernels. All measurements take turns, so that other load affects all of them alike. Build it with `--release`.
 //!
 //! `kernel_start [ROUNDS]`
 
@@ -64,7 +64,7 @@ fn measure(folder: &Path, rounds: usize) -> Result<(), Box<dyn Error>> {
         let mut run = Run::new(code, folder.join(name));
         run.args = args.iter().map(|arg| (*arg).to_owned()).collect();
         run.inputs_as = InputsAs::Symlink;
-        // As an element that is root runs kernels of its users.
+        // An element that runs as root runs kernels of its users in this way.
         run.user = rustix::process::geteuid().is_root().then_some(USER);
         let path = input.clone();
         let name = "input".to_owned();
@@ -95,7 +95,7 @@ fn measure(folder: &Path, rounds: usize) -> Result<(), Box<dyn Error>> {
     let own = std::env::current_exe()?;
     for _ in 0..rounds {
         plain.push(timed(|| exec(Path::new("/bin/true"), &[]))?);
-        // Ends at once since it is told nothing that it knows, but after the program has been loaded.
+        // This child loads the program, and then ends at once because it does not know its argument.
         bare.push(timed(|| exec(&own, &["__kernel", "nothing"]))?);
         for ((_, prepared), times) in kernels.iter().zip(&mut times) {
             times.push(timed(|| whole(&launcher, prepared))?);
@@ -141,7 +141,7 @@ fn timed(work: impl FnOnce() -> Result<(), Box<dyn Error>>) -> Result<Duration, 
     Ok(begin.elapsed())
 }
 
-/// Prints the median and the tenth; gives the median in milliseconds.
+/// Prints the median and the lowest tenth; returns the median in milliseconds.
 fn report(what: &str, times: &mut [Duration]) -> f64 {
     times.sort_unstable();
     let at = |part: usize| times[times.len() * part / 10].as_secs_f64() * 1e3;

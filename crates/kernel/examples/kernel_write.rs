@@ -1,6 +1,6 @@
-//! Times kernels that give as much as they take, for `bench/kernels/driver.py`, which tells it what to run, a line
-//! a run: `OUTPUT INPUT[|INPUT…] KERNEL [ARGUMENT…]`, with tabs between. Answers with the seconds it took to write the output,
-//! which is made anew (or goes nowhere if it has no name), and after a tab the seconds that this process had a processor.
+//! Measures kernels that write as much as they read, for `bench/kernels/driver.py`, which sends the runs, one on each line: `OUTPUT
+//! INPUT[|INPUT…] KERNEL [ARGUMENT…]`, separated by tabs. The answer contains the elapsed seconds for writing the output, and after a tab
+//! the processor seconds of this process. The output file is recreated; without a name, the output is discarded.
 
 use std::error::Error;
 use std::fs::File;
@@ -17,7 +17,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let [output, inputs, kernel, args @ ..] = words.as_slice() else {
             return Err("OUTPUT INPUT KERNEL [ARGUMENT…]".into());
         };
-        // A key, or centres to start from, are inputs too.
+        // A key, or initial centres, are inputs too.
         let named = args.iter().filter_map(|arg| {
             let (key, name) = arg.split_once('=')?;
             matches!(key, "key" | "start").then_some(name)
@@ -41,7 +41,7 @@ fn used() -> Duration {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    // SAFETY: writes a time to where it is told to.
+    // SAFETY: writes a time to this variable.
     unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut time) };
     Duration::new(
         time.tv_sec.unsigned_abs(),

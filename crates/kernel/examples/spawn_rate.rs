@@ -1,5 +1,5 @@
-//! Prints, as JSON lines, how fast kernels start (with and without the sandbox) and how fast the built-in
-//! ones read. Build it with `--release`.
+//! Measures the rate of kernel starts (with and without the sandbox) and the read rate of built-in kernels, and prints them as JSON
+//! lines. Build it with `--release`.
 //!
 //! `spawn_rate [RUNS [MEBIBYTES]]`
 

@@ -1,6 +1,7 @@
-//! What a process of a kernel's own user that is outside of the sandbox can't do to it: the hostile twin of each promise.
+//! Checks that a process outside of the sandbox with the same user cannot affect a kernel: each test attacks one promise with such a
+//! twin.
 //!
-//! Where the element is an ordinary user's, this user is the element too, and nothing is promised; so these need root.
+//! If the element runs as an ordinary user, this user is also the element's, and nothing is promised; so these tests need root.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -23,10 +24,10 @@ const TWIN: User = User {
     gid: 1000,
 };
 
-/// After which it is clear that something waits for the twin.
+/// Time after which it is certain that a process waits for the twin.
 const HANG: Duration = Duration::from_secs(60);
 
-/// What the twin's script prints: it tries things and names those that it could do.
+/// Returns the output of the twin's script: it tries operations and prints the names of those that succeeded.
 fn twin(script: &str, args: &[&str]) -> String {
     let mut command = Command::new("/usr/bin/python3");
     command.arg("-c").arg(format!("{ATTEMPTS}{script}"));
@@ -46,7 +47,7 @@ def attempt(what, call):
     if result is None or not isinstance(result, int) or result >= 0: print('could', what)
 ";
 
-/// Starts a kernel of the twin's that says when it runs, and then waits.
+/// Starts a kernel of the twin's user that reports when it runs, and then waits.
 fn waiting(place: &Place) -> (tidemill_kernel::Prepared, Running) {
     let mut run = place.shell("mkdir sub; echo x > sub/out; echo > ready; sleep 1000");
     run.user = Some(TWIN);
@@ -92,17 +93,17 @@ for path in (folder, folder + '/.tidemill', folder + '/.tidemill/tmp', folder + 
 attempt('make a file', lambda: os.open(folder + '/sub/new', os.O_WRONLY | os.O_CREAT))
 ";
     assert_eq!(twin(script, &[&pid, folder]), "");
-    // It still runs, as somebody who is nobody outside.
+    // It still runs, with a user number that no process outside has.
     let owner = fs::metadata(format!("/proc/{pid}")).unwrap().uid();
     assert_eq!(owner, KERNELS_FROM + TWIN.uid);
     running.control().cancel();
     running.wait().unwrap();
 }
 
-/// A door to a folder, as one who had got hold of it would have it.
+/// Returns an open descriptor of a folder, as an attacker who acquired it would have it.
 fn door(path: &Path) -> OwnedFd {
     let file = fs::File::open(path).unwrap();
-    // The twin inherits it.
+    // The twin inherits the descriptor.
     rustix::io::dup(&file).unwrap()
 }
 
@@ -138,7 +139,7 @@ for door in map(int, numbers):
     };
     assert_eq!(plant(&["payload.sh"]), "");
     assert_eq!(made.size().unwrap(), 2);
-    // Used again, it is another kernel's.
+    // After reuse, the folder belongs to another kernel.
     drop(made);
     fs::remove_dir_all(folder.join("sub")).unwrap();
     assert!(LAUNCHER.recycle(&folder));
@@ -163,7 +164,7 @@ for door in map(int, numbers):
     assert!(!target.exists());
 }
 
-/// As [`twin`], with descriptors that it inherits.
+/// Runs [`twin`] with descriptors that it inherits.
 fn twin_with(doors: &[OwnedFd], script: &str, args: &[&str]) -> String {
     for door in doors {
         let none = rustix::io::FdFlags::empty();
@@ -200,7 +201,7 @@ fn program_runs_only_for_permitted_users() {
             "{refused}"
         );
     }
-    // Its owner may run a program that nobody else may.
+    // The owner may run a program that no other user may.
     let own = place.path("own");
     fs::create_dir(&own).unwrap();
     let private = own.join("private.sh");
@@ -214,7 +215,7 @@ fn program_runs_only_for_permitted_users() {
     assert_eq!(output(run), "ran as 1000\n");
 }
 
-/// A folder of the twin's with a program that is everybody's, and files of root's that are nobody's.
+/// A folder of the twin's user with a program that all users may run, and files of root that no other user may read.
 struct Swapped {
     place: Place,
     tool: PathBuf,
@@ -238,7 +239,7 @@ impl Swapped {
         let closed = place.path("closed");
         fs::create_dir(&closed).unwrap();
         fs::set_permissions(&closed, Permissions::from_mode(0o700)).unwrap();
-        // One that only root may read, one that all might if they came to it.
+        // Only root may read the first secret; all users may read the second, but cannot reach it.
         let secrets = [place.path("secret"), closed.join("secret")];
         for (secret, mode) in secrets.iter().zip([0o700, 0o755]) {
             fs::write(secret, format!("#!/bin/sh\necho {mode:o}\n")).unwrap();
@@ -258,7 +259,7 @@ impl Swapped {
         run
     }
 
-    /// Puts something else where the program was.
+    /// Replaces the program by another file.
     fn swap(&self, make: impl FnOnce(&Path)) {
         fs::remove_file(&self.tool).unwrap();
         make(&self.tool);
@@ -282,12 +283,12 @@ fn name_of_foreign_program_is_refused_at_once() {
         swapped.swap(|tool| symlink(secret, tool).unwrap());
         assert!(refused().contains("may not"), "{}", refused());
     }
-    // A name of what this process has open.
+    // The link leads to an open file of this process.
     let open = fs::File::open(&swapped.secrets[1]).unwrap();
     let number = format!("/proc/self/fd/{}", open.as_raw_fd());
     swapped.swap(|tool| symlink(number, tool).unwrap());
     refused();
-    // What would have to be waited for.
+    // Opening this file would block.
     swapped.swap(|tool| {
         let mode = rustix::fs::Mode::from_raw_mode(0o777);
         rustix::fs::mknodat(rustix::fs::CWD, tool, rustix::fs::FileType::Fifo, mode, 0).unwrap();
@@ -346,7 +347,7 @@ while True:
     let good = tidemill_kernel::hash_file(&swapped.good).unwrap();
     let runs: Vec<_> = (0..ROUNDS).map(|_| swapped.run()).collect();
     let (sender, receiver) = std::sync::mpsc::channel();
-    // Beside this thread, which sees it when that hangs.
+    // The calls run on another thread, so that this thread detects if they hang.
     std::thread::spawn(move || {
         for run in runs {
             let hash = LAUNCHER.code_hash(&run);
@@ -467,7 +468,7 @@ fn shared_object_runs_for_every_user() {
     }
     let place = Place::new();
     let built = compile(&place, "tests/kernels/leftovers.c", "left.so");
-    // Objects lie in a folder that is closed to users.
+    // Objects are stored in a folder that is closed to users.
     let closed = place.path("objects");
     fs::create_dir(&closed).unwrap();
     fs::set_permissions(&closed, Permissions::from_mode(0o700)).unwrap();
@@ -617,7 +618,7 @@ os.execv(sys.argv[1], sys.argv[1:])
     assert!(rest.contains("1 passed"), "{rest}");
 }
 
-/// The element of root in a container runs a kernel of a user that there is, and of one that there is not.
+/// An element of root in a container runs a kernel of an existing user, and of one that does not exist.
 fn in_container() {
     assert!(!LAUNCHER.has_users_of_kernels() && LAUNCHER.has_namespaces());
     let place = Place::new();
@@ -646,14 +647,14 @@ attempt('signal', lambda: os.kill(pid, 0))
     assert_eq!(twin(script, &[&pid.to_string()]), "could signal\n");
     running.control().cancel();
     running.wait().unwrap();
-    // What is a part of the program runs so, too.
+    // A kernel that is part of the program runs in the same way.
     let mut run = place.run(Code::Builtin("count".into()), &[]);
     run.user = Some(TWIN);
     place.input(&mut run, "data", "12345678");
     assert!(finish(run).1.success());
 }
 
-/// The element of an ordinary user runs a kernel that tries what this user could do outside.
+/// An element of an ordinary user runs a kernel that tries operations which this user could do outside.
 fn own_element(folder: &Path) {
     let script = "
 import socket
@@ -683,7 +684,7 @@ print(os.getuid())
     assert!(!LAUNCHER.has_users_of_kernels());
     assert_eq!(output(run), format!("{}\n", TWIN.uid));
     assert_eq!(fs::read(&secret).unwrap(), b"secret");
-    // What is a part of the program is confined in the same way.
+    // A kernel that is part of the program is confined in the same way.
     let place = Place::new();
     let mut run = place.run(Code::Builtin("max".into()), &["dtype=u8"]);
     let input = place.path("data");

@@ -1,4 +1,4 @@
-//! Kernels of one's own in C: the three forms, and the law of folds with real processes.
+//! Tests users' kernels in C: the three forms, and the law of folds with real processes.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -194,7 +194,7 @@ fn kernel_inherits_nothing_from_element() {
         assert_eq!(line("leader"), " 1", "{said}");
         assert_eq!(line("dumpable"), " 1", "{said}");
         assert!(line("variables").contains(" MINE"), "{said}");
-        // Nothing of this process's own.
+        // The kernel has no variable of this process.
         assert!(!line("variables").contains("CARGO"), "{said}");
         if let Some(user) = user {
             let (uid, gid) = (user.uid, user.gid);
@@ -217,7 +217,7 @@ fn ignored_signals_are_reset_for_kernels() {
     assert!(said.status.success() && text.contains("1 passed"), "{text}");
 }
 
-/// Children of this process that fork kernels.
+/// Returns the children of this process that fork kernels.
 fn fork_servers() -> Vec<i32> {
     let own = std::process::id().to_string();
     let processes = fs::read_dir("/proc").unwrap().flatten();
@@ -245,7 +245,7 @@ fn kernels_survive_kill_of_fork_server() {
         fs::remove_file(object).unwrap();
         exit.stdout.text()
     };
-    // That of the other tests is there before this one's.
+    // The server of the other tests exists before the one of this test.
     assert_eq!(count(&LAUNCHER), "5\n");
     let before = fork_servers();
     let launcher = Launcher::new(Settings::default()).unwrap();
@@ -262,7 +262,7 @@ fn kernels_survive_kill_of_fork_server() {
     for _ in 0..3 {
         assert_eq!(count(&launcher), "5\n");
     }
-    // One that has just been forked has the name of the process that it is of.
+    // A process that was just forked has the name of its parent.
     for _ in 0..100 {
         let mut again = fork_servers();
         again.retain(|id| !before.contains(id) && *id != server);

@@ -1,4 +1,4 @@
-//! Children that reduce arrays: what they answer, and what becomes of those that die.
+//! Tests children that reduce arrays: their answers, and the handling of children that die.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -25,7 +25,7 @@ fn spec(operation: Operation, codecs: Vec<Codec>) -> Spec {
     }
 }
 
-/// A file with 5 bytes before 1000 numbers.
+/// Returns a file with 5 bytes before 1000 numbers.
 fn file() -> File {
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(b"12345").unwrap();
@@ -62,7 +62,7 @@ fn reducer_child_serves_many_different_orders() {
         };
         let found = child.reduce(&order, &file, &[]).unwrap();
         assert_eq!(found.bytes, 499_500_i32.to_le_bytes());
-        // What is no zlib.
+        // The bytes are not zlib.
         let order = Order {
             spec: spec(Operation::Sum, vec![Codec::Zlib]),
             pieces: held(),
@@ -72,7 +72,7 @@ fn reducer_child_serves_many_different_orders() {
             matches!(&refused, ReduceError::Refused(why) if why.of_data),
             "{refused}"
         );
-        // Pieces from here and there.
+        // The pieces come from several sources.
         let order = Order {
             spec: spec(Operation::Max, vec![]),
             pieces: vec![

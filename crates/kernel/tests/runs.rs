@@ -1,4 +1,4 @@
-//! How kernels of all kinds are run, and how they end.
+//! Tests how kernels of all kinds run, and how they end.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -50,7 +50,7 @@ fn probe_finds_processor_share_and_leaves_nothing() {
         let share = LAUNCHER.probe(folder.clone(), user).unwrap();
         assert!(share > 0.0 && share <= 1.0, "{share}");
         assert!(!folder.exists());
-        // What is in its place is somebody else's.
+        // A folder that exists already belongs to somebody else.
         fs::create_dir(&folder).unwrap();
         LAUNCHER.probe(folder.clone(), user).unwrap_err();
         assert!(folder.exists());
@@ -87,7 +87,7 @@ fn standard_streams_can_be_files() {
         assert!(exit.success(), "{}", exit.stderr.text());
         let made = prepared.output("dir/out").unwrap();
         assert_eq!(made.size().unwrap(), 4);
-        // What starts meanwhile has it for a moment.
+        // A process that starts at this time has the file open for a moment.
         wait_until("nobody has it open for writing", || {
             locks::has_writers(made.file()) == Some(false)
         });
@@ -102,7 +102,7 @@ fn standard_streams_can_be_files() {
 fn processor_time_of_waited_grandchildren_counts() {
     let place = Place::new();
     let busy = "seq 9000000 | md5sum";
-    // The shell itself says what its children took: the last line of `times`, user and system.
+    // The shell itself reports the usage of its children: the last line of `times`, user and system.
     let run = place.shell(&format!("sh -c 'sh -c \"{busy}\"; true'; times"));
     let (_, exit) = finish(run);
     assert!(exit.success(), "{}", exit.stderr.text());
@@ -126,8 +126,7 @@ fn processor_time_of_waited_grandchildren_counts() {
 #[test]
 fn processor_time_of_unwaited_descendants_counts() {
     let place = Place::new();
-    // The first process ends well without having waited for its busy children: one of them has ended by
-    // itself, one is killed.
+    // The first process succeeds without having waited for its busy children: one of them ends by itself, one is killed.
     let script = "import os, sys, time
 for last in (False, True):
     ready, told = os.pipe()
@@ -242,7 +241,7 @@ fn run_over_output_limit_is_ended() {
     let one = "head -c 30000000 /dev/zero > big";
     let many = "i=0; while :; do i=$((i+1)); head -c 900000 /dev/zero > f$i; done";
     let ignoring = "trap '' XFSZ; head -c 30000000 /dev/zero > big";
-    // What no name leads to, and what is nothing but names.
+    // The first writes to files without a name, the second makes only names.
     let unlinked = "exec python3 -c \"import os, time
 for i in range(9):
     f = os.open('f', os.O_CREAT | os.O_WRONLY); os.write(f, bytes(900000)); os.unlink('f')
@@ -314,8 +313,7 @@ time.sleep(1000)";
     }
 }
 
-/// The element cannot see a refused request for memory. A kernel that fails without a message may have died of the
-/// limit.
+/// The element cannot see a refused request for memory. A kernel that fails without a message may have died of the limit.
 #[test]
 fn memory_limit_is_named_if_it_may_be_the_cause() {
     let place = Place::new();
@@ -340,7 +338,7 @@ at = libc.malloc(ctypes.c_size_t(1 << 32))
     let (end, message) = said(&crash);
     assert_eq!(end, End::Signal(libc::SIGSEGV));
     assert!(message.contains("limits.memory"), "{message}");
-    // Who says why needs no guess.
+    // A kernel that prints a reason needs no guess.
     let (end, message) = said("raise SystemExit('no such column')");
     assert_eq!(end, End::Code(1));
     assert!(!message.contains("limits.memory"), "{message}");
@@ -398,7 +396,7 @@ fn listing_1_runs_with_native_kernel() {
         for values in [&[1.0, 5.0, f64::NAN, 3.0], &[2.0, 9.0, -1.0, 0.0]] {
             let mut run = place.run(Code::Native(library.clone()), &[]);
             run.user = user;
-            // The kernel's code is an input of its task, but none that it is handed.
+            // The kernel's code is an input of its task, but is not passed to it as an input.
             run.inputs.push(RunInput {
                 name: "getmax.so".into(),
                 path: library.clone(),
@@ -573,7 +571,7 @@ fn only_plain_files_become_outputs() {
 #[test]
 fn user_switch_requires_root() {
     if is_root() {
-        // Then switching works, which `users` has tried in the other tests.
+        // Switching users works in this case, which `users` has tried in the other tests.
         assert!(LAUNCHER.support().switches_user);
         return;
     }

@@ -1,4 +1,4 @@
-//! What a kernel cannot do, tried by real processes.
+//! Tests operations that a kernel cannot do, with real processes.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -108,7 +108,7 @@ fn input_can_be_read_but_not_changed() {
 
 #[test]
 fn attributes_of_files_cannot_be_changed() {
-    // Its user owns this file: the file rules say nothing of attributes.
+    // The kernel's user owns this file: the file rules do not cover attributes.
     let place = Place::new();
     let script = "import os, sys
 path = sys.argv[1]
@@ -300,9 +300,9 @@ fn kernel_that_cannot_be_watched_does_not_run() {
     const NAME: &str = "kernel_that_cannot_be_watched_does_not_run";
     const PLAY: &str = "PLAY_WITHOUT_DESCRIPTORS";
     const DESCRIPTORS: u64 = 300;
-    /// A start takes fewer.
+    /// A start needs fewer descriptors.
     const FREE_MAX: usize = 14;
-    // In a process of its own, where nothing else needs a descriptor.
+    // The test runs in a process of its own, where no other code needs a descriptor.
     if std::env::var_os(PLAY).is_none() {
         let mut again = std::process::Command::new(std::env::current_exe().unwrap());
         again.args(["--exact", NAME, "--nocapture"]).env(PLAY, "1");
@@ -347,7 +347,7 @@ fn kernel_that_cannot_be_watched_does_not_run() {
                 started += 1;
             }
         }
-        // With a server that forks kernels, if that was given up.
+        // If the launcher dropped its fork server, this starts a new one.
         finish(builtin());
         assert_eq!(children(), before, "with {free} descriptors");
     }
@@ -424,7 +424,7 @@ fn fork_bomb_is_bounded_and_killed() {
         let (_, running) = start(run);
         let group = running.pid().cast_signed();
         let exit = running.wait().unwrap();
-        // A user's bomb may run against RLIMIT_NPROC, which keeps it just below the limit until its time is up.
+        // A user's fork bomb may run against RLIMIT_NPROC, which keeps it just below the limit until its time is over.
         let bounded =
             exit.end == End::ProcessLimit || (user.is_some() && exit.end == End::TimeLimit);
         assert!(bounded, "{:?}", exit.end);
@@ -494,7 +494,7 @@ fn kernels_die_with_their_element() {
     wait_until("the kernel is dead", || live_members(group).is_empty());
 }
 
-/// The processes of a group that have not ended.
+/// Returns the processes of a group that have not ended.
 fn live_members(group: i32) -> Vec<String> {
     let mut members = Vec::new();
     for entry in fs::read_dir("/proc").unwrap().flatten() {
@@ -526,7 +526,7 @@ fn kernels_share_one_memory_limit() {
         require::skip("this process may not make control groups for memory");
         return;
     }
-    // Each within its own limits.
+    // Each is within its own limits.
     let hungry = "data = b'x' * (100 << 20); import time; time.sleep(20)";
     let runs = [0, 1].map(|_| {
         let prepared = launcher.prepare(place.python(hungry)).unwrap();
@@ -542,7 +542,7 @@ fn kernels_share_one_memory_limit() {
     let mut ends: Vec<_> = ends.into_iter().map(|end| end.join().unwrap()).collect();
     ends.sort_by_key(|end| *end == End::Cancelled);
     assert_eq!(ends[0], End::GroupLimit, "{ends:?}");
-    // The other goes on; built-in kernels are in the group too.
+    // The other run continues; built-in kernels are in the group too.
     assert_ne!(ends[1], End::Code(0));
     let mut run = place.run(Code::Builtin("sort".into()), &["dtype=u8"]);
     place.input(&mut run, "in", vec![7; 1 << 20]);
@@ -566,7 +566,7 @@ fn long_run_is_held_to_its_cpu_percent() {
         require::skip("this process may not make control groups for processors");
         return;
     }
-    // By then it has been looked at often enough.
+    // After this time the run has been checked often enough.
     let busy = "import time
 time.sleep(2)
 begin, used = time.monotonic(), time.process_time()
@@ -578,7 +578,7 @@ print((time.process_time() - used) / (time.monotonic() - begin))";
     let exit = launcher.spawn(&prepared).unwrap().wait().unwrap();
     assert!(exit.success(), "{}", exit.stderr.text());
     let share: f64 = exit.stdout.text().trim().parse().unwrap();
-    // A fifth, and what a period more can add.
+    // A fifth, and the maximum addition of one period.
     assert!(share < 0.4, "{share} of a processor");
 }
 
@@ -602,7 +602,7 @@ fn unmapped_memory_counts_for_its_kernel_alone() {
         let prepared = launcher.prepare(run).unwrap();
         launcher.spawn(&prepared).unwrap()
     };
-    // Another's, which has more memory than the first can be seen to have.
+    // Another run, which uses more memory than the first can be seen to use.
     let innocent =
         "data = b'x' * (200 << 20); print('ready', flush=True); import time; time.sleep(1000)";
     let innocent = start(place.python(innocent));
@@ -611,7 +611,7 @@ fn unmapped_memory_counts_for_its_kernel_alone() {
     wait_until("the other has its memory", || {
         control.stdout().text().contains("ready")
     });
-    // A run that lasts is bounded by itself, within some looks at it.
+    // A run that lasts has a limit of its own after a few checks.
     let hidden = "import mmap, time
 time.sleep(2)
 m = mmap.mmap(-1, 1 << 30)
@@ -627,7 +627,7 @@ time.sleep(1000)";
     assert_eq!(other.join().unwrap().end, End::Cancelled);
 }
 
-/// Software of a host with which anybody may do anything, but for a private folder, and a link out of it.
+/// Software of a host on which every user has all rights, except for a private folder, and a link out of it.
 fn software(secret: &Path) -> tempfile::TempDir {
     let sw = tempfile::tempdir().unwrap();
     let at = |path: &str| sw.path().join(path);
@@ -654,7 +654,7 @@ fn software(secret: &Path) -> tempfile::TempDir {
     sw
 }
 
-/// All that lies in a folder: names, modes, times of change, and contents.
+/// Returns all entries of a folder: names, modes, times of change, and contents.
 fn all_in(folder: &Path) -> Vec<(String, u32, i64, Vec<u8>)> {
     let mut all = Vec::new();
     for one in fs::read_dir(folder).unwrap() {
@@ -715,14 +715,14 @@ fn shown_folder_respects_permissions_and_links() {
         };
         assert_eq!(read(&[]), "", "{user:?}");
         assert_eq!(read(&["bin"]), "", "{user:?}");
-        // Of root, and of the only user there is, it is not private.
+        // For root, and for the only user, it is not private.
         let all = if user.is_some() {
             "data\n"
         } else {
             "data\nkey\n"
         };
         assert_eq!(read(&["."]), all, "{user:?}");
-        // They were folders when they were looked at.
+        // They were folders when they were checked.
         for path in ["link", "link/run", "data", "nothing"] {
             let prepared = LAUNCHER.prepare(shown(user, "true", &[path])).unwrap();
             assert!(LAUNCHER.spawn(&prepared).is_err(), "{path} {user:?}");

@@ -1,4 +1,4 @@
-//! Series of files, selections, times and written results, of files that are made here.
+//! Tests series of files, selections, times and written results, with files that are made here.
 
 #![allow(
     clippy::unwrap_used,
@@ -50,7 +50,7 @@ fn with(mut axis: Axis, attribute: Attribute) -> Axis {
     axis
 }
 
-/// A file of a variable `tas`.
+/// File with a variable `tas`.
 #[derive(Clone)]
 struct Made {
     bytes: Vec<u8>,
@@ -219,7 +219,7 @@ fn inner<'a>() -> Words<'a> {
     }
 }
 
-/// Files of a day each, whose values are the latitude and the day.
+/// Returns files of one day each, whose values are the sum of latitude and day.
 fn of_latitudes() -> [Made; 3] {
     let lat = |values: &[f64]| axis("lat", values, "degrees_north");
     let of = |time: f64, lats: &[f64]| {
@@ -253,7 +253,7 @@ fn inner_join_keeps_common_values_in_order_of_first_file() {
             .zip(expected)
             .all(|(one, two)| close(one, two))
     );
-    // Of any other order of the files, too.
+    // The result is the same for any other order of the files.
     let [one, two, three] = files.clone();
     let found = reduced(&kept, &[two, three, one]).unwrap();
     assert_eq!(coordinates(&found).len(), 4);
@@ -262,7 +262,7 @@ fn inner_join_keeps_common_values_in_order_of_first_file() {
         "{:?}",
         coordinates(&found)
     );
-    // Selections, steps and indices are of what all have.
+    // Selections, steps and indices refer to the common part of all files.
     for (select, expected) in [
         ("lat=[1:3]", 66.0),
         ("lat=[-1]", -57.0),
@@ -351,7 +351,7 @@ fn inner_join_without_common_value_is_refused() {
         values(&reduced(&inner(), &[of(0.0, none(2)), of(1.0, none(2))]).unwrap()),
         [4.0]
     );
-    // NaN is no value that two files have.
+    // NaN is no common value of two files.
     let nan = |time| of(time, lat(&[f64::NAN, 1.0]));
     assert_eq!(
         values(&reduced(&inner(), &[nan(0.0), nan(1.0)]).unwrap()),
@@ -399,7 +399,7 @@ fn first_file_of_series_gives_coordinates_of_result() {
     let table = reduced(&words, &[around(0.0), around(1.0)]).unwrap();
     assert_eq!(values(&table), [350.0, 0.0, 10.0]);
     assert_eq!(coordinates(&table), [-10.0, 0.0, 10.0]);
-    // The first in time, not the first that was named.
+    // The first file in time counts, not the first that was named.
     let lat = |time, middle| {
         let lat = axis("lat", &[60.0, middle, -20.0], "degrees_north");
         of(time, lat, &[1.0, 2.0, 4.0])
@@ -434,7 +434,7 @@ fn times_of_series_have_one_calendar_and_no_duplicates() {
         &[first.clone(), again],
         &["both have 2000-01-02", "--ensemble"],
     );
-    // From 1582 on these two are one.
+    // From 1582 on these two calendars are the same.
     let other = axis("time", &[72.0, 96.0], "hours since 1999-12-31");
     let other = with(other, text("calendar", "proleptic_gregorian"));
     let kept = Words {
@@ -449,7 +449,7 @@ fn times_of_series_have_one_calendar_and_no_duplicates() {
     let table = reduced(&kept, &files).unwrap();
     assert_eq!(values(&table), [1.0, 2.0, 4.0, 8.0]);
     assert_eq!(coordinates(&table), [0.0, 1.0, 2.0, 3.0]);
-    // Files that lie between each other have no order.
+    // Interleaved files have no order.
     let between = [
         simple(vec![times(&[0.0, 2.0]), lat()], &[1.0, 2.0]),
         simple(vec![times(&[1.0, 3.0]), lat()], &[1.0, 2.0]),
@@ -542,10 +542,10 @@ fn longitude_selection_wraps_around() {
     let down: Vec<f64> = lon.iter().rev().copied().collect();
     let down = reduced(&kept("lon=-10:10"), &[of(&down)]).unwrap();
     assert_eq!(coordinates(&down), [10.0, 0.0, -10.0]);
-    // A closed grid has one longitude twice.
+    // A closed grid contains one longitude twice.
     let closed: Vec<f64> = (0..=36).map(|place| f64::from(place) * 10.0).collect();
     refused(&kept("lon=-10:10"), &[of(&closed)], &["one longitude"]);
-    // What is no longitude ends.
+    // A dimension that is no longitude is not periodic.
     let level = simple(vec![axis("lev", &lon, "m")], &lon);
     let words = Words {
         select: "lev=350:10",
@@ -560,7 +560,7 @@ fn range_ends_have_type_of_coordinate() {
         .map(|place| f64::from(f32::from(place) / 10.0))
         .collect();
     let mut file = simple(vec![axis("lat", &tenths, "")], &[1.0, 2.0, 4.0, 8.0, 16.0]);
-    // The coordinate as 32-bit floats: made by a table of which it is the variable.
+    // The coordinate as 32-bit floats: written from a table that has it as its variable.
     let table = Table {
         axes: vec![Axis {
             coordinate: None,
@@ -682,7 +682,7 @@ fn months_are_grouped_in_all_calendars() {
     }
 }
 
-/// Monthly means whose stamp is the end of the month.
+/// Returns monthly means whose stamp is the end of the month.
 fn monthly() -> Made {
     let mut time = times(&[31.0, 60.0, 91.0]);
     let bounds = vec![(0.0, 31.0), (31.0, 60.0), (60.0, 91.0)];
@@ -878,7 +878,7 @@ fn bounds_of_kept_dimensions_are_written() {
     };
     assert_eq!(bounds("lat", ""), Some(vec![(0.0, 1.0), (1.0, 2.0)]));
     assert_eq!(bounds("time", "lat=5:15"), Some(vec![(15.0, 5.0)]));
-    // Dimensions that are reduced are written as one value: their middle.
+    // Reduced dimensions are written as one value: their middle.
     let over_time = Words {
         over: "time",
         ..sum()
@@ -895,7 +895,7 @@ fn bounds_of_kept_dimensions_are_written() {
         header.find("tas").unwrap().text("coordinates"),
         Some("time")
     );
-    // Those of some files only are none.
+    // If only some files have bounds, the result has none.
     let none = simple(vec![times(&[2.0]), lat()], &[1.0, 2.0]);
     let kept = Words {
         over: "lat",

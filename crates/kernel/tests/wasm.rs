@@ -1,4 +1,4 @@
-//! Kernels as WebAssembly modules: what they are offered, what they cannot do, how their compiled forms are kept.
+//! Tests kernels as WebAssembly modules: their imports, their limits, and the cache of their compiled forms.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -16,7 +16,7 @@ use tidemill_kernel::{
     Code, End, Exit, Launcher, PrepareError, Run, RunInput, STORE_USER, Settings, Stage,
 };
 
-/// A workplace with a folder of compiled modules of its own.
+/// Environment with its own folder of compiled modules.
 struct Mill {
     place: Place,
     launcher: Launcher,
@@ -54,7 +54,7 @@ impl Mill {
         }
     }
 
-    /// What a module whose `start_kernel` has this body, and memory, says and how it ends.
+    /// Runs a module with memory whose `start_kernel` has this body; returns its output and end.
     fn start(&self, body: &str) -> Exit {
         let module = self.module("start", &starting("", body));
         let mut run = self.run(&module, &[]);
@@ -90,7 +90,7 @@ const PLACES: &str = include_str!("kernels/places.wat");
 #[test]
 fn start_gets_arguments_inputs_and_outputs() {
     let mill = Mill::new();
-    // Writes the second argument's letter, then both inputs, to the outputs they have the number of.
+    // Writes the letter in the second argument, then both inputs, to the outputs with the same numbers.
     let body = "
         (drop (call $write (i32.const 0)
             (i32.load offset=8 (i32.load offset=12 (local.get $task))) (i32.load offset=8 (local.get $task))))
@@ -228,7 +228,7 @@ fn memory_growth_ends_at_limit() {
     let exit = mill.start(&format!("{grow} unreachable"));
     assert_eq!(exit.end, End::MemoryLimit, "{}", exit.stderr.text());
     assert!(exit.usage.rss_bytes_max < 128 << 20);
-    // One that is content with what it has goes on.
+    // A module that does not need more memory continues.
     let exit = mill.start(&format!("{grow} (i32.lt_u (memory.size) (i32.const 1024))"));
     assert_eq!(exit.end, End::Code(1), "{}", exit.stderr.text());
     let module = mill.module("start", &starting("", "(i32.const 0)"));

@@ -1,4 +1,4 @@
-//! Where the chunks of a dataset are: six kinds of index.
+//! Locations of the chunks of a dataset, from six kinds of index.
 
 use super::file::File;
 use super::message::{Index, IndexKind};
@@ -7,24 +7,24 @@ use crate::bytes::{Cursor, Source};
 use crate::select::grid;
 use crate::{Bytes, Chunk, Chunked, Error, Result, Variable};
 
-/// Most chunks of one variable.
+/// Maximum number of chunks of one variable.
 pub const CHUNKS_MAX: u64 = 1 << 20;
-/// Block sizes of an extensible array.
+/// Number of block sizes of an extensible array.
 const BLOCKS_MAX: usize = 64;
 
-/// The table that is being filled.
+/// Table that is being filled.
 struct Table<'a> {
     index: &'a Index,
     shape: &'a [u64],
-    /// Chunks along each dimension as the variable has it, which may be longer than the dataset (a netCDF dimension that grew).
+    /// Number of chunks along each dimension of the variable, which may be longer than the dataset (a netCDF dimension that grew).
     counts: Vec<u64>,
     chunks: Vec<Chunk>,
 }
 
-/// The chunks of a variable, by their numbers. Those that were never written are not among them.
+/// Returns the chunks of a variable, by their numbers, without those that were never written.
 ///
 /// # Errors
-/// If the index is damaged, or has more than [`CHUNKS_MAX`].
+/// If the index is damaged, or has more than [`CHUNKS_MAX`] chunks.
 pub fn chunks(
     variable: &Variable,
     chunked: &Chunked,
@@ -91,7 +91,7 @@ pub fn chunks(
 }
 
 impl Table<'_> {
-    /// Notes a chunk by its place in the grid; one that lies outside the array does not count.
+    /// Records a chunk by its place in the grid; a chunk outside of the array is ignored.
     fn add(&mut self, place: &[u64], offset: u64, size: u64, mut mask: u32) -> Result<()> {
         if place
             .iter()
@@ -179,7 +179,7 @@ impl Table<'_> {
         Ok(())
     }
 
-    /// How many numbers an array of chunks may have, if it can't grow.
+    /// Returns the size of an array of chunks, if it cannot grow.
     fn numbers(&self) -> Option<u64> {
         let mut counts = self
             .index
@@ -190,7 +190,7 @@ impl Table<'_> {
         counts.try_fold(1_u64, |all, count| all.checked_mul(count))
     }
 
-    /// The place of a chunk from its number in an array; the unlimited dimension counts as the first.
+    /// Returns the place of a chunk from its number in an array; the unlimited dimension counts as the first.
     fn place(&self, number: u64, unlimited: Option<usize>) -> Option<Vec<u64>> {
         let rank = self.counts.len();
         let first = unlimited.into_iter();
@@ -211,7 +211,7 @@ impl Table<'_> {
         Some(place)
     }
 
-    /// Elements of an array, one after the other, the first of which has this number.
+    /// Reads consecutive elements of an array; the first has the number `first`.
     fn elements(
         &mut self,
         cursor: &mut Cursor,
@@ -259,8 +259,8 @@ impl Table<'_> {
         self.block(file, start, 0, count, page, &array, None)
     }
 
-    /// A block of elements at `start`, in pages with checksums if it has more than a page of them. Which pages were written is
-    /// said by bits: before them, or elsewhere (`bits`, from one of them on).
+    /// Reads a block of elements at `start`, which has pages with checksums if it has more elements than a page. Bits tell which pages
+    /// were written: they are before the pages, or elsewhere (`bits`, from one of them on).
     #[expect(
         clippy::too_many_arguments,
         reason = "a block of either array, said in full"
@@ -375,7 +375,7 @@ impl Table<'_> {
         array: &Array,
     ) -> Result<()> {
         let (blocks, count) = shape.sizes(block);
-        // Each block's bits follow those of the one before, while the bytes for them are counted block by block.
+        // The bits of each block follow those of the previous block, but the bytes for them are counted block by block.
         let pages = if count > shape.page {
             count / shape.page
         } else {
@@ -436,7 +436,7 @@ impl Table<'_> {
     }
 }
 
-/// What the elements of an array of chunks are.
+/// Elements of an array of chunks.
 struct Array {
     element: usize,
     offsets: usize,
@@ -445,7 +445,7 @@ struct Array {
 
 impl Array {
     fn new(head: &mut Cursor, file: &File<'_>, unlimited: Option<usize>) -> Result<Self> {
-        // The kind of element is known by its length, which comes after the kind.
+        // The length of an element determines its kind; it is stored after the kind.
         let element = usize::from(head.u8()?);
         match element.checked_sub(file.offsets) {
             Some(0 | 5..=12) => Ok(Self {
@@ -458,7 +458,7 @@ impl Array {
     }
 }
 
-/// The shape of an extensible array: its blocks grow as more of them are needed.
+/// Shape of an extensible array, whose blocks grow with the number of elements.
 struct Extensible {
     bits: u8,
     in_index: u8,
@@ -486,17 +486,17 @@ impl Extensible {
         usize::from(self.bits).div_ceil(8)
     }
 
-    /// How many super blocks there are.
+    /// Returns the number of super blocks.
     fn blocks(&self) -> usize {
         1 + usize::from(self.bits).saturating_sub(self.block_min.ilog2() as usize)
     }
 
-    /// How many of them have their data blocks in the index.
+    /// Returns the number of super blocks whose data blocks are in the index.
     fn direct(&self) -> usize {
         2 * self.pointers_min.ilog2() as usize
     }
 
-    /// How many data blocks a super block has, and of how many elements.
+    /// Returns the number of data blocks of a super block, and the number of elements in each.
     fn sizes(&self, block: usize) -> (u64, u64) {
         let shifted = |number: u64, by: usize| {
             number

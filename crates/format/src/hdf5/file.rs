@@ -1,13 +1,13 @@
-//! An HDF5 file's bytes by its own addresses, and object headers.
+//! Bytes of an HDF5 file by its own addresses, and object headers.
 
 use crate::bytes::{Cursor, Source};
 use crate::{Bytes, Error, Result};
 
 const SIGNATURE: &[u8] = b"\x89HDF\r\n\x1a\n";
-/// Pieces of one object header.
+/// Maximum number of pieces of one object header.
 const CONTINUATIONS_MAX: usize = 256;
 
-/// Whether a file has HDF5's signature, and where.
+/// Returns the offset of HDF5's signature in a file, if it has one.
 pub(super) fn signature(bytes: &dyn Bytes) -> Option<u64> {
     let starts = std::iter::once(0).chain((9..40).map(|bits| 1 << bits));
     let mut found = [0; 8];
@@ -16,14 +16,14 @@ pub(super) fn signature(bytes: &dyn Bytes) -> Option<u64> {
         .find(|start| bytes.read_at(*start, &mut found).is_ok() && found == SIGNATURE)
 }
 
-/// A file, with the sizes that its superblock gives to addresses and lengths.
+/// File, with the sizes of addresses and lengths according to its superblock.
 pub(super) struct File<'a> {
     pub(super) source: Source<'a>,
-    /// Byte of the file that is address 0.
+    /// Offset of address 0 in the file.
     pub(super) base: u64,
-    /// Bytes of an address.
+    /// Size of an address, in bytes.
     pub(super) offsets: usize,
-    /// Bytes of a length.
+    /// Size of a length, in bytes.
     pub(super) lengths: usize,
 }
 
@@ -34,7 +34,7 @@ pub(super) struct Message {
 }
 
 impl<'a> File<'a> {
-    /// Opens a file; with it, the address of its root group.
+    /// Opens a file; also returns the address of its root group.
     pub(super) fn open(bytes: &'a dyn Bytes) -> Result<(Self, u64)> {
         let what = "HDF5 superblock";
         let start = signature(bytes).ok_or_else(|| Error::Corrupt {
@@ -79,7 +79,7 @@ impl<'a> File<'a> {
         let root = file
             .address(&mut block)?
             .ok_or_else(|| block.corrupt("it has no root group"))?;
-        // What lies before the signature may be there or not have been counted.
+        // Bytes before the signature may be missing, or may not be counted.
         file.base = if base == start { base } else { start };
         let (end, size) = (
             end.saturating_add(file.base - base.min(file.base)),
@@ -101,7 +101,7 @@ impl<'a> File<'a> {
             .cursor(address.saturating_add(self.base), len, what)
     }
 
-    /// As many bytes as there are, but no more than `len`.
+    /// Returns as many bytes as exist, but no more than `len`.
     pub(super) fn some(&mut self, address: u64, len: u64, what: &'static str) -> Result<Cursor> {
         let there = self
             .source
@@ -110,7 +110,7 @@ impl<'a> File<'a> {
         self.cursor(address, len.min(there), what)
     }
 
-    /// An address, if it is defined.
+    /// Reads an address, if it is defined.
     pub(super) fn address(&self, cursor: &mut Cursor) -> Result<Option<u64>> {
         let address = cursor.uint(self.offsets)?;
         Ok((address != u64::MAX >> (64 - 8 * self.offsets)).then_some(address))
@@ -120,7 +120,7 @@ impl<'a> File<'a> {
         cursor.uint(self.lengths)
     }
 
-    /// All messages of the object at `address`; those that are shared are looked up.
+    /// Returns all messages of the object at `address`, and resolves shared messages.
     pub(super) fn object(&mut self, address: u64) -> Result<Vec<Message>> {
         let mut messages = Vec::new();
         self.messages(address, &mut messages, true)?;
@@ -198,7 +198,7 @@ impl<'a> File<'a> {
         } else {
             4 + 2 * usize::from(ordered)
         };
-        // A continuation's checksum is counted in its length, that of the first piece is not.
+        // The length of a continuation includes its checksum; that of the first piece does not.
         let tail = if version == 2 && continued { 4 } else { 0 };
         while piece.left() >= head + tail {
             let kind = if version == 1 {
@@ -229,7 +229,7 @@ impl<'a> File<'a> {
         Ok(())
     }
 
-    /// A message that lies in another object's header.
+    /// Reads a message that is stored in another object's header.
     fn shared(&mut self, kind: u16, body: &mut Cursor, into: &mut Vec<Message>) -> Result<()> {
         let address = self.shared_address(body)?;
         let mut there = Vec::new();
@@ -254,7 +254,7 @@ impl<'a> File<'a> {
             .ok_or_else(|| body.corrupt("no address"))
     }
 
-    /// What a shared message within another message stands for: a committed type.
+    /// Returns the message that a shared message within another message refers to: a committed type.
     pub(super) fn shared_message(&mut self, kind: u16, body: &mut Cursor) -> Result<Cursor> {
         let address = self.shared_address(body)?;
         let mut there = Vec::new();

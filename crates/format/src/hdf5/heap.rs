@@ -5,10 +5,10 @@ use super::tree;
 use crate::bytes::Cursor;
 use crate::{Error, Result};
 
-/// Rows of a doubling table.
+/// Maximum number of rows of a doubling table.
 const ROWS_MAX: u64 = 64;
 
-/// The names of an old group, one after the other.
+/// Names of an old group, one after the other.
 pub(super) struct LocalHeap {
     data: u64,
     size: u64,
@@ -38,7 +38,7 @@ impl LocalHeap {
     }
 }
 
-/// An object of a global heap: text of any length, or a list. Only those of at most `len_max` bytes.
+/// Returns an object of a global heap, text of any length or a list, if it has at most `len_max` bytes.
 pub(super) fn global(
     file: &mut File<'_>,
     address: u64,
@@ -72,7 +72,7 @@ pub(super) fn global(
     })
 }
 
-/// A heap whose blocks double in size.
+/// Heap whose blocks double in size.
 pub(super) struct FractalHeap {
     id_len: usize,
     filtered: bool,
@@ -133,7 +133,7 @@ impl FractalHeap {
         self.id_len
     }
 
-    /// The object of this id; `None` if it is larger than `len_max`.
+    /// Returns the object with this id; `None` if it is larger than `len_max`.
     pub(super) fn object(
         &self,
         file: &mut File<'_>,
@@ -194,7 +194,7 @@ impl FractalHeap {
         }
     }
 
-    /// The address of a byte of the heap.
+    /// Returns the address of a byte of the heap.
     fn managed(&self, file: &mut File<'_>, wanted: u64) -> Result<Option<u64>> {
         let Some(mut address) = self.root else {
             return Ok(None);
@@ -229,7 +229,7 @@ impl FractalHeap {
         Ok(None)
     }
 
-    /// Which entry of an indirect block has a byte: its number, row, size, and first byte.
+    /// Returns the entry of an indirect block that contains a byte: its number, row, size, and first byte.
     fn entry(&self, rows: u64, begin: u64, wanted: u64) -> Option<(u64, u64, u64, u64)> {
         let mut at = begin;
         for row in 0..rows {
@@ -247,7 +247,7 @@ impl FractalHeap {
     }
 }
 
-/// Bytes that hold any number up to `limit`.
+/// Returns the number of bytes that represent any number up to `limit`.
 pub(super) fn bytes_for(limit: u64) -> usize {
     limit.checked_ilog2().unwrap_or(0) as usize / 8 + 1
 }

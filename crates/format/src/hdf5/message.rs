@@ -6,21 +6,21 @@ use super::file::File;
 use crate::bytes::Cursor;
 use crate::{DataType, Error, Filter, Kind, Member, Order, RANK_MAX, Result};
 
-/// How deep types may lie within types.
+/// Maximum depth of nested types.
 const DEPTH_MAX: usize = 16;
-/// Members of one compound.
+/// Maximum number of members in one compound.
 const MEMBERS_MAX: usize = 1024;
-/// Filters of one pipeline: HDF5's own bound.
+/// Maximum number of filters in one pipeline: HDF5's own limit.
 const FILTERS_MAX: usize = 32;
-/// Parameters of one filter.
+/// Maximum number of parameters of one filter.
 const PARAMETERS_MAX: usize = 1024;
 
-/// Sizes of an array now, and at most (`u64::MAX`: no bound).
+/// Current and maximum sizes of an array (`u64::MAX`: no limit).
 #[derive(Debug, Clone, Default)]
 pub(super) struct Space {
     pub(super) sizes: Vec<u64>,
     pub(super) most: Vec<u64>,
-    /// An array without any element, even without dimensions.
+    /// Whether the array has no element, not even without dimensions.
     pub(super) null: bool,
 }
 
@@ -69,7 +69,7 @@ pub(super) fn space(file: &File<'_>, body: &mut Cursor) -> Result<Space> {
     })
 }
 
-/// A type, and whether it is text of any length.
+/// Parses a type, including text of any length.
 pub(super) fn data_type(body: &mut Cursor, depth: usize) -> Result<DataType> {
     let first = body.u8()?;
     let (class, version) = (first & 15, first >> 4);
@@ -143,7 +143,7 @@ fn integer(body: &mut Cursor, bits: u32, size: u32) -> Result<Kind> {
     })
 }
 
-/// The type of an enumeration's values, whose names are passed over.
+/// Parses the type of an enumeration's values, and skips their names.
 fn enumeration(body: &mut Cursor, version: u8, names: u32, depth: usize) -> Result<DataType> {
     let base = data_type(body, depth + 1)?;
     for _ in 0..names {
@@ -223,7 +223,7 @@ fn compound(
         });
     }
     Ok(match members.as_slice() {
-        // Complex numbers as h5py writes them.
+        // h5py writes complex numbers in this form.
         [real, imaginary]
             if (real.name.as_str(), imaginary.name.as_str()) == ("r", "i")
                 && real.data_type.kind == Kind::Float
@@ -236,12 +236,12 @@ fn compound(
     })
 }
 
-/// Where a dataset's bytes are.
+/// Location of a dataset's bytes.
 #[derive(Debug, Clone)]
 pub(super) enum Layout {
-    /// In the message itself, at this byte of the file.
+    /// In the message itself, at this offset of the file.
     Compact(u64),
-    /// At an address, if anything was written.
+    /// At an address, if any byte was written.
     Contiguous(Option<u64>),
     Chunked {
         shape: Vec<u64>,
@@ -250,19 +250,19 @@ pub(super) enum Layout {
     Virtual,
 }
 
-/// Where an HDF5 file says where a dataset's chunks are, with addresses as bytes of the file.
+/// Location of a dataset's chunk index in an HDF5 file; addresses are offsets in the file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Index {
-    /// How it is kept, and where; none if no chunk was written.
+    /// Kind and location of the index; no location if no chunk was written.
     pub(super) kind: IndexKind,
-    /// The dataset's own sizes now and at most: chunks are numbered by them.
+    /// Current and maximum sizes of the dataset itself, which determine the numbers of chunks.
     pub(super) sizes: Vec<u64>,
     pub(super) most: Vec<u64>,
-    /// Bytes of a chunk before filters.
+    /// Size of a chunk before filters, in bytes.
     pub(super) chunk_bytes: u64,
-    /// Whether chunks that reach over the end are kept without filters.
+    /// Whether chunks that extend beyond the end are stored without filters.
     pub(super) partial_unfiltered: bool,
-    /// Byte of the file that is address 0, and bytes of an address and a length.
+    /// Offset of address 0 in the file, and sizes of an address and of a length in bytes.
     pub(super) base: u64,
     pub(super) offsets: u8,
     pub(super) lengths: u8,
@@ -393,7 +393,7 @@ fn chunked(
         Some(bytes) if bytes > 0 => bytes,
         _ => return Err(body.corrupt(format!("chunks of the shape {dimensions:?}"))),
     };
-    // The last is the bytes of an element.
+    // The last number is the size of an element in bytes.
     dimensions.pop();
     let index = Index {
         kind,
@@ -411,7 +411,7 @@ fn chunked(
     })
 }
 
-/// The filters of chunks, in the order in which they are applied when a chunk is written.
+/// Parses the filters of chunks, in the order in which a writer applies them.
 pub(super) fn pipeline(body: &mut Cursor, element: u32) -> Result<Vec<Filter>> {
     let version = body.u8()?;
     let count = usize::from(body.u8()?);
@@ -495,7 +495,7 @@ fn filter(id: u16, name: String, optional: bool, parameters: Vec<u32>, element: 
     }
 }
 
-/// A fill value that is defined, from a message of the new kind (0x05).
+/// Parses a defined fill value from a message of the new kind (0x05).
 pub(super) fn fill(body: &mut Cursor) -> Result<Option<Vec<u8>>> {
     let version = body.u8()?;
     let defined = match version {
@@ -513,7 +513,7 @@ pub(super) fn fill(body: &mut Cursor) -> Result<Option<Vec<u8>>> {
     }
 }
 
-/// A fill value, from a message of the old kind (0x04).
+/// Parses a fill value from a message of the old kind (0x04).
 pub(super) fn fill_old(body: &mut Cursor) -> Result<Option<Vec<u8>>> {
     let len = body.u32()? as usize;
     let value = body

@@ -1,8 +1,8 @@
-//! HDF5, and netCDF-4 which is written in it.
+//! HDF5, and netCDF-4, which is stored in it.
 //!
-//! Read are superblocks 0 to 3, old and new groups, contiguous, compact and chunked datasets with all indices of chunks,
-//! filters, and attributes wherever they are kept. Links to other names and files are not followed. From the HDF5 file format
-//! specification, version 3; names of dimensions from the netCDF-4 data model's use of dimension scales.
+//! The reader supports superblocks 0 to 3, old and new groups, contiguous, compact and chunked datasets with all indices of chunks,
+//! filters, and attributes in all their locations. It does not follow links to other names and files. It follows the HDF5 file format
+//! specification, version 3; names of dimensions follow the netCDF-4 data model's use of dimension scales.
 
 mod chunks;
 mod file;
@@ -20,14 +20,14 @@ use object::{Dataset, Object};
 pub use chunks::{CHUNKS_MAX, chunks};
 pub use message::Index;
 
-/// How deep groups may lie within groups.
+/// Maximum depth of nested groups.
 const DEPTH_MAX: usize = 64;
-/// What the netCDF library puts before the name of a variable that has that of a dimension and is none.
+/// Prefix that the netCDF library adds to a variable that has the name of a dimension but is no coordinate.
 const NOT_COORDINATE: &str = "_nc4_non_coord_";
-/// Begins the name of a scale that is a dimension only.
+/// First part of the name of a scale that is only a dimension.
 const ONLY_DIMENSION: &str = "This is a netCDF dimension but not a netCDF variable";
 
-/// Whether a file begins like HDF5 (or has HDF5 after 512, 1024, … bytes of something else).
+/// Returns whether a file begins like HDF5 (or contains HDF5 after 512, 1024, … bytes of other data).
 pub fn is(bytes: &dyn Bytes) -> bool {
     file::signature(bytes).is_some()
 }
@@ -35,7 +35,7 @@ pub fn is(bytes: &dyn Bytes) -> bool {
 /// Reads the header of an HDF5 file.
 ///
 /// # Errors
-/// If it is none, or damaged, or has more than any real one.
+/// If the file has another format, is damaged, or exceeds the limits of any real file.
 pub fn read(bytes: &dyn Bytes) -> Result<Header> {
     let (mut file, root) = File::open(bytes)?;
     let mut walk = Walk {
@@ -134,7 +134,7 @@ impl Walk {
     }
 }
 
-/// What the scale that is a dimension says.
+/// Description of a dimension in its scale.
 struct Scale {
     name: String,
     size: u64,
@@ -146,7 +146,7 @@ fn base(path: &str) -> &str {
     name.strip_prefix(NOT_COORDINATE).unwrap_or(name)
 }
 
-/// The scales of a file, by their addresses and by the numbers that the netCDF library gives dimensions.
+/// Scales of a file, by their addresses and by the numbers that the netCDF library gives dimensions.
 #[derive(Default)]
 struct Scales {
     by_address: BTreeMap<u64, Scale>,
@@ -159,7 +159,7 @@ impl Scales {
             return;
         };
         let name = base(&dataset.variable.path).to_owned();
-        // A coordinate of several dimensions is the scale of one of them, of which it has the number.
+        // A coordinate of several dimensions is the scale of one of them, and has the number of that dimension.
         let own = dataset
             .dimension_id
             .and_then(|id| dataset.coordinates.iter().position(|other| *other == id));
@@ -179,7 +179,7 @@ impl Scales {
         }
     }
 
-    /// The scale of a dataset's dimension.
+    /// Returns the scale of a dataset's dimension.
     fn of(&mut self, dataset: &Dataset, position: usize) -> Option<&mut Scale> {
         let listed = dataset.dimension_list.get(position).copied().flatten();
         let numbered = dataset
@@ -193,7 +193,8 @@ impl Scales {
     }
 }
 
-/// Gives dimensions the names of the scales that are attached to them, and their lengths, which may be more than what a dataset has yet.
+/// Gives dimensions the names of the scales that are attached to them, and their lengths, which may exceed the present length of a
+/// dataset.
 fn name_dimensions(file: &mut File<'_>, datasets: Vec<Dataset>) -> Result<Vec<Variable>> {
     let mut scales = Scales::default();
     datasets
@@ -243,7 +244,7 @@ fn name_dimensions(file: &mut File<'_>, datasets: Vec<Dataset>) -> Result<Vec<Va
     Ok(variables)
 }
 
-/// Whether a scale's name says that it is no variable.
+/// Returns whether a scale's name says that it is no variable.
 fn is_only_dimension(name: &Value) -> bool {
     matches!(name, Value::Text(name) if name.starts_with(ONLY_DIMENSION))
 }

@@ -11,7 +11,7 @@ use crate::{
     Storage, Value, Variable,
 };
 
-/// Attributes that HDF5's dimension scales and the netCDF library keep for themselves.
+/// Attributes that HDF5's dimension scales and the netCDF library reserve.
 const RESERVED: [&str; 8] = [
     "CLASS",
     "NAME",
@@ -23,7 +23,7 @@ const RESERVED: [&str; 8] = [
     "_nc3_strict",
 ];
 
-/// What lies at an address.
+/// Object at an address.
 pub(super) enum Object {
     Group {
         links: Vec<(String, u64)>,
@@ -31,23 +31,23 @@ pub(super) enum Object {
         netcdf: bool,
     },
     Dataset(Box<Dataset>),
-    /// A type with a name, or something of later versions.
+    /// A named type, or an object of later versions.
     Other,
 }
 
-/// A dataset, and what it says to the netCDF library.
+/// Dataset, and its data for the netCDF library.
 pub(super) struct Dataset {
     pub(super) address: u64,
-    /// Its place among all objects, as they were found.
+    /// Position among all objects, in the order in which they were found.
     pub(super) order: usize,
     pub(super) variable: Variable,
     /// Whether it is a dimension scale.
     pub(super) scale: bool,
     pub(super) only_dimension: bool,
     pub(super) dimension_id: Option<i64>,
-    /// The numbers of its dimensions, where it is a coordinate of several.
+    /// Numbers of its dimensions, if it is a coordinate of several.
     pub(super) coordinates: Vec<i64>,
-    /// The scale of each dimension.
+    /// Scale of each dimension.
     pub(super) dimension_list: Vec<Option<u64>>,
 }
 
@@ -194,7 +194,7 @@ struct Attributes {
     dimension_list: Vec<Option<u64>>,
 }
 
-/// The value of an attribute and what it is, before it is known what it is for.
+/// Value and type of an attribute, before its purpose is known.
 struct Raw {
     name: String,
     data_type: DataType,
@@ -266,7 +266,7 @@ impl Attributes {
     }
 }
 
-/// Ids of a heap's objects, from a tree of names whose records have `before` bytes before them.
+/// Returns the ids of a heap's objects, from a tree of names whose records have `before` bytes before the id.
 fn ids(file: &mut File<'_>, names: u64, before: usize, len: usize) -> Result<Vec<Vec<u8>>> {
     let mut ids = Vec::new();
     tree::each2(file, names, |record, _| {
@@ -338,7 +338,7 @@ fn value(file: &mut File<'_>, mut raw: Raw) -> Result<Value> {
     })
 }
 
-/// What an element of any length stands for; nothing if it is longer than what is kept.
+/// Returns the data of an element of variable length; empty if it exceeds the limit.
 fn listed(file: &mut File<'_>, body: &mut Cursor, element: u64) -> Result<Vec<u8>> {
     let len = u64::from(body.u32()?).saturating_mul(element);
     let address = file.address(body)?;
@@ -351,7 +351,7 @@ fn listed(file: &mut File<'_>, body: &mut Cursor, element: u64) -> Result<Vec<u8
     }
 }
 
-/// The first of the scales of each dimension.
+/// Returns the first scale of each dimension.
 fn references(file: &mut File<'_>, mut raw: Raw) -> Result<Vec<Option<u64>>> {
     let mut scales = Vec::new();
     if raw.data_type.kind != Kind::Other("list".into()) {
@@ -389,7 +389,7 @@ fn links(file: &mut File<'_>, messages: Vec<Message>) -> Result<Vec<(String, u64
                         found.extend(link(file, &mut body)?);
                     }
                 }
-                // The tree has them by a hash of their names.
+                // The tree is sorted by a hash of the names.
                 found.sort();
                 links.extend(found.into_iter().map(|(_, name, address)| (name, address)));
             }
@@ -412,7 +412,7 @@ fn links(file: &mut File<'_>, messages: Vec<Message>) -> Result<Vec<(String, u64
     Ok(links)
 }
 
-/// The name and address of a link; none if it is one to another name or file.
+/// Returns the name and address of a link; `None` for a link to another name or file.
 fn link(file: &File<'_>, body: &mut Cursor) -> Result<Option<(u64, String, u64)>> {
     body.skip(1)?;
     let flags = body.u8()?;
@@ -427,7 +427,7 @@ fn link(file: &File<'_>, body: &mut Cursor) -> Result<Option<(u64, String, u64)>
     Ok(file.address(body)?.map(|address| (order, name, address)))
 }
 
-/// The names and addresses in a node of an old group.
+/// Returns the names and addresses in a node of an old group.
 fn symbols(file: &mut File<'_>, heap: &LocalHeap, address: u64) -> Result<Vec<(String, u64)>> {
     let what = "HDF5 symbol table node";
     let mut head = file.cursor(address, 8, what)?;

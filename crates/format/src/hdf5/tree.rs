@@ -5,7 +5,7 @@ use super::heap::bytes_for;
 use crate::bytes::Cursor;
 use crate::{Error, Result};
 
-/// Levels of a tree.
+/// Maximum number of levels of a tree.
 const LEVELS_MAX: u8 = 32;
 
 /// Calls `leaf` for each child of the leaves of a tree of version 1, with the key before it.
@@ -52,7 +52,7 @@ fn each1_below(
 
 struct Tree2 {
     record: usize,
-    /// For each level: the bytes of the number of all records below a node.
+    /// For each level: the size in bytes of the number of all records below a node.
     totals: Vec<usize>,
     count_len: usize,
 }
@@ -108,7 +108,7 @@ impl Tree2 {
         each: &mut dyn FnMut(&mut Cursor, usize) -> Result<()>,
     ) -> Result<()> {
         let what = "HDF5 B-tree";
-        // Children at the lowest level tell no totals.
+        // Children at the lowest level have no totals.
         let total_len = if level > 1 {
             self.totals[usize::from(level) - 1]
         } else {

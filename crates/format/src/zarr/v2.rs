@@ -130,7 +130,7 @@ fn filters(said: &Said<'_>, rank: usize, element: u32) -> Result<Vec<Filter>> {
     Ok(filters)
 }
 
-/// A codec by numcodecs' name.
+/// Returns the codec with numcodecs' name.
 pub(super) fn codec(said: &Said<'_>, json: &Json, element: u32) -> Result<Filter> {
     let name = said.text(json.get("id"), "the id of a codec")?;
     Ok(match name {
@@ -160,7 +160,7 @@ pub(super) fn codec(said: &Said<'_>, json: &Json, element: u32) -> Result<Filter
     })
 }
 
-/// A type as numpy writes it: `<f4`, `|S8`, or a list of names and types.
+/// Parses a type in numpy's notation: `<f4`, `|S8`, or a list of names and types.
 fn data_type(said: &Said<'_>, json: Option<&Json>) -> Result<DataType> {
     if let Some(Json::Array(list)) = json {
         let (mut members, mut size) = (Vec::new(), 0_u32);
@@ -194,7 +194,7 @@ fn simple(said: &Said<'_>, text: &str) -> Result<DataType> {
     simple_type(text).ok_or_else(|| said.wrong(format!("dtype {text:?}")))
 }
 
-/// A type as numpy writes it, but no list.
+/// Parses a type in numpy's notation, except a list.
 pub(crate) fn simple_type(text: &str) -> Option<DataType> {
     let mut letters = text.chars();
     let order = match letters.next() {

@@ -119,7 +119,7 @@ fn index(path: &str, said: &Said<'_>, shard: Option<Shard>) -> Result<Index> {
     {
         None | Some("default") => {
             let separator = if separator == Some(".") { '.' } else { '/' };
-            // Without dimensions the name is `c` alone.
+            // Without dimensions the name is only `c`.
             Ok(Index {
                 prefix: joined(path, &format!("c{separator}")),
                 separator,
@@ -145,7 +145,7 @@ fn name(json: &Json) -> Option<&str> {
         .or_else(|| json.get("name").and_then(Json::as_str))
 }
 
-/// The configuration of a sharding codec, which must be the only one.
+/// Returns the configuration of a sharding codec, which must be the only codec.
 fn sharding<'a>(said: &Said<'_>, codecs: &'a [Json]) -> Result<Option<&'a Json>> {
     let Some(one) = codecs
         .iter()
@@ -249,7 +249,7 @@ fn codec(
         "blosc" => filters.push(Filter::Blosc),
         "crc32c" => filters.push(Filter::Crc32c),
         _ => {
-            // numcodecs' codecs have their names of version 2 after this.
+            // numcodecs' codecs have their names of version 2 after this prefix.
             let id = name.strip_prefix("numcodecs.").unwrap_or(name);
             let mut old = configuration
                 .and_then(Json::as_object)
@@ -282,7 +282,7 @@ fn data_type(said: &Said<'_>, json: Option<&Json>) -> Result<DataType> {
         "complex64" => (Kind::Complex, 8),
         "complex128" => (Kind::Complex, 16),
         "numpy.datetime64" | "numpy.timedelta64" => (Kind::Int, 8),
-        // Of no use to those who compute, and no reason to refuse the whole.
+        // Such a type is useless for computations, but no reason to refuse the whole file.
         other => (Kind::Other(other.into()), 8),
     };
     Ok(DataType {

@@ -1,4 +1,4 @@
-//! From pieces to values, for tests: slow, and as plain as it can be.
+//! Decodes pieces to values, for tests: slow, and as simple as possible.
 
 #![allow(clippy::unwrap_used, reason = "a part of tests")]
 
@@ -13,7 +13,7 @@ fn bytes_of(span: &Span, store: Store<'_>) -> Vec<u8> {
     match (store, &span.file) {
         (Store::File(file), None) => file.read_at(span.offset, &mut bytes).unwrap(),
         (Store::Folder(_), None) => {
-            // In a zip file all bytes are in that: its name is known to tests only.
+            // All bytes are in the zip file, whose name only the tests know.
             let zip = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/three.zarr.zip");
             std::fs::File::open(zip)
                 .unwrap()
@@ -37,7 +37,7 @@ fn unshuffled(bytes: &[u8], element: usize) -> Vec<u8> {
     plain
 }
 
-/// The bytes before filters; `None` for a filter that tests can't take back.
+/// Returns the bytes before filters; `None` for a filter that tests cannot reverse.
 fn decoded(mut bytes: Vec<u8>, filters: &[Filter], mask: u32) -> Option<Vec<u8>> {
     for (number, filter) in filters.iter().enumerate().rev() {
         if mask >> number.min(31) & 1 == 1 {
@@ -66,7 +66,7 @@ fn decoded(mut bytes: Vec<u8>, filters: &[Filter], mask: u32) -> Option<Vec<u8>>
     Some(bytes)
 }
 
-/// Where an element lies in a chunk whose dimensions are stored in another order.
+/// Returns the position of an element in a chunk whose dimensions are stored in another order.
 fn position(index: &[u64], shape: &[u64], filters: &[Filter]) -> usize {
     let order = filters.iter().find_map(|filter| match filter {
         Filter::Transpose { order } => {
@@ -81,7 +81,7 @@ fn position(index: &[u64], shape: &[u64], filters: &[Filter]) -> usize {
     usize::try_from(at).unwrap()
 }
 
-/// All indices of some ranges, the last dimension first.
+/// Returns all indices of some ranges; the last dimension is the fastest.
 fn indices(ranges: &[Range]) -> Vec<Vec<u64>> {
     ranges.iter().fold(vec![vec![]], |all, range| {
         let with = |index: Vec<u64>| {
@@ -137,7 +137,7 @@ fn put(
     Some(())
 }
 
-/// The values of a selection in hexadecimal, least significant byte first.
+/// Returns the values of a selection in hexadecimal, least significant byte first.
 pub(crate) fn values(
     variable: &Variable,
     ranges: &[Range],

@@ -1,4 +1,4 @@
-//! Stacks: kernels one behind the other in one sandbox.
+//! Tests stacks: pipelines of kernels in one sandbox.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -35,7 +35,7 @@ fn result(prepared: &Prepared) -> String {
     String::from_utf8(fs::read(path).unwrap()).unwrap()
 }
 
-/// Runs stages over `content`, which must end well, as each user; gives what they wrote.
+/// Runs stages over `content` as each user; all must succeed. Returns their output.
 fn through(content: &[u8], stages: &[Stage]) -> String {
     let place = Place::new();
     let mut results: Vec<String> = Vec::new();
@@ -72,7 +72,7 @@ fn numbers(values: &[f64]) -> Vec<u8> {
 #[test]
 fn built_in_kernels_of_all_forms_chain() {
     let content = numbers(&[3.0, -1.0, 8.0, 5.0, 2.0]);
-    // A stream, one that needs the whole, a stream again, and a fold.
+    // A stream, a kernel that needs the whole input, another stream, and a fold.
     let stages = [
         builtin("filter", &["above=0"]),
         builtin("sort", &[]),
@@ -80,10 +80,10 @@ fn built_in_kernels_of_all_forms_chain() {
         builtin("stats", &["of=min,max,count"]),
     ];
     assert_eq!(through(&content, &stages), "min 21\nmax 81\ncount 4\n");
-    // A fold in the middle, whose text is read as numbers by the next.
+    // A fold in the middle, whose text the next kernel reads as numbers.
     let stages = [builtin("sum", &[]), builtin("max", &["dtype=text"])];
     assert_eq!(through(&content, &stages), "17\n");
-    // Bins are found in the input first, so it has to be whole.
+    // The kernel first finds the bins in the input, so it needs the whole input.
     let stages = [builtin("sort", &[]), builtin("histogram", &["bins=1"])];
     assert!(through(&content, &stages).starts_with("-1 8 5\n"));
 }
@@ -174,7 +174,7 @@ fn failure_names_its_stage() {
         exit.stderr.text(),
         "stage 1 (/bin/sh) ended with exit code 7\n"
     );
-    // What is still running is ended with it.
+    // Stages that still run are ended with the stack.
     let sleeping = program("/bin/sleep", &["1000"]);
     let exit = failing(
         b"",

@@ -16,13 +16,13 @@ pub(crate) struct Fold<'a> {
     pub(crate) args: &'a [&'a str],
 }
 
-/// Bytes without a pattern that a cut could hide in.
+/// Returns bytes without a pattern that could hide an error of a cut.
 pub(crate) fn series(length: usize, salt: u64) -> Vec<u8> {
     let mut chance = Chance(salt + 1);
     (0..length).map(|_| (chance.next() >> 32) as u8).collect()
 }
 
-/// A cut of all inputs: input, begin, end of each piece.
+/// Returns a cut of all inputs: input, begin, end of each piece.
 pub(crate) fn cuts(inputs: &[Vec<u8>], seed: u64) -> Vec<(usize, usize, usize)> {
     let mut chance = Chance(seed);
     let mut pieces = Vec::new();
@@ -62,7 +62,7 @@ impl Fold<'_> {
         self.run(Part::Whole, &inputs)
     }
 
-    /// The pieces in an order by chance, their states merged in groups by chance.
+    /// Processes the pieces in a random order, and merges their states in random groups.
     pub(crate) fn in_parts(
         &self,
         inputs: &[Vec<u8>],
@@ -96,7 +96,7 @@ impl Fold<'_> {
     }
 }
 
-/// Splitmix64.
+/// Random numbers: SplitMix64.
 struct Chance(u64);
 
 impl Chance {

@@ -1,4 +1,4 @@
-//! A workplace for tests with real processes: a folder like an element's, and runs in it.
+//! Environment of tests with real processes: a folder like an element's, and runs in it.
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
@@ -32,12 +32,12 @@ pub(crate) static LAUNCHER: LazyLock<Launcher> =
     LazyLock::new(|| Launcher::new(Settings::default()).unwrap());
 
 pub(crate) fn is_root() -> bool {
-    // The owner of a fresh file is this process's user.
+    // The owner of a new file is this process's user.
     let file = tempfile::NamedTempFile::new().unwrap();
     std::os::unix::fs::MetadataExt::uid(&file.as_file().metadata().unwrap()) == 0
 }
 
-/// Whether a test that switches users must be left out.
+/// Returns whether a test that switches users must be skipped.
 pub(crate) fn skip_without_root() -> bool {
     if !is_root() {
         require::skip("this test switches users, which needs root");
@@ -45,7 +45,7 @@ pub(crate) fn skip_without_root() -> bool {
     !is_root()
 }
 
-/// An element's folder with objects and private folders.
+/// Folder of an element with objects and private folders.
 pub(crate) struct Place {
     pub(crate) folder: TempDir,
     runs: std::cell::Cell<u32>,
@@ -66,10 +66,10 @@ impl Place {
         self.folder.path().join(name)
     }
 
-    /// A sealed object: where this process is root it belongs to the store's user.
+    /// Makes a sealed object; if this process is root, the object belongs to the store's user.
     pub(crate) fn object(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
         let path = self.path(name);
-        // One that was sealed before can't be written to.
+        // An object that was sealed before can't be written to.
         let _ = fs::remove_file(&path);
         fs::write(&path, content).unwrap();
         fs::set_permissions(&path, Permissions::from_mode(0o444)).unwrap();
@@ -93,7 +93,7 @@ impl Place {
         run
     }
 
-    /// A shell script given as an argument.
+    /// Returns a run of a shell script, which is passed as an argument.
     pub(crate) fn shell(&self, script: &str) -> Run {
         self.run(Code::Program("/bin/sh".into()), &["-c", script])
     }
@@ -123,14 +123,14 @@ pub(crate) fn finish(run: Run) -> (Prepared, Exit) {
     (prepared, running.wait().unwrap())
 }
 
-/// Runs it and gives what it printed; it must end well.
+/// Runs a kernel and returns its output; the run must succeed.
 pub(crate) fn output(run: Run) -> String {
     let (_, exit) = finish(run);
     assert!(exit.success(), "{:?}: {}", exit.end, exit.stderr.text());
     exit.stdout.text()
 }
 
-/// The users to try things as.
+/// Returns the users for the tests.
 pub(crate) fn users() -> Vec<Option<User>> {
     if is_root() {
         vec![
@@ -149,7 +149,7 @@ pub(crate) fn exists(path: &Path) -> bool {
     path.symlink_metadata().is_ok()
 }
 
-/// Compiles C source of this repository; the shared object, as a sealed object.
+/// Compiles C source of this repository; returns the shared object, as a sealed object.
 pub(crate) fn compile(place: &Place, source: &str, name: &str) -> PathBuf {
     let repository = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
     let built = place.path(name);

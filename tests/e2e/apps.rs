@@ -1,4 +1,4 @@
-//! Applications that give their requests away. Semantics: docs/labels.md.
+//! Tests applications that submit asynchronous requests. Semantics: docs/labels.md.
 
 use crate::array::{Array, Options, OtherMount, wait};
 use rustix::process::{Pid, Signal, kill_process};
@@ -7,7 +7,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 
-/// A user whom nobody knows.
+/// Id of a user without an account.
 pub(crate) const USER: u32 = 1234;
 
 pub(crate) struct Labels {
@@ -31,7 +31,7 @@ impl Labels {
         }
     }
 
-    /// Of a folder that is there.
+    /// Uses an existing folder.
     pub(crate) fn again(array: &Array, user: u32, folder: PathBuf) -> Self {
         Self {
             mount: array.at(""),
@@ -55,12 +55,12 @@ impl Labels {
         command
     }
 
-    /// A program that has `app`, and prints.
+    /// Starts a Python program that has `app`, and prints.
     pub(crate) fn python(&self, script: &str) -> Child {
         self.python_reading(script, Stdio::inherit())
     }
 
-    /// The same, with a standard input.
+    /// Starts the same with a standard input.
     fn python_reading(&self, script: &str, input: Stdio) -> Child {
         let prelude = "import os, sys\nfrom tidemill_label import *\napp = App('test')\n";
         let mut command = self.command("python3");
@@ -80,7 +80,7 @@ impl Labels {
         serde_json::from_slice(&output.stdout).unwrap()
     }
 
-    /// Whether scripts of jobs were left.
+    /// Returns whether scripts of jobs were left.
     fn has_scripts(&self) -> bool {
         let mut left = std::fs::read_dir(&self.folder).unwrap();
         left.any(|entry| {
@@ -127,7 +127,7 @@ impl Drop for Labels {
     }
 }
 
-/// The next line that a program prints.
+/// Returns the next line that a program prints.
 pub(crate) fn line(out: &mut ChildStdout) -> String {
     use std::io::Read;
     let mut line = Vec::new();
@@ -141,7 +141,7 @@ pub(crate) fn line(out: &mut ChildStdout) -> String {
 const STEPS: usize = 1500;
 const FILES: usize = 20;
 
-/// Writes pieces of files in turn, and a log, and says how far it is.
+/// Writes pieces of files in turn, and a log, and prints its progress.
 const PUBLISHES: &str = "
 for n in range(1500):
     app.write(f'tidemill:/w/{n % 20}', n // 20 * 100, b'%099d\\n' % n)
@@ -178,7 +178,7 @@ fn published_labels_run_once_despite_kills() {
     while line(&mut out) != "all" {
         labels.kill_agent();
     }
-    // Its log is there as long as it is, whether there is anything left to do or not.
+    // The log stays as long as the application, even if no label is left to run.
     labels.kill_agent();
     let left = labels.known();
     assert_eq!(left["applications"][0]["failed"], 0, "{left}");
@@ -191,7 +191,7 @@ fn published_labels_run_once_despite_kills() {
     assert_eq!(owner.trim(), USER.to_string());
 }
 
-/// Puts files of a room and says how far it is.
+/// Puts files into a room and prints its progress.
 const PUTS: &str = "
 for n in range(600):
     app.put(f'room:/r/{n}', b'%09d' % n * (1 + n % 400))
@@ -234,7 +234,7 @@ fn put_into_room_is_read_at_once_despite_kills() {
     labels.kill_agent();
     puts.kill().unwrap();
     puts.wait().unwrap();
-    // Others see what is stored, and get what is theirs.
+    // Other users see stored files, and can get the files that they may read.
     let stranger = Labels::of(&array, 65534);
     let said = stranger
         .said_by("try: app.get('room:/r/599')\nexcept OSError as error: print(error.errno)\n");
@@ -275,7 +275,7 @@ for n in range(100): app.append('tidemill:/b', b'%09d\\n' % n)
         labels.kill_agent();
     }
     array.kill_mount();
-    // The kernel may have it still, without anybody who serves it.
+    // The Linux kernel may still have the mount, without a process that serves it.
     let mut unmount = Command::new("umount");
     let _ = unmount
         .arg("-l")
@@ -289,7 +289,7 @@ for n in range(100): app.append('tidemill:/b', b'%09d\\n' % n)
     };
     labels.start_agent();
     std::thread::sleep(std::time::Duration::from_millis(300));
-    // There is a file that says so, and no other.
+    // There is one file, which explains this, and no other.
     let below: Vec<_> = std::fs::read_dir(&folder).unwrap().collect();
     assert!(below.len() <= 1 && !folder.join("b").exists(), "{below:?}");
     drop(labels);
@@ -442,7 +442,7 @@ for wrong in [dict(outputs=[]), dict(outputs=['/etc/x']), dict(inputs=['s3://x/y
     assert!(!labels.has_scripts());
 }
 
-/// What an application's analyses drew is what their jobs did.
+/// Checks that the energy of an application's analyses is that of their jobs.
 fn check_energy(array: &Array, labels: &Labels, runs: usize) {
     let app = labels.known()["applications"][0]["energy"].clone();
     assert_eq!(
@@ -531,7 +531,7 @@ for label in [long, other, behind]:
         folder,
         user: USER,
     };
-    // By somebody else.
+    // Another user cancels the jobs.
     let list = array.sh(&format!("cat .tidemill/{USER}/joblist"));
     for job in list.lines().filter_map(|line| line.rsplit_once(' ')) {
         array.run(&["cancel", job.1]);
@@ -575,7 +575,7 @@ fn job_with_submission_key_is_submitted_once() {
     });
     assert_eq!(jobs, vec![jobs[0]; 4]);
     array.done(jobs[0]);
-    // What it was to make is there, so that it would be refused; and it is not looked at.
+    // The output exists, so a new submission would be refused; a repeated one does not check it.
     assert_eq!(
         (submit(), array.submit(&script("none/x"))),
         (jobs[0], jobs[0])
@@ -593,13 +593,13 @@ except OSError as error: assert error.errno == 22
     );
     let list = array.sh(&format!("cat .tidemill/{USER}/joblist"));
     assert_eq!(list.lines().count(), 1, "{list}");
-    // With the job goes its word.
+    // The submission key is deleted with the job.
     assert!(array.run(&["jobs", "--delete", &jobs[0].to_string()]).ok);
     array.sh("rm w/x");
     assert_ne!(submit(), jobs[0]);
 }
 
-/// `ECANCELED`, as a program prints it.
+/// Returns `ECANCELED` in the form in which a program prints it.
 fn libc_canceled() -> String {
     rustix::io::Errno::CANCELED.raw_os_error().to_string()
 }

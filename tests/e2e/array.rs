@@ -1,11 +1,11 @@
-//! An array of real processes for one test: a server, elements and a mount, in a temporary folder, ended with it.
+//! An array of real processes for one test: a server, elements and a mount, in a temporary folder. All are ended with the test.
 
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long anything may take to happen. Long, since nothing here asserts on speed.
+/// Maximum time for any event. It is long, because no test here checks speed.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
 
 pub(crate) struct Array {
@@ -14,7 +14,7 @@ pub(crate) struct Array {
     elements: Vec<Option<Child>>,
     mount: Option<Child>,
     options: Options,
-    /// Where the server listens, once that is known.
+    /// Address of the server, once it is known.
     listen: String,
 }
 
@@ -26,19 +26,19 @@ pub(crate) struct Options {
     pub(crate) mount: bool,
     /// Quota of each element.
     pub(crate) capacity: Option<&'static str>,
-    /// Seconds a lost element may be away before its work is given to others.
+    /// Time in seconds that a lost element may be offline before its work is rescheduled.
     pub(crate) element_timeout_secs: u64,
-    /// Whether all processes talk as if each were on a host of its own: over TCP, with the token file.
+    /// Whether all processes communicate as if each were on a host of its own: over TCP, with the token file.
     pub(crate) remote: bool,
     /// Flags of every command.
     pub(crate) flags: Vec<String>,
-    /// Where elements listen.
+    /// Address on which elements listen.
     pub(crate) element_listen: String,
     /// Further arguments of `tidemill element`.
     pub(crate) element_args: Vec<String>,
     /// Further arguments of `tidemill server`.
     pub(crate) server_args: Vec<String>,
-    /// What is in the environment of `tidemill mount`.
+    /// Environment variables of `tidemill mount`.
     pub(crate) mount_env: Vec<(&'static str, String)>,
 }
 
@@ -61,7 +61,7 @@ impl Default for Options {
     }
 }
 
-/// What a command printed, and how it ended.
+/// Output and result of a command.
 pub(crate) struct Said {
     pub(crate) ok: bool,
     pub(crate) code: Option<i32>,
@@ -70,7 +70,7 @@ pub(crate) struct Said {
 }
 
 impl Array {
-    /// An array with the default options, or `None`, loudly, where there is no root or FUSE.
+    /// Starts an array with the default options; returns `None`, with a message, without root or FUSE.
     pub(crate) fn start() -> Option<Self> {
         Self::with(Options::default())
     }
@@ -79,7 +79,7 @@ impl Array {
         Self::prepared(options, |_| {})
     }
 
-    /// `prepare` may change the folder before anything is started in it.
+    /// Starts an array; `prepare` may change the folder before any process starts in it.
     pub(crate) fn prepared(options: Options, prepare: impl FnOnce(&Self)) -> Option<Self> {
         if !can_mount() {
             return None;
@@ -114,7 +114,7 @@ impl Array {
         self.folder.path().join(relative)
     }
 
-    /// A path below the mount.
+    /// Returns a path below the mount.
     pub(crate) fn at(&self, relative: &str) -> PathBuf {
         self.path("mnt").join(relative)
     }
@@ -123,7 +123,7 @@ impl Array {
         self.path(&format!("element-{index}"))
     }
 
-    /// The files of the objects that a file lies in, where each was first.
+    /// Returns the paths of a file's objects, each on the first element that has it.
     pub(crate) fn object_files(&self, path: &str) -> Vec<PathBuf> {
         let layout = self.json(&["layout", path]);
         let file = |part: &Value| {
@@ -136,7 +136,7 @@ impl Array {
         parts.iter().map(file).collect()
     }
 
-    /// The server's address as its folder tells it.
+    /// Returns the server's address from its folder.
     pub(crate) fn address(&self) -> String {
         self.log("server/address").trim().to_owned()
     }
@@ -173,7 +173,7 @@ impl Array {
         });
         let address = self.address();
         if let Some((_, listen)) = address.split_once("//") {
-            // It is to be found at the same place when it is started again.
+            // A restarted server must have the same address.
             listen.clone_into(&mut self.listen);
         }
     }
@@ -197,24 +197,24 @@ impl Array {
         self.elements[index] = Some(spawn(&mut command, &log));
     }
 
-    /// Whether the element that was added is in memory.
+    /// Returns whether the added element is in memory.
     fn in_memory(&self) -> bool {
         self.options.element_args.iter().any(|arg| arg == "memory")
     }
 
-    /// As the end of its host would: what it has in memory is gone.
+    /// Kills an element and deletes its data in memory, like the end of its host.
     pub(crate) fn lose_memory(&mut self, index: usize) {
         self.kill_element(index);
         detach(&self.element_folder(index));
     }
 
-    /// The same of what its tasks hand to each other in memory.
+    /// Kills an element and deletes the data that its tasks exchange in memory.
     pub(crate) fn lose_handed(&mut self, index: usize) {
         self.kill_element(index);
         detach(&self.element_folder(index).join("handed"));
     }
 
-    /// One more element, with other arguments. Whichever is started later has these, too.
+    /// Adds one more element, with other arguments. Elements that are started later have these arguments, too.
     pub(crate) fn add_element(&mut self, args: &[&str]) {
         self.options.element_args = args.iter().map(|&arg| arg.to_owned()).collect();
         self.elements.push(None);
@@ -222,7 +222,7 @@ impl Array {
         self.wait_for_elements(self.elements.len());
     }
 
-    /// Starts an element again, with other arguments.
+    /// Restarts an element with other arguments.
     pub(crate) fn restart_element(&mut self, index: usize, args: &[&str]) {
         self.kill_element(index);
         self.options.element_args = args.iter().map(|&arg| arg.to_owned()).collect();
@@ -273,12 +273,12 @@ impl Array {
         kill_hard(self.elements[index].take());
     }
 
-    /// The exit code of an element's process, if it has ended.
+    /// Returns the exit code of an element's process, if it has ended.
     pub(crate) fn element_code(&mut self, index: usize) -> Option<i32> {
         self.elements[index].as_mut()?.try_wait().unwrap()?.code()
     }
 
-    /// Waits until elements have been told of all names: until then a server that is rebuilt may not know the last of them.
+    /// Waits until elements have received all names: before that, a rebuilt server may not know the last of them.
     pub(crate) fn wait_for_notes(&self) {
         let database = self.path("server/server.db").display().to_string();
         let count = [database.as_str(), "SELECT count(*) FROM note"];
@@ -288,7 +288,7 @@ impl Array {
         });
     }
 
-    /// Loses the server's database, makes it again and goes on. Says what was found.
+    /// Deletes the server's database, rebuilds it and continues. Returns the result of the rebuild.
     pub(crate) fn rebuild(&mut self) -> Value {
         self.kill_mount();
         self.kill_server();
@@ -321,7 +321,7 @@ impl Array {
         send(self.elements[index].as_ref(), signal);
     }
 
-    /// `tidemill`, to be run against this array.
+    /// Returns a `tidemill` command for this array.
     pub(crate) fn tidemill(&self) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tidemill"));
         command.arg("--server").arg(self.endpoint());
@@ -330,7 +330,7 @@ impl Array {
         command
     }
 
-    /// Runs `tidemill ARGS` against this array.
+    /// Runs `tidemill ARGS` for this array.
     pub(crate) fn run(&self, args: &[&str]) -> Said {
         said(self.tidemill().args(args).output().unwrap())
     }
@@ -343,7 +343,7 @@ impl Array {
             .unwrap_or_else(|error| panic!("{args:?}: {error}: {}", said.out))
     }
 
-    /// Runs a shell command in the mount, which must succeed; gives its standard output.
+    /// Runs a shell command in the mount, which must succeed; returns its standard output.
     pub(crate) fn sh(&self, script: &str) -> String {
         let said = self.try_sh(script);
         assert!(said.ok, "{script}\n{}{}", said.out, said.err);
@@ -358,7 +358,7 @@ impl Array {
         said(Command::new("bash").arg("-c").arg(script).output().unwrap())
     }
 
-    /// Writes a job script beside the array and submits it; gives its id.
+    /// Writes a job script next to the array and submits it; returns the job's id.
     pub(crate) fn submit(&self, script: &str) -> u64 {
         let said = self.try_submit(script);
         assert!(said.ok, "{script}\n{}{}", said.out, said.err);
@@ -382,7 +382,7 @@ impl Array {
         self.json(&["jobs", &job.to_string()])
     }
 
-    /// Waits until the job has ended; gives it.
+    /// Waits until the job has ended; returns it.
     pub(crate) fn ended(&self, job: u64) -> Value {
         let mut last = Value::Null;
         wait("the job ends", || {
@@ -392,7 +392,7 @@ impl Array {
         last
     }
 
-    /// Waits until the job has ended, which must be well.
+    /// Waits until the job has ended, which must be with success.
     pub(crate) fn done(&self, job: u64) -> Value {
         let ended = self.ended(job);
         assert_eq!(ended["state"], "done", "{ended:#}");
@@ -425,7 +425,7 @@ impl Drop for Array {
         for index in 0..self.elements.len() {
             let handed = self.element_folder(index).join("handed");
             if let Ok(shared) = std::fs::read_link(&handed) {
-                // It may be gone already.
+                // The folder may no longer exist.
                 let _ = std::fs::remove_dir_all(shared);
             } else if handed.exists() {
                 detach(&handed);
@@ -435,11 +435,11 @@ impl Drop for Array {
     }
 }
 
-/// A small device: a file system in memory. It goes when nobody uses it any more.
+/// Small device: a file system in memory. It is deleted when no process uses it any more.
 pub(crate) struct Device(PathBuf);
 
 impl Device {
-    /// Makes it, of `size` as `mount` takes it, and the folder.
+    /// Makes the device, of `size` in the form for `mount`, and its folder.
     pub(crate) fn new(path: PathBuf, size: &str) -> Self {
         std::fs::create_dir_all(&path).unwrap();
         let options = format!("size={size}");
@@ -451,7 +451,7 @@ impl Device {
         Self(path)
     }
 
-    /// Leaves no space.
+    /// Fills all free space.
     pub(crate) fn fill(&self) {
         let mut file = std::fs::File::options();
         let mut file = file
@@ -462,7 +462,7 @@ impl Device {
         while std::io::Write::write(&mut file, &[0; 4096]).is_ok_and(|count| count > 0) {}
     }
 
-    /// Gives back what [`Self::fill`] took.
+    /// Frees the space that [`Self::fill`] used.
     pub(crate) fn free(&self) {
         std::fs::remove_file(self.0.join("filler")).unwrap();
     }
@@ -507,7 +507,7 @@ impl Drop for OtherMount {
     }
 }
 
-/// Whether this machine lets us mount. Says so loudly if not, and fails where that is required.
+/// Returns whether this machine allows mounts. If not, prints a message, and fails if mounts are required.
 pub(crate) fn can_mount() -> bool {
     let root =
         std::fs::metadata("/proc/self").is_ok_and(|m| std::os::unix::fs::MetadataExt::uid(&m) == 0);
@@ -521,7 +521,8 @@ pub(crate) fn can_mount() -> bool {
     false
 }
 
-/// A folder of user 65534, who can mount by `fusermount3`; and `also` holds, a command of the shell. Says so if not.
+/// Returns a folder of user 65534, whose mounts use `fusermount3`; the shell command `also` must succeed, too. If not, prints a message
+/// and returns `None`.
 pub(crate) fn folder_of_nobody(also: &str) -> Option<tempfile::TempDir> {
     if !can_mount() {
         return None;
@@ -540,7 +541,7 @@ pub(crate) fn folder_of_nobody(also: &str) -> Option<tempfile::TempDir> {
     Some(folder)
 }
 
-/// Waits until `ready`, asking again and again.
+/// Waits until `ready` returns true, and calls it repeatedly.
 pub(crate) fn wait(what: &str, mut ready: impl FnMut() -> bool) {
     let start = Instant::now();
     while !ready() {
@@ -564,7 +565,7 @@ fn spawn(command: &mut Command, log: &Path) -> Child {
         .unwrap()
 }
 
-/// As `kill -9` does: no process gets to clean up.
+/// Kills like `kill -9`: no process can clean up.
 fn kill_hard(child: Option<Child>) {
     if let Some(mut child) = child {
         child.kill().unwrap();
@@ -578,13 +579,13 @@ fn send(child: Option<&Child>, signal: rustix::process::Signal) {
 }
 
 fn detach(path: &Path) {
-    // It is no error if it was not mounted.
+    // If nothing was mounted, this is no error.
     let _ = Command::new("umount")
         .arg("-l")
         .arg(path)
         .stderr(Stdio::null())
         .status();
-    // A mount that was killed leaves its folder immutable, where that can be.
+    // A mount that was killed leaves its folder immutable, if the file system supports that.
     let _ = Command::new("chattr")
         .arg("-i")
         .arg(path)

@@ -1,4 +1,4 @@
-//! Files as they come: `subscribe`, labels that wait for files, `tidemill watch`. Semantics: docs/labels.md.
+//! Tests events of new files: `subscribe`, labels that wait for files, `tidemill watch`. Semantics: docs/labels.md.
 
 use crate::apps::{Labels, USER, line};
 use crate::array::{Array, Options, OtherMount, wait};
@@ -70,7 +70,7 @@ fn arrivals_report_each_file_once_in_order_despite_kills() {
     std::thread::scope(|scope| {
         let made = scope.spawn(|| array.sh(make));
         while !made.is_finished() {
-            // Its end is that of the agent; who waits starts another.
+            // The read ends when the agent ends; a waiting program starts another agent.
             drop(again(&array, &folder));
             std::thread::sleep(std::time::Duration::from_millis(100));
         }
@@ -88,7 +88,7 @@ fn arrivals_report_each_file_once_in_order_despite_kills() {
         .map(|path| path.strip_prefix("tidemill:/run/").unwrap_or(path))
         .collect();
     sorted.sort_unstable();
-    // Before it was renamed the folder was told of as well, as far as anybody came to that in time.
+    // Before the rename, the folder was reported as well, if a process received the event in time.
     sorted.retain(|path| !path.starts_with("tidemill:/new/step-"));
     let mut expected: Vec<String> = (1..=500)
         .flat_map(|i| [format!("step-{i}"), format!("late/step-{i}")])
@@ -96,7 +96,7 @@ fn arrivals_report_each_file_once_in_order_despite_kills() {
     expected.push("end".into());
     expected.sort_unstable();
     assert_eq!(sorted, expected);
-    // From the beginning, by the command line as root: what there is now, in the same order.
+    // From the begin, with the command line as root: all present files, in the same order.
     let user = |path: &&str| !path.starts_with("/closed/") && *path != "/run/private";
     let known = array.run(&["watch", "/**", "--from", &begin, "--count", "1502"]);
     let known: Vec<&str> = known.out.lines().filter(user).collect();
@@ -106,7 +106,7 @@ fn arrivals_report_each_file_once_in_order_despite_kills() {
         .map(|path| path.strip_prefix("tidemill:").unwrap())
         .collect();
     assert_eq!(own, known);
-    // Who was away has missed nothing, who was away for too long is told so.
+    // A reader that was offline has missed no file; a reader that was offline for too long gets an error.
     let later = again(&array, &folder).said_by(&format!(
         "
 files = app.subscribe('tidemill:/run/step-*', '{begin}')
@@ -141,7 +141,7 @@ fn labels_follow_arrival_of_files_of_others() {
     assert_eq!(line(&mut out), "ready");
     assert_eq!(line(&mut out), "waits");
     let there = other.path.join("w");
-    // Not under a name that matches before it is whole, and not in a folder that the user may not enter.
+    // The file does not have a matching name before it is complete, and is not in a folder that the user may not enter.
     array.sh(&format!(
         "cd {}; echo > ../own/step-9; printf '1\\n2\\n' > part; mv part step-1; echo > below/end",
         there.display()
@@ -164,10 +164,10 @@ fn labels_follow_arrival_of_files_of_others() {
     ]) {
         assert!(line.contains(why), "{why}: {line}");
     }
-    // What waits for an application that has ended is given up.
+    // Labels that wait for files are cancelled when their application has ended.
     labels.wait_until_done();
     assert!(!array.at("w/follows").exists());
-    // By the command line.
+    // The same with the command line.
     let mut watch = array.tidemill();
     let watch = watch.args(["--json", "watch", "/w/late", "--count", "1"]);
     let watch = watch.stdout(Stdio::piped()).spawn().unwrap();

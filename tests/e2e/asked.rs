@@ -1,4 +1,5 @@
-//! Mappers that are programs of users: what they say of a file is what components read, and whatever they do, the job is told why not.
+//! Tests mappers that are users' programs: components read the pieces of a file that the mapper reports, and if a mapper fails in any
+//! way, the job reports the reason.
 
 use crate::array::{Array, Options, wait};
 use crate::chance::Chance;
@@ -17,7 +18,7 @@ fn job(task: &str) -> String {
     format!(r#"name = "j"; workdir = "/"; tasks = ( {{ {task} }} );"#)
 }
 
-/// Of a file whose first line says `BEGIN:END` of each piece: a map with some settings.
+/// Mapper for a file whose first line contains `BEGIN:END` of each piece: it prints a map with some settings.
 const MAPPER: &str = r#"#!/bin/sh
 for file; do :; done
 read -r line < "$file"
@@ -30,13 +31,13 @@ done
 echo ']}'
 "#;
 
-/// A shell script that is kept in the array.
+/// Stores a shell script in the array.
 fn script(array: &Array, name: &str, text: &str) {
     std::fs::write(array.at(name), text).unwrap();
     array.sh(&format!("chmod +x {name}"));
 }
 
-/// A striped file of pieces, and what these hold: 1000 numbers each, the highest byte first and compressed.
+/// Makes a striped file of pieces, and returns their contents: 1000 numbers each, big-endian and compressed.
 fn with_pieces(array: &Array) -> Vec<i32> {
     let mut chance = Chance(11);
     let (mut numbers, mut body, mut line) = (Vec::new(), Vec::new(), String::new());
@@ -97,7 +98,7 @@ fn program_mapper_defines_input_of_components() {
     assert_eq!(told["tasks"].as_array().unwrap().len(), 12, "{told:#}");
     array.sh("cat piece/* > all");
     assert_eq!(std::fs::read(array.at("all")).unwrap(), expected);
-    // Each where most of its bytes are: not even what crosses stripes comes from afar as a whole.
+    // Each component runs where most of its bytes are: not even pieces across stripes are transferred completely.
     let layout = array.json(&["layout", "/pieces"]);
     let size = layout["size"].as_u64().unwrap();
     let tasks = told["tasks"].as_array().unwrap();
@@ -105,7 +106,7 @@ fn program_mapper_defines_input_of_components() {
         .iter()
         .map(|task| task["moved_bytes"].as_u64().unwrap());
     assert!(moved.sum::<u64>() < size * 3 / 4, "{told:#}");
-    // One for each part; a fold makes one result of them.
+    // There is one component for each part; a fold makes one result of them.
     let sum = job(&format!(
         r#"name = "sum"; kernel = "sum"; args = [ "dtype=i32" ]; per = "part"; mapper = "{}"; input = [ "pieces" ]; output = [ "sum" ];"#,
         mapper(values)
@@ -113,7 +114,7 @@ fn program_mapper_defines_input_of_components() {
     array.done(array.submit(&sum));
     let sum: i64 = array.sh("cat sum").trim().parse().unwrap();
     assert_eq!(sum, numbers.iter().map(|one| i64::from(*one)).sum::<i64>());
-    // Without a type pieces are bytes as they are.
+    // Without a type, pieces are plain bytes.
     array.done(array.submit(&task("part", "")));
     let held = array.sh("head -n 1 pieces");
     let lengths = held.split_whitespace().map(|piece| {
@@ -122,7 +123,7 @@ fn program_mapper_defines_input_of_components() {
     });
     let read: u64 = array.sh("cat part/* | wc -c").trim().parse().unwrap();
     assert_eq!(read, lengths.sum::<u64>());
-    // It is told how the file lies, and sees it and nothing else; a dry run asks it, too.
+    // The mapper gets the layout of the file, and sees that file and nothing else; a dry run runs it, too.
     script(
         &array,
         "show",
@@ -146,7 +147,7 @@ fn program_mapper_defines_input_of_components() {
             said.err
         );
     }
-    // What they printed had no name, and is gone.
+    // The printed maps have no name, and are deleted.
     wait("nothing is left of maps", || {
         array.run(&["check", "--age", "0"]).ok
     });
@@ -216,7 +217,7 @@ fn failing_program_mapper_is_reported() {
     the_server_is_killed_meanwhile(&mut array, &task("program:naps"));
 }
 
-/// Nothing of the job is kept, and its mapper's job ends.
+/// The server is killed during the mapper's job: no part of the job is kept, and its mapper's job ends.
 fn the_server_is_killed_meanwhile(array: &mut Array, job: &str) {
     script(array, "naps", "#!/bin/sh\nsleep 1\necho nothing\n");
     let jobs = |array: &Array, state: &str| {

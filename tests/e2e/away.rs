@@ -1,5 +1,5 @@
-//! Real processes that are killed, stopped or late: what was acknowledged is what everybody reads, everything goes on
-//! by itself, and nobody waits for what they did not ask for.
+//! Tests real processes that are killed, stopped or late: all readers read the acknowledged data, all work continues by itself, and no
+//! process waits for data that it did not request.
 
 use crate::array::{Array, Options, wait};
 use rustix::process::Signal;
@@ -93,7 +93,7 @@ fn server_restart_fails_no_operation() {
     }
 }
 
-/// Makes, moves and removes until it is told to stop; gives how often. Nothing may fail.
+/// Makes, moves and removes files until `stop` is set; returns the number of repetitions. No operation may fail.
 fn work(folder: &Path, stop: &AtomicBool) -> usize {
     let says = |what: &str, outcome: std::io::Result<()>| {
         outcome.unwrap_or_else(|error| panic!("{what} in {}: {error}", folder.display()));
@@ -149,7 +149,7 @@ fn hung_element_blocks_only_its_own_files() {
         );
         done.send(()).unwrap();
     });
-    // Before the one that is stuck gives up: its 30 s began first.
+    // These operations end before the blocked one times out: its 30 s began first.
     finished.recv_timeout(Duration::from_secs(29)).unwrap();
     array.signal_element(0, Signal::CONT);
     stuck.join().unwrap().unwrap();
@@ -175,7 +175,7 @@ fn unsealable_file_blocks_no_other_directory() {
     file.write_all(b"before").unwrap();
     array.kill_element(1);
     drop(file);
-    // Only root has the names forgotten; they may be without that, too.
+    // Only root can make the kernel forget the names; it may forget them without that, too.
     let _ = fs::write("/proc/sys/vm/drop_caches", "2");
     array.sh("mv other moved");
     array.start_element(1);
@@ -190,7 +190,7 @@ fn programs_end_while_the_server_is_stopped() {
     let Some(array) = Array::start() else { return };
     array.sh("echo text > f");
     array.signal_server(Signal::STOP);
-    // One that takes the signal itself, and others that do not.
+    // One program handles the signal itself, the others do not.
     let python =
         "import os, sys\ntry: os.mkdir(sys.argv[1])\nexcept KeyboardInterrupt: os._exit(7)";
     let programs: BTreeMap<&str, Vec<&str>> = [
@@ -202,7 +202,7 @@ fn programs_end_while_the_server_is_stopped() {
     .into();
     for (program, arguments) in programs {
         for signal in [Signal::INT, Signal::KILL] {
-            // Who runs the tests in the background of a shell has them ignore SIGINT, and so all that they start.
+            // If the tests run in the background of a shell, they ignore SIGINT, and so do all programs that they start.
             let mut child = Command::new("env")
                 .args(["--default-signal=INT", program])
                 .args(&arguments)
@@ -217,7 +217,7 @@ fn programs_end_while_the_server_is_stopped() {
             });
             let pid = rustix::process::Pid::from_child(&child);
             rustix::process::kill_process(pid, signal).unwrap();
-            // Half of what an operation waits by itself.
+            // Half of the time that an operation waits by itself.
             let limit = Instant::now() + Duration::from_secs(15);
             let mut ended = None;
             wait("it ends", || {

@@ -1,4 +1,5 @@
-//! Folders that have what is in a store: found, changed and gone there; written, removed and worked on here; through kills.
+//! Tests folders that are bound to stores: objects are found, changed and deleted in the store; files are written, deleted and processed
+//! in the array; processes are killed.
 
 use crate::array::{Array, Options, wait};
 use crate::stand_in::StandIn;
@@ -16,11 +17,11 @@ pub(crate) fn bare(elements: usize) -> Option<Array> {
     })
 }
 
-/// Two elements that store, and number 2 whose files are in an object store, below `top`; bridge `cloud` leads to `top/data`.
+/// Two elements that store, and element 2, whose files are in an object store, below `top`; bridge `cloud` leads to `top/data`.
 pub(crate) struct Cloud {
     pub(crate) array: Array,
     pub(crate) store: StandIn,
-    /// The last element, whose store that is.
+    /// Index of the last element, which has that store.
     pub(crate) last: usize,
     _runtime: tokio::runtime::Runtime,
 }
@@ -30,7 +31,7 @@ impl Cloud {
         Self::with(2)
     }
 
-    /// With so many other elements.
+    /// Starts with `elements` other elements.
     pub(crate) fn with(elements: usize) -> Option<Self> {
         let runtime = tokio::runtime::Runtime::new().unwrap();
         let store = runtime.block_on(StandIn::start());
@@ -74,7 +75,7 @@ impl Cloud {
         self.array.json(&["bridge", "refresh", "cloud"])["bound"].clone()
     }
 
-    /// Takes all away that is there.
+    /// Removes all objects from the store, and returns them.
     pub(crate) fn empty(&self) -> std::collections::BTreeMap<String, (Vec<u8>, u64)> {
         std::mem::take(&mut self.store.state().objects)
     }
@@ -197,7 +198,7 @@ fn written_here(cloud: &Cloud) {
     cloud.refresh();
     assert_eq!(version(array, "/cloud/a.txt"), 3);
     assert_eq!(version(array, "/cloud/here/mine"), 1);
-    // What somebody else has put there stays, and comes back when it is another one.
+    // An object that somebody else has put there stays, and becomes a file when it is another one.
     assert_eq!(cloud.there("new.txt").as_deref(), Some("new\n"));
     assert!(!array.at("cloud/new.txt").exists());
     cloud.put("new.txt", "newer\n");
@@ -207,7 +208,7 @@ fn written_here(cloud: &Cloud) {
     wait("what was removed is gone there", || {
         cloud.there("here/mine").is_none()
     });
-    // Other programs change what the array has put there.
+    // Other programs change objects that the array has put there.
     cloud.put("a.txt", "theirs\n");
     cloud.refresh();
     assert_eq!(array.sh("cat cloud/a.txt"), "theirs\n");
@@ -234,7 +235,7 @@ fn conflicting_writes_keep_both_sides() {
     let passed = cloud.refresh();
     assert_eq!(passed["passed_by"], 2, "{passed}");
     assert_eq!(array.sh("cat cloud/both cloud/folder"), "first\nb\n");
-    // The store has another one before what was written here is there.
+    // The store gets another object before the file that was written here is stored there.
     cloud.store.state().key = Some("nobody".into());
     array.sh("echo ours > cloud/both");
     cloud.put("both", "theirs\n");
@@ -254,7 +255,7 @@ fn conflicting_writes_keep_both_sides() {
     assert_eq!(array.sh("cat cloud/both"), "ours\n");
     assert_eq!(cloud.there("both").as_deref(), Some("theirs\n"));
     assert_eq!(array.sh("ls cloud"), "both\nfile\nfolder\n");
-    // Who makes way for the other says which it is to be.
+    // The user resolves the conflict by renaming or deleting one of both.
     array.sh("mv cloud/both kept; rm cloud/folder; rmdir cloud/file");
     assert_eq!(cloud.refresh()["passed_by"], 0);
     assert_eq!(
@@ -301,12 +302,12 @@ fn offline_or_empty_store_deletes_no_file() {
     assert_eq!(array.sh("ls cloud"), "a\nb\n");
     cloud.store.state().objects = all;
     cloud.put("c", "c\n");
-    // A file is there, and empty, until its first version is sealed.
+    // A file exists, and is empty, until its first version is sealed.
     wait("it goes on", || {
         array.try_sh("cat cloud/*").out == "a\nb\nc\n"
     });
 
-    // A database that is made anew knows the files; the folder is bound again.
+    // A rebuilt database knows the files; the folder is bound again.
     let array = &mut cloud.array;
     array.wait_for_notes();
     array.rebuild();
@@ -374,7 +375,7 @@ fn each_object_becomes_one_file_and_fires_once_despite_kills() {
     bind.kill().ok();
     bind.wait().unwrap();
     assert!(array.run(&["check"]).ok);
-    // One that was given up may have had the first number. None was sealed twice.
+    // An aborted version may have taken the first number. No version was sealed twice.
     let sealed = "SELECT count(*), count(DISTINCT ino), count(DISTINCT path), max(version) <= 2 FROM version WHERE CAST(path AS TEXT) LIKE '/cloud/in/%'";
     let sealed = array.sh(&format!(
         "sqlite3 {:?} \"{sealed}\"",
@@ -428,7 +429,7 @@ fn file_system_is_followed_but_links_of_users_are_not() {
     });
     std::fs::remove_file(folder.join("run/one")).unwrap();
     wait("it is gone", || !array.at("cloud/one").exists());
-    // The folder below which it is bound goes, as when a file system is not mounted.
+    // The parent of the bound folder is missing, as when a file system is not mounted.
     std::fs::rename(folder.join("run"), folder.join("away")).unwrap();
     wait("it is told", || {
         array.run(&["bridge", "list"]).out.contains("bridge pfs: ")
@@ -470,7 +471,7 @@ fn read_only_store_stays_unchanged() {
     let array = &cloud.array;
     cloud.put("a", "theirs\n");
     array.json(&["bridge", "remove", "cloud"]);
-    // The same address as that of the element: what went there would be in the store's own folder.
+    // The address is the same as that of the element: files that it stored there would be in the store's own folder.
     let uri = format!("s3://bucket/top?endpoint=http://{}", cloud.store.address);
     array.json(&["bridge", "add", "cloud", &uri, "--read-only"]);
     array.json(&["bridge", "bind", "cloud", "/cloud", "--every", "0"]);
@@ -478,7 +479,7 @@ fn read_only_store_stays_unchanged() {
     array.sh(
         "echo more >> cloud/data/a; echo new > cloud/new; echo over > cloud/t; mv cloud/t cloud/u",
     );
-    // What a folder of that element has is there: so would this be, if it went there.
+    // Files of a folder of that element are in the store: this file would be, too, if it were stored there.
     array.sh("mkdir goes; setfattr -n user.tidemill.element -v 2 goes; echo x > goes/x");
     let key = "top/goes/x";
     wait("the element has settled", || {
@@ -510,7 +511,7 @@ fn put_of_killed_element_belongs_to_the_array() {
     cloud
         .array
         .json(&["bridge", "bind", "cloud", "/cloud", "--every", "0"]);
-    // What goes there first puts the store's mark there, too.
+    // The first file in a store also stores the store's mark.
     cloud.array.sh("echo first > cloud/first");
     wait("the first is there", || cloud.there("first").is_some());
     cloud.store.state().mute = true;
@@ -536,8 +537,8 @@ fn put_of_killed_element_belongs_to_the_array() {
     assert_eq!(state.objects.keys().filter(beside).count(), 0);
 }
 
-/// The mode of a folder decides who may use it, and only administrators bind. A bridge that is bound to another folder
-/// starts again there.
+/// The mode of a folder decides which users may use it, and only administrators bind. A bridge that is bound to another folder starts
+/// again there.
 #[test]
 fn bound_folder_obeys_mode_and_is_plain_after_unbind() {
     let Some(cloud) = Cloud::start() else { return };

@@ -1,4 +1,4 @@
-//! Folders that are stores, and what goes wrong: looks that end too early, stores that are empty or away, names that change.
+//! Tests faults of folders that are bound to stores: listings that end too early, stores that are empty or offline, names that change.
 
 use crate::array::{Array, wait};
 use crate::bound::{Cloud, bare, version};
@@ -6,7 +6,7 @@ use crate::burst::elements;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A page of a look, and one object more.
+/// Number of objects in a page of a listing, plus one.
 const MORE_THAN_A_PAGE: usize = 1001;
 
 fn count(array: &Array, folder: &str) -> usize {
@@ -17,7 +17,7 @@ fn listed(array: &Array) -> String {
     array.run(&["bridge", "list"]).out
 }
 
-/// Binds, and does not wait for the first look, which waits for the second list of names.
+/// Binds, and does not wait for the first listing, which waits for the second list of names.
 fn begin(cloud: &Cloud, every: &str) -> std::process::Child {
     for number in 0..MORE_THAN_A_PAGE {
         cloud.put(&format!("{number:04}"), "x");
@@ -123,7 +123,7 @@ fn write_that_only_read_only_store_could_take_is_refused() {
         assert!(!put.ok && put.err.contains("read only"), "{}", put.err);
     }
     assert_eq!(array.sh("cat cloud/data/a; ls cloud"), "theirs\nd\ndata\n");
-    // What is new there comes in all the same, and elsewhere all is as in other arrays.
+    // New objects appear as files anyway, and other folders work as in other arrays.
     cloud.put("b", "new\n");
     cloud.refresh();
     array.sh("echo kept > kept");
@@ -156,7 +156,7 @@ fn rename_in_bound_folder_keeps_object_in_store() {
         cloud.there("ours").is_some() && cloud.there("tmp").is_some() && settled()
     });
     let before = cloud.store.state().objects.clone();
-    // Within, out, in, a folder, and over another one.
+    // Renames within the folder, out of it, into it, of a folder, and over an existing file.
     array.sh(
         "mv cloud/ours cloud/renamed; mv cloud/theirs out; mv in cloud; mv cloud/d cloud/e; mv -f cloud/tmp cloud/over",
     );
@@ -175,7 +175,7 @@ fn rename_in_bound_folder_keeps_object_in_store() {
 
 fn renamed_and_changed(cloud: &Cloud) {
     let array = &cloud.array;
-    // What is changed there is a new file under its name there; what it was before is lost, and that is told.
+    // An object that changes there is a new file under its name there; the previous content is lost, and this is reported.
     cloud.put("d/x", "changed\n");
     cloud.refresh();
     assert_eq!(array.sh("cat cloud/d/x cloud/e/y"), "changed\ny\n");
@@ -183,14 +183,14 @@ fn renamed_and_changed(cloud: &Cloud) {
     wait("it is told", || {
         let health = array.run(&["health"]).out;
         assert!(!health.contains("/y"), "{health}");
-        // By the name that it was made under.
+        // The report contains the name under which the file was made.
         health.contains("/cloud/d/x")
     });
-    // What is gone there is gone under any name, and takes no file along that has another one.
+    // If an object is deleted there, its content is lost under any name. A file that has another name by now is not deleted.
     cloud.gone("theirs");
     cloud.refresh();
     assert!(array.at("out/theirs").exists());
-    // What is written anew goes there under its name here.
+    // New content is stored there under the file's name here.
     array.sh("echo more >> cloud/renamed; echo again > cloud/in; echo last > cloud/over");
     wait("they are there", || {
         let now = |name: &str| cloud.there(name);
@@ -236,7 +236,7 @@ fn outputs_of_jobs_are_in_the_store_wherever_they_run() {
     assert_eq!(cloud.refresh()["files"], 6);
 }
 
-/// A file system of others, which is mounted or not.
+/// File system of others, which is mounted or not.
 struct Pfs {
     folder: tempfile::TempDir,
 }
@@ -303,7 +303,7 @@ fn unmounted_file_system_with_packs_loses_nothing() {
     away(&["--outside-as", "dedup"]);
 }
 
-/// The element is started while the folder of its store is empty: nothing is damaged, and nothing is put there.
+/// The element is started while the folder of its store is empty: no file is damaged, and no file is stored there.
 fn away(more: &[&str]) {
     let Some(mut array) = bare(1) else { return };
     let pfs = Pfs::new();
@@ -361,7 +361,7 @@ fn away(more: &[&str]) {
     really_gone(&array, &pfs);
 }
 
-/// Somebody has taken all away, and says so: then it is damage.
+/// Somebody has deleted all files, and confirms it: then the files are damaged.
 fn really_gone(array: &Array, pfs: &Pfs) {
     for file in pfs.files() {
         std::fs::remove_file(file).unwrap();

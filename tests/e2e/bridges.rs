@@ -1,4 +1,4 @@
-//! Stores outside of the array: what comes from there and goes there, who may, and where keys are not.
+//! Tests stores outside of the array: imports and exports, permissions, and the places where keys are not stored.
 
 use crate::array::{Array, said, wait};
 use std::io::{Read, Write};
@@ -9,7 +9,7 @@ use std::path::Path;
 const STRANGER: &str = "setpriv --reuid 65534 --regid 65534 --clear-groups";
 const SECRET: &str = "hush-hush-hush";
 
-/// Some counts of what an import, export or sync says.
+/// Returns some counts from the output of an import, export or sync.
 fn counts(array: &Array, args: &[&str]) -> [u64; 4] {
     let told = array.json(args);
     ["files", "same", "deleted", "passed_by"].map(|what| told[what].as_u64().unwrap())
@@ -55,7 +55,7 @@ fn import_and_export_copy_files_and_skip_existing_ones() {
         counts(&array, &["import", "source/run", "/raw"]),
         [0, 3, 0, 1]
     );
-    // What was changed at either end is copied again, and nothing else.
+    // Only files that were changed at either end are copied again.
     std::fs::write(source.join("run/a.nc"), "AA").unwrap();
     array.sh("echo mine > raw/b.txt");
     assert_eq!(
@@ -90,12 +90,12 @@ fn import_and_export_copy_files_and_skip_existing_ones() {
     assert_eq!(std::fs::read(out.join("x/a.nc")).unwrap(), b"AA");
     assert!(!out.join("x/old").exists() && !out.join("x/b.txt").exists());
     array.sh("echo new > raw/new");
-    // What came from the array is known to be the same.
+    // Files that came from the array are known to be the same.
     assert_eq!(
         counts(&array, &["sync", "out/x", "/raw", "--delete"]),
         [0, 2, 1, 0]
     );
-    // A file is no folder that has nothing else in it.
+    // A file is not a folder whose other files can be deleted.
     assert!(!array.run(&["sync", "out/x/a.nc", "/raw", "--delete"]).ok);
     assert_eq!(
         array.sh("find raw -type f | sort"),
@@ -188,7 +188,7 @@ fn killed_copy_restarts_and_shows_no_partial_file() {
     wait("a file has come", || noted("source"));
     import.kill().unwrap();
     import.wait().unwrap();
-    // What was begun may be there, as a file that nothing was written to.
+    // A file that was just begun may exist, without any content.
     let halves = array.sh("find raw -type f -size +0c -not -size 500000c");
     assert_eq!(halves, "");
     let [files, same, ..] = counts(&array, &["import", "source", "/raw"]);
@@ -213,7 +213,7 @@ fn killed_copy_restarts_and_shows_no_partial_file() {
     array.sh(&format!("diff -r {source:?} {out:?}"));
 }
 
-/// A store that takes nobody's keys; says what it was shown.
+/// Starts a store that refuses all keys; it sends the keys that it received.
 fn refusing() -> (String, std::sync::mpsc::Receiver<String>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -225,7 +225,7 @@ fn refusing() -> (String, std::sync::mpsc::Receiver<String>) {
             let _ = shown.send(String::from_utf8_lossy(&text[..count]).into_owned());
             let _ = stream
                 .write_all(b"HTTP/1.1 403 no\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
-            // What was not read would take the answer away.
+            // If unread bytes are left, closing the socket would discard the answer.
             let _ = stream.shutdown(std::net::Shutdown::Write);
             let _ = stream.set_read_timeout(Some(std::time::Duration::from_secs(5)));
             let _ = stream.read_to_end(&mut Vec::new());

@@ -1,5 +1,5 @@
-//! Stores outside of the array that are full, busy, or take keys no more, and arrays that are full: nothing is lost, it is told, and it
-//! goes on afterwards.
+//! Tests stores outside of the array that are full, busy, or refuse the keys, and arrays that are full: no file is lost, the reason is
+//! reported, and the work continues afterwards.
 
 use crate::array::{Array, Device, Options, Said, said, wait};
 use crate::outside::{elements, noise};
@@ -8,10 +8,10 @@ use crate::stand_in::{StandIn, Strike, Upload};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-/// Files of a megabyte.
+/// Number of files, of a megabyte each.
 const FILES: usize = 12;
 const BYTES: usize = 1_000_000;
-/// Questions that a drain of two files asks its store.
+/// Number of requests of a drain of two files to its store.
 const STEPS: usize = 14;
 
 fn fill(folder: &Path) {
@@ -25,7 +25,7 @@ fn content(number: usize) -> Vec<u8> {
     vec![u8::try_from(number + 1).unwrap(); BYTES]
 }
 
-/// Names of files that have something in them; all of that must be what was copied.
+/// Returns the number of files with content, which must be the content that was copied.
 fn whole(folder: &Path) -> usize {
     let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let files = files.filter(|file| file.metadata().unwrap().len() > 0);
@@ -85,7 +85,7 @@ fn import_into_full_array_keeps_whole_files_and_resumes() {
     assert!(array.run(&["check"]).ok);
 }
 
-/// Number 0 is of the burst tier, number 1 has its files outside; there is no other.
+/// Starts an array in which element 0 is in the burst tier and element 1 has its files outside; there is no other.
 fn burst(uri: &str, more: &[&str]) -> Option<Array> {
     let mut array = Array::with(Options {
         elements: 0,

@@ -1,4 +1,4 @@
-//! `/bridges` in the mount: what is in stores outside of the array, as programs see it, and who does not.
+//! Tests `/bridges` in the mount: programs see the objects of stores outside of the array, if their user may.
 
 use crate::array::{Array, Options, Said, wait};
 use crate::stand_in::StandIn;
@@ -10,13 +10,13 @@ const STRANGER: &str = "setpriv --reuid 65534 --regid 65534 --clear-groups";
 const SECRET: &str = "hush-hush-hush";
 /// Three blocks of the mount.
 const BYTES: usize = (9 << 20) + 3;
-/// The names of one object and file in all three stores.
+/// Names of the three stores with the same object and file.
 const PLACES: [&str; 3] = ["dir", "cloud", "web"];
 
 struct Seen {
     array: Array,
     store: StandIn,
-    /// Where the mount's user has keys.
+    /// Configuration of the mount's user, with the keys.
     config: tempfile::TempDir,
     _runtime: tokio::runtime::Runtime,
 }
@@ -30,7 +30,8 @@ fn noise(mut seed: u64) -> Vec<u8> {
 }
 
 impl Seen {
-    /// `timeout`: seconds that stores may take. An array with a folder, S3 and HTTP as bridges `dir`, `cloud` and `web`, of which the mount has the keys of `cloud`.
+    /// Starts an array with a folder, S3 and HTTP as bridges `dir`, `cloud` and `web`; the mount has the keys of `cloud`. `timeout`: time
+    /// limit for stores, in seconds.
     fn start(timeout: &str) -> Option<Self> {
         let config = tempfile::tempdir().unwrap();
         let runtime = tokio::runtime::Runtime::new().unwrap();
@@ -79,7 +80,7 @@ impl Seen {
         std::fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
     }
 
-    /// Puts a file into all three, in place of any that is there.
+    /// Puts a file into all three stores, and replaces an existing one.
     fn put(&self, name: &str, content: &[u8]) {
         let (path, part) = (self.folder().join(name), self.folder().join("part"));
         std::fs::write(&part, content).unwrap();
@@ -116,7 +117,7 @@ fn bridged_store_is_readable_in_mount_by_its_user_only() {
     symlink("/etc", seen.folder().join("run/away")).unwrap();
     array.sh("mkfifo ../folder/run/pipe");
     assert_eq!(array.sh("ls bridges"), "cloud\ndir\nweb\n");
-    // Who copies the array does not copy the stores.
+    // A copy of the array does not include the stores.
     assert_eq!(array.sh("ls -A"), "kernels\n");
     for place in PLACES {
         let path = format!("bridges/{place}/run/a.bin");
@@ -148,7 +149,7 @@ fn bridged_store_is_readable_in_mount_by_its_user_only() {
         seen.refused(&format!("cat bridges/dir/run/{name}"), "No such file");
     }
     nothing_is_written(&seen);
-    // Not even what the kernel knows for root by now.
+    // The user does not even see entries that the Linux kernel has cached for root.
     array.sh("ls -lR bridges > /dev/null");
     for ask in [
         "ls bridges",
@@ -196,13 +197,13 @@ fn failing_changing_or_large_stores_harm_nobody_else() {
     gone_and_back(&seen);
     wrong_keys(&seen);
     folders_of_that_name(&seen);
-    // A mount that ends with all that in it ends.
+    // If the test ends the mount, everything in it ends.
     seen.array.kill_mount();
     seen.array.start_mount();
     seen.array.sh("ls bridges/dir");
 }
 
-/// Who has a file open reads that version, or an error; who opens it then reads the new one.
+/// A reader with an open file reads that version, or gets an error; a reader that opens the file after the change reads the new one.
 fn changed_while_open(seen: &Seen) {
     let (old, new) = (noise(1), noise(2));
     seen.put("run/a.bin", &old);
@@ -233,7 +234,7 @@ fn changed_while_open(seen: &Seen) {
     }
 }
 
-/// A folder of many keys is told by pages, with what is known of them; readers of one file ask once for each block.
+/// A folder of many keys is listed in pages, with the known attributes; all readers of one file request each block once.
 fn large(seen: &Seen) {
     for number in 0..10_000 {
         let key = format!("many/{number:05}");
@@ -262,7 +263,7 @@ fn large(seen: &Seen) {
     assert_eq!(seen.store.state().reads["run/once"], 3);
 }
 
-/// A store that says nothing: who asks it is told so after a while, everybody else goes on.
+/// A store does not answer: its readers get an error after a while, all other operations continue.
 fn gone_and_back(seen: &Seen) {
     seen.put("run/deep/b", b"bb");
     seen.store.state().silent = true;
@@ -309,7 +310,7 @@ fn wrong_keys(seen: &Seen) {
     assert!(!seen.array.log("mount.log").contains(SECRET));
 }
 
-/// A folder of the array goes before, and nothing of it is lost; a bridge that leads into the mount ends there.
+/// A folder of the array with this name takes precedence, and none of its files is lost; a bridge that leads into the mount ends there.
 fn folders_of_that_name(seen: &Seen) {
     let array = &seen.array;
     assert!(array.run(&["mkdir", "/bridges"]).ok);

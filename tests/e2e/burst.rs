@@ -1,14 +1,14 @@
-//! The burst tier: new files go to its elements, and drain to those that store.
+//! Tests the burst tier: new files are stored on its elements, and are drained to those that store.
 
 use crate::array::{Array, Options, wait};
 use serde_json::Value;
 
-/// An array with two elements that store, and number 2 of the burst tier.
+/// Starts an array with two elements that store, and element 2 of the burst tier.
 fn start(args: &[&str]) -> Option<Array> {
     configured(&[], args)
 }
 
-/// The same with further arguments of the server.
+/// Starts the same with further arguments of the server.
 fn configured(server: &[&str], args: &[&str]) -> Option<Array> {
     let mut array = Array::with(Options {
         mount: false,
@@ -22,7 +22,7 @@ fn configured(server: &[&str], args: &[&str]) -> Option<Array> {
     Some(array)
 }
 
-/// Which elements have a file, the first first, and how.
+/// Returns the elements that have a file, the first one first, with the states of their copies.
 fn places(array: &Array, path: &str) -> Vec<(u64, String)> {
     let layout = array.json(&["layout", path]);
     let copies = layout["parts"][0]["copies"].as_array().unwrap();
@@ -60,7 +60,7 @@ fn new_files_go_to_burst_tier_first_and_drain() {
         (&"burst".into(), &0.into())
     );
     assert_eq!(burst["staged"]["objects"], 22);
-    // Whoever may not change the files may not have them moved either.
+    // A user who may not change the files may not have them moved either.
     let foreign = array.try_sh(&format!(
         "setpriv --reuid 65534 --regid 65534 --clear-groups {:?} drain /d",
         array.tidemill()
@@ -86,7 +86,7 @@ fn new_files_go_to_burst_tier_first_and_drain() {
     assert_eq!(places(&array, "/sums").len(), 1);
     array.sh("sha256sum --quiet -c sums");
 
-    // A file that somebody reads there stays there meanwhile.
+    // A file stays in the tier while a program reads it there.
     let reader = std::fs::File::open(array.at("d/7")).unwrap();
     array.run(&["drain", "/d", "--free"]);
     wait("the others are gone from the burst tier", || {
@@ -98,11 +98,11 @@ fn new_files_go_to_burst_tier_first_and_drain() {
     array.run(&["drain", "/d", "--free", "--wait"]);
     assert_ne!(elements(&array, "/d/7"), [2]);
 
-    // What is changed is written there again; what is only added to stays where it is.
+    // A changed file is written to the tier again; a file to which data is only appended stays in its place.
     array.sh("echo new > d/8; echo more >> d/9");
     assert_eq!(elements(&array, "/d/8"), [2]);
     assert_ne!(elements(&array, "/d/9"), [2]);
-    // A version that goes leaves nothing behind.
+    // A deleted version leaves no object.
     array.sh("rm -r d sums");
     wait("the burst tier is empty", || {
         array.json(&["status"])["elements"][2]["staged"]["objects"] == 0
@@ -182,7 +182,7 @@ fn drained_files_survive_lost_burst_element_rest_is_listed() {
     wait("the lost file is named, and no other", || {
         array.json(&["status"])["copies"]["lost_paths"] == serde_json::json!(["/lost"])
     });
-    // Files go to elements that store from then on.
+    // New files are stored on elements that store from then on.
     array.sh("echo new > new");
     assert_ne!(elements(&array, "/new"), [2]);
 }
@@ -207,8 +207,8 @@ fn rebuilt_database_drains_remaining_files() {
     }
 }
 
-/// `fsync` of a folder with `drained` waits until all files that were closed below it are stored, whoever wrote them
-/// and whatever process dies.
+/// `fsync` of a folder with `drained` waits until all files that were closed below it are stored, whichever user wrote them and whatever
+/// process dies.
 #[test]
 fn fsync_of_drained_folder_waits_until_all_below_drained() {
     let Some(mut array) = configured(&["--drain-after", "1h"], &[]) else {
@@ -220,22 +220,22 @@ fn fsync_of_drained_folder_waits_until_all_below_drained() {
     );
     let wrong = array.try_sh("setfattr -n user.tidemill.durable -v perhaps d");
     assert!(!wrong.ok && wrong.err.contains("Invalid"), "{}", wrong.err);
-    // A folder below that says `synced` waits for nothing.
+    // A folder below that has `synced` waits for nothing.
     array.sh("sync d/here");
     assert_eq!(elements(&array, "/d/here/c"), [2]);
-    // What is open for writing is not waited for, but what another mount has closed is.
+    // Files that are open for writing are not waited for, but files that another mount has closed are.
     array.sh("exec 9> d/open; echo open >&9; sync d; exec 9>&-");
     for path in ["/d/a", "/d/deep/b", "/d/here/c"] {
         assert_eq!(elements(&array, path).len(), 2, "{path}");
     }
-    // Whoever syncs it waits for all of it.
+    // Every user who syncs the folder waits for all of its files.
     array.sh("mkdir -m 700 d/mine; echo mine > d/mine/f; echo theirs > d/theirs; chmod 755 d");
     array.sh("setpriv --reuid 65534 --regid 65534 --clear-groups sync d");
     for path in ["/d/theirs", "/d/mine/f"] {
         assert_eq!(elements(&array, path).len(), 2, "{path}");
     }
 
-    // Nothing stores, and the server is killed while somebody waits.
+    // No element stores, and the server is killed while programs wait.
     array.kill_element(0);
     array.kill_element(1);
     array.sh("echo late > d/late");
@@ -269,7 +269,7 @@ fn closed_but_unsealed_file_is_not_drained() {
         sync.arg(array.at("d")).spawn().unwrap(),
         drain.spawn().unwrap(),
     ];
-    // The mount has been asked by then whether it is closed, and its seal waited for in vain.
+    // By then the mount was asked whether the file is closed, and its seal did not come.
     std::thread::sleep(std::time::Duration::from_secs(20));
     for one in &mut waiting {
         assert!(one.try_wait().unwrap().is_none(), "it did not wait");
@@ -416,7 +416,7 @@ fn stage_copies_stored_files_to_burst_tier_for_readers() {
         array.json(&["status"])["elements"][2]["staged"]["drained"],
         4
     );
-    // One goes, one is changed; the others go when the tier is full of what is new.
+    // One file is deleted, one is changed; the others are removed from the tier when new files fill it.
     array.sh("rm in/3; echo new > in/2; sed -i '/[23]$/d' sums");
     array.sh(
         "for i in $(seq 12); do head -c 8M /dev/urandom > new$i; done; sha256sum --quiet -c sums",
@@ -436,7 +436,7 @@ fn stage_copies_stored_files_to_burst_tier_for_readers() {
     assert!(check.ok, "{}{}", check.out, check.err);
 }
 
-/// The tier as the tests of promises have it: 256 MiB, from which nothing drains unless room is wanted.
+/// Starts the tier for tests of promises: 256 MiB, from which no file drains unless space is needed.
 fn promising() -> Option<Array> {
     configured(&["--drain-after", "1h"], &["--capacity", "256MiB"])
 }
@@ -449,7 +449,7 @@ fn promises(array: &Array) -> Vec<Value> {
         .unwrap_or_default()
 }
 
-/// What nobody is promised, whatever there is.
+/// Checks promises that are refused, whatever space is free.
 fn promises_that_are_refused(array: &Array) {
     let refused = |size: &str, folder: &str, why: &str| {
         let said = array.run(&["stage", "reserve", size, "--folder", folder]);
@@ -492,7 +492,7 @@ fn promise_keeps_space_from_others_until_it_is_used() {
     promises_that_are_refused(&array);
     let kept = reserve("150MiB", "/a");
     assert!(kept.ok, "{}", kept.err);
-    // Two promises for more than there is.
+    // Two promises exceed the free space.
     let refused = reserve("150MiB", "/b");
     assert!(
         !refused.ok && refused.err.contains("are missing"),
@@ -500,7 +500,7 @@ fn promise_keeps_space_from_others_until_it_is_used() {
         refused.err
     );
 
-    // Between the promise and its use the server is killed, nothing stores any more, and others fill the tier.
+    // Between the promise and its use, the server is killed, no element stores any more, and others fill the tier.
     array.kill_server();
     array.start_server();
     array.kill_element(0);
@@ -530,7 +530,7 @@ fn promise_keeps_space_from_others_until_it_is_used() {
     let staged = &status["elements"][2]["staged"];
     assert_eq!(staged["promised"], 150 << 20, "{staged}");
     assert_eq!(staged["promised_left"], (150 << 20) - used, "{staged}");
-    // They have not taken what is left of it.
+    // Other users have not used the rest of the promise.
     let free = status["elements"][2]["free_bytes"].as_u64().unwrap();
     assert!(free >= (150 << 20) - used, "{free}");
     array.restart_element(0, &[]);
@@ -550,10 +550,10 @@ fn promise_ends_by_time_folder_release_or_tier() {
         return;
     };
     array.sh("mkdir a b; for i in $(seq 8); do head -c 8M /dev/urandom > a/$i; done; sha256sum a/* > /tmp/sums-$$; mv /tmp/sums-$$ sums");
-    // What was closed a moment ago may be counted twice for two seconds.
+    // A file that was closed a moment ago may be counted twice for two seconds.
     let first = array.json(&["stage", "reserve", "120MiB", "--folder", "/a", "--wait"]);
     assert_eq!((&first["element"], &first["used"]), (&2.into(), &0.into()));
-    // What waits to drain goes for it, too, when the first one has ended.
+    // Files that wait to drain make space for it, too, when the first one has ended.
     let wanted = ["stage", "reserve", "200MiB", "--folder", "/b", "--wait"];
     let mut second = array.tidemill().args(wanted).spawn().unwrap();
     std::thread::sleep(std::time::Duration::from_secs(2));
@@ -561,7 +561,7 @@ fn promise_ends_by_time_folder_release_or_tier() {
     assert!(array.run(&["stage", "release", "/a"]).ok);
     assert!(second.wait().unwrap().success());
     array.sh("sha256sum --quiet -c sums");
-    // It stays with its folder, and ends with it.
+    // The promise follows its folder, and ends with it.
     array.sh("mv b c");
     let promised = promises(&array);
     assert_eq!(promised.len(), 1, "{promised:?}");
@@ -585,7 +585,7 @@ fn promise_ends_by_time_folder_release_or_tier() {
         gone.err
     );
 
-    // What was written within a promise and removed is promised again, when it has gone.
+    // Space of files that were written within a promise and deleted is promised again, when the files are removed.
     assert!(
         array
             .run(&["stage", "reserve", "40MiB", "--folder", "/a"])
@@ -642,7 +642,7 @@ fn slurm_example_stages_and_drains_with_rights_of_user() {
     array.sh("mkdir in run; echo in > in/f; chmod 700 in");
     array.run(&["drain", "/in", "--free", "--wait"]);
     job("#SBATCH -N 1\n#TM stage /in\n#TM drain /run/%j\n./simulate");
-    // A user who may not read what the job wants: it does not begin.
+    // If a user may not read the job's inputs, the job does not begin.
     let refused = run("prolog", "nobody");
     assert!(
         !refused.ok && refused.err.contains("/in"),
@@ -658,7 +658,7 @@ fn slurm_example_stages_and_drains_with_rights_of_user() {
     job("#TM release /run/%j");
     assert!(run("epilog", "root").ok);
     assert_eq!(elements(&array, "/run/7/out").len(), 1);
-    // Room is there before the job begins, and everybody's again after it; a job that does not begin keeps none.
+    // Space is reserved before the job begins, and is free for all users after it; a job that does not begin keeps no space.
     array.sh("chmod 700 in");
     job("#TM reserve 1MiB /run/%j/new\n#TM stage /nowhere");
     let refused = run("prolog", "root");
@@ -693,14 +693,14 @@ fn element_changes_tier_and_full_tier_passes_files_on() {
     };
     array.sh("echo a > a; echo b > b");
     assert_eq!(elements(&array, "/a"), [2]);
-    // It stores now: what it has counts, and nothing drains from it.
+    // The element stores now: its files count, and none drains from it.
     array.restart_element(2, &[]);
     array.wait_for_elements(3);
     let status = array.json(&["status"]);
     assert_eq!(status["elements"][2]["tier"], "store");
     array.run(&["drain", "/a", "--wait"]);
     assert_eq!(places(&array, "/a"), [(2, "current".to_owned())]);
-    // It is of the tier again: what it has drains.
+    // The element is in the tier again: its files drain.
     array.restart_element(2, &["--tier", "burst", "--capacity", "64MiB"]);
     array.wait_for_elements(3);
     array.run(&["drain", "/", "--wait", "--free"]);
@@ -709,7 +709,7 @@ fn element_changes_tier_and_full_tier_passes_files_on() {
         assert!(there.len() == 1 && there != [2], "{path} {there:?}");
     }
     assert_eq!(array.sh("cat a b"), "a\nb\n");
-    // More than fits is not waited for, but stored at once.
+    // Files that do not fit are stored at once, without waiting.
     array.sh("for i in $(seq 24); do head -c 8M /dev/urandom > f$i; done; sha256sum f* > sums; sha256sum --quiet -c sums");
     let passed = (1..=24).filter(|i| !elements(&array, &format!("/f{i}")).contains(&2));
     assert!(passed.count() > 0);

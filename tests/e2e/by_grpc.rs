@@ -1,4 +1,4 @@
-//! Labels by gRPC, for programs in any language. Semantics: docs/labels.md.
+//! Tests labels by gRPC, for programs in any language. Semantics: docs/labels.md.
 
 use crate::apps::{Labels, USER};
 use crate::array::{Array, Options, wait};
@@ -32,7 +32,7 @@ async fn try_connect(labels: &Labels) -> Option<Client> {
     Some(LabelsClient::new(channel).max_encoding_message_size(64 << 20))
 }
 
-/// A connection to an agent, which is started if none runs.
+/// Returns a connection to an agent, which is started if none runs.
 async fn connect(labels: &Labels) -> Client {
     for attempt in 0..1000 {
         if let Some(client) = try_connect(labels).await {
@@ -61,7 +61,7 @@ async fn register(
     Ok((first.unwrap(), stream))
 }
 
-/// Publishes one batch; gives the last number that is kept.
+/// Publishes one batch; returns the last number that is kept.
 async fn publish(client: &mut Client, labels: Vec<Label>) -> Result<u64, Status> {
     let batch = Batch {
         key: KEY.into(),
@@ -166,7 +166,7 @@ fn published_labels_are_awaited_and_invalid_ones_refused() {
             write(8, "tidemill:/own/f", b"x"),
         ];
         assert_eq!(publish(&mut client, all.clone()).await.unwrap(), 8);
-        // What is kept is not published again.
+        // A label that is kept is not published again.
         assert_eq!(publish(&mut client, all).await.unwrap(), 8);
         let ended = outcomes(&mut client, &[1, 2, 3, 4, 5, 8]).await;
         let errnos: Vec<i32> = ended.values().map(|outcome| outcome.errno).collect();
@@ -189,7 +189,7 @@ fn published_labels_are_awaited_and_invalid_ones_refused() {
     assert!(!array.at("w/4").exists() && array.at("w/5").exists());
 }
 
-/// What can't be published, though all before was; and what nobody asks for, until somebody does.
+/// Checks labels that cannot be published, although all before them were; and results that are kept until a client requests them.
 async fn refused_or_full(client: &mut Client) {
     for (wrong, code) in [
         (write(11, "tidemill:/w/x", b"x"), Code::InvalidArgument),
@@ -213,7 +213,7 @@ async fn refused_or_full(client: &mut Client) {
         let refused = publish(client, vec![wrong]).await.unwrap_err();
         assert_eq!(refused.code(), code, "{refused:?}");
     }
-    // Results that nobody asks for fill the room, until somebody does.
+    // Results that no client requests fill the buffer, until a client requests them.
     let mut number = 9;
     let full = loop {
         match publish(client, vec![write(number, "tidemill:/w/x", &[7; 100_000])]).await {
@@ -306,7 +306,7 @@ fn put_of_one_client_is_returned_by_get_of_another() {
         assert_eq!(later.await.unwrap().unwrap(), b"now");
         array.start_server();
         outcomes(&mut client, &[2, 3, 4]).await;
-        // As a file, and of several pieces.
+        // The content is read from a file, in several pieces.
         array.sh("head -c 3000000 /dev/urandom > w/large");
         let large = std::fs::read(array.at("w/large")).unwrap();
         let got = get(&mut client, other, "tidemill:/w/large", 0)
@@ -336,7 +336,7 @@ async fn wait_until(what: &str, ready: impl AsyncFn() -> bool) {
     panic!("{what}");
 }
 
-/// Another user at the socket, though folder and socket were opened to all; and what is no message.
+/// Checks another user at the socket, although folder and socket were opened to all; and bytes that are no message.
 fn strangers(labels: &Labels) {
     let socket = labels.folder.join("agent.sock");
     let mode = |path: &std::path::Path| path.metadata().unwrap().permissions().mode() & 0o777;
@@ -390,7 +390,7 @@ fn each_label_runs_once_despite_kills_and_disconnects() {
             published = registered.published;
             let (sends, receives) = tokio::sync::mpsc::channel(4);
             let from = published + 1;
-            // As many batches as nobody has answered yet.
+            // At most this number of batches is unanswered at a time.
             let window = Arc::new(Semaphore::new(4));
             let unanswered = window.clone();
             let sending = tokio::spawn(async move {
@@ -422,7 +422,7 @@ fn each_label_runs_once_despite_kills_and_disconnects() {
                 }
             }
             ends += 1;
-            // Whatever is under way is not heard of any more.
+            // The client receives no answer that is still in transit.
             sending.abort();
             drop((answers, stream, client));
         }
@@ -515,7 +515,7 @@ fn arrivals_are_reported_once_despite_kills_and_disconnects() {
             }
             drop((client, registered));
         }
-        // They come in the order in which they were stored, which several that are closed at once have from nobody.
+        // Files arrive in the order in which they were stored. Files that are closed at the same time have no fixed order.
         came.sort();
         made.sort();
         assert_eq!(came, made);

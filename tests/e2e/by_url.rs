@@ -1,4 +1,4 @@
-//! Files by URL, asked for as programs do that know nothing of Tidemill: by curl, and byte by byte.
+//! Tests files by URL, with requests of programs that know nothing of Tidemill: by curl, and byte by byte.
 
 use crate::array::{Array, Options, wait};
 use serde_json::Value;
@@ -13,10 +13,10 @@ use tidemill_client::Credential;
 const ALICE: u32 = 4_000_001;
 const BOB: u32 = 4_000_002;
 
-/// More than lies between an element and a client that does not read.
+/// Number of bytes that exceeds all buffers between an element and a client that does not read.
 const MUCH: u32 = 10_000_000;
 
-/// What was answered.
+/// Answer to a request.
 struct Answer {
     status: u16,
     headers: String,
@@ -39,7 +39,7 @@ fn token(array: &Array) -> String {
     Credential::read(&array.token_file()).unwrap().token
 }
 
-/// Asks for `/files` and what follows, showing a token.
+/// Requests `/files` with a path, with a token.
 fn curl(array: &Array, token: &str, args: &[&str], path: &str) -> Answer {
     let (headers, body) = (array.path("headers"), array.path("body"));
     let _ = std::fs::remove_file(&body);
@@ -69,7 +69,7 @@ fn curl(array: &Array, token: &str, args: &[&str], path: &str) -> Answer {
     }
 }
 
-/// A request by HTTP/1.1 whose answer is taken byte by byte.
+/// Request by HTTP/1.1 whose answer is read byte by byte.
 struct Begun<S> {
     stream: S,
     head: String,
@@ -99,20 +99,20 @@ impl<S: Read + Write> Begun<S> {
         self
     }
 
-    /// All that comes; a connection that is cut ends it, too.
+    /// Reads all bytes until the connection ends or is cut.
     fn rest(mut self) -> Vec<u8> {
         let _ = self.stream.read_to_end(&mut self.body);
         self.body
     }
 }
 
-/// By the server's socket, as who runs the test.
+/// Sends a request to the server's socket, as the user of the test.
 fn begin(array: &Array, path: &str) -> Begun<UnixStream> {
     let stream = UnixStream::connect(array.path("server/server.sock")).unwrap();
     Begun::with(stream, path, "").ok()
 }
 
-/// By TCP without TLS, as the bearer of a token.
+/// Sends a request by TCP without TLS, as the bearer of a token.
 fn begin_as(array: &Array, token: &str, path: &str) -> Begun<TcpStream> {
     let address = array.address();
     let stream = TcpStream::connect(address.strip_prefix("http://").unwrap()).unwrap();
@@ -146,7 +146,7 @@ fn put(array: &Array, bytes: &[u8], flags: &[&str], path: &str) {
     assert!(said.ok, "{}", said.err);
 }
 
-/// Waits until each part of a file has so many copies.
+/// Waits until each part of a file has `count` copies.
 fn copied(array: &Array, path: &str, count: usize) {
     wait("the file is copied", || {
         let layout = array.json(&["layout", path]);
@@ -221,7 +221,7 @@ fn url_returns_file_and_any_range_of_it() {
         curl(&array, &token, &[], "/d/a%20b%3f%23%25%C3%A9").text(),
         "odd"
     );
-    // By the server's socket, whose users the kernel knows, without a token.
+    // By the server's socket, for which the Linux kernel reports the user, without a token.
     assert!(begin(&array, "/whole").rest() == bytes);
     versions_have_tags(&array, &token);
     folders_are_listed(&array, &token);
@@ -247,11 +247,11 @@ fn versions_have_tags(array: &Array, token: &str) {
     assert_eq!(asked("If-Match", &[]).status, 200);
     put(array, b"second", &[], "/v");
     assert_eq!(asked("If-None-Match", &[]).text(), "second");
-    // A range of what is not that version any more is all of what is there now.
+    // If the version has changed, a request for a range returns the whole present content.
     let all = asked("If-Range", &["-r", "1-2"]);
     assert_eq!((all.status, all.text().as_str()), (200, "second"));
     assert_eq!(asked("If-Match", &[]).status, 412);
-    // What is moved is the same.
+    // A moved file has the same tag.
     let tag = curl(array, token, &["-I"], "/v")
         .header("etag")
         .unwrap()
@@ -343,7 +343,7 @@ fn user_token(array: &Array, uid: u32, flags: &[&str]) -> (u64, String) {
     (made["token"]["token"].as_u64().unwrap(), token)
 }
 
-/// Nothing but files is served by HTTP/1.1, whoever asks.
+/// Checks that HTTP/1.1 serves only files, to any user.
 fn serves_nothing_else(array: &Array) {
     let address = array.address();
     let other = TcpStream::connect(address.strip_prefix("http://").unwrap()).unwrap();
@@ -388,7 +388,7 @@ fn url_refuses_file_without_read_permission() {
     ] {
         assert_eq!(status(&bob, args, path), 403, "{path}");
     }
-    // Whether it is there is not told.
+    // The answer does not tell whether the file exists.
     assert_eq!(status(&bob, &[], "/closed/none"), 403);
     for wrong in ["", "0123", &bob[1..]] {
         let stranger = curl(&array, wrong, &[], "/much");
@@ -421,7 +421,7 @@ fn url_refuses_file_without_read_permission() {
     }
     assert_eq!(array.sh("cat own"), "own\n");
     serves_nothing_else(&array);
-    // What goes on with a token ends with it.
+    // A running download with a token ends with the token.
     let begun = begin_as(&array, &alice, "/much").ok();
     assert!(array.run(&["token", "revoke", &number.to_string()]).ok);
     let rest = begun.rest();
@@ -448,13 +448,13 @@ fn streams_of_one_user_are_bounded_and_others_unaffected() {
         "{}",
         more.text()
     );
-    // What needs no stream goes on.
+    // Requests that need no stream continue.
     assert_eq!(curl(&array, &alice, &["-I"], "/much").status, 200);
     assert_eq!(
         curl(&array, &bob, &["-r", "0-9"], "/much").body,
         bytes[..10]
     );
-    // One that goes away makes room, and one that is read to its end.
+    // A stream that is closed frees a place, and so does one that is read to its end.
     drop(begun.pop());
     assert!(begun.pop().unwrap().rest() == bytes);
     wait("there is room for two", || {
@@ -526,14 +526,14 @@ fn stream_cut_before_its_end_is_not_taken_for_whole() {
         "{}",
         refused.text()
     );
-    // What nobody has to read is known all the same.
+    // Attributes that need no element are returned all the same.
     assert_eq!(curl(&array, &token(&array), &["-I"], "/f").status, 200);
     array.start_element(0);
     wait("the file can be read again", || {
         let again = curl(&array, &token(&array), &[], "/f");
         again.status == 200 && again.body == bytes
     });
-    // An object that is damaged below the element is told of, not sent.
+    // An object that is damaged on the element's disk is reported, not sent.
     let object = array.object_files("/f").remove(0);
     std::fs::File::options()
         .write(true)

@@ -1,4 +1,4 @@
-//! Numbers that look as if by chance, the same in each run.
+//! Pseudo-random numbers, the same in each run.
 
 pub(crate) struct Chance(pub(crate) u64);
 
@@ -16,7 +16,7 @@ impl Chance {
         (0..count).map(byte).collect()
     }
 
-    /// Bytes that are no holes.
+    /// Returns bytes that are no holes.
     pub(crate) fn bytes_above_zero(&mut self, count: usize) -> Vec<u8> {
         let byte = |_| u8::try_from(self.next(255)).unwrap() + 1;
         (0..count).map(byte).collect()

@@ -1,4 +1,4 @@
-//! Channels of rooms: one order, nothing lost that was acknowledged, nothing twice.
+//! Tests channels of rooms: one order, no acknowledged message lost, no message twice.
 
 use crate::array::{Array, Device, Options, wait};
 use serde_json::Value;
@@ -25,7 +25,7 @@ fn channel(array: &Array, args: &[&str]) -> Child {
     piped.stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// What a reader gets, as who sent and what, in order.
+/// Returns the messages that a reader received, as sender and number, in order.
 fn lines(out: &[u8]) -> Vec<(String, usize)> {
     let lines = std::str::from_utf8(out).unwrap().lines();
     let line = lines.map(|line| line.split_once(' ').unwrap());
@@ -58,20 +58,20 @@ fn channel_delivers_each_message_once_in_order_despite_kills() {
     };
     let mut slow = read("slow", &all);
     let mut child = read("all", &all);
-    // Who begins later begins with what the others have not all read by then.
+    // A reader that starts later begins with the messages that not all others have read by then.
     wait("both read", || {
         ["slow", "all"]
             .iter()
             .all(|one| state(&array, "c")["readers"][*one].is_u64())
     });
-    // Nobody waits for who does not empty the pipe.
+    // No process waits for a reader that does not empty its pipe.
     let slow = std::thread::spawn(move || slow.done());
     let senders = ["a", "b"].map(|who| {
         let mut child = channel(&array, &["send", "r", "c", "--lines", "--wait", "120s"]);
         let mut into = child.stdin.take().unwrap();
         let writing = std::thread::spawn(move || {
             for number in 0..LINES {
-                // Long enough to fill the channel: who sends waits for who reads.
+                // The messages are long enough to fill the channel: senders wait for readers.
                 writeln!(into, "{who} {number:0200}").unwrap();
                 if number % 50 == 0 {
                     std::thread::sleep(std::time::Duration::from_millis(20));
@@ -101,14 +101,14 @@ fn channel_delivers_each_message_once_in_order_despite_kills() {
             _ => {
                 child.kill().unwrap();
                 child.wait().unwrap();
-                // What it wrote is in the pipe, up to a line that it may have been killed in.
+                // Its output is in the pipe, up to a line in which it may have been killed.
                 out.read_to_end(&mut got).unwrap();
                 got.truncate(1 + got.iter().rposition(|byte| *byte == b'\n').unwrap());
             }
         }
     }
     array.wait_for_elements(3);
-    // What it had got, and not acknowledged, comes again; and nothing is left out.
+    // Messages that it received but did not acknowledge are delivered again; no message is missing.
     let mut rest = Vec::new();
     let next = state(&array, "c")["readers"]["all"].as_u64().unwrap();
     let left = (2 * LINES as u64 - next).to_string();
@@ -140,7 +140,7 @@ fn channel_delivers_each_message_once_in_order_despite_kills() {
     assert_eq!(rest, slow[next..], "all see one order");
 }
 
-/// Reads on for a while.
+/// Reads for a while.
 fn reads_on(out: &mut impl BufRead, got: &mut Vec<u8>) -> bool {
     (0..300).all(|_| {
         let mut line = Vec::new();
@@ -201,7 +201,7 @@ fn channel_is_bounded_and_ends_with_its_room_or_memory() {
     std::fs::write(&long, vec![0; (1 << 20) + 1]).unwrap();
     let said = array.run(&["channel", "send", "r", "c", long.to_str().unwrap()]);
     assert!(!said.ok && said.err.contains("longer"), "{}", said.err);
-    // Nobody lets go of what another has not read; who is forgotten holds up nobody.
+    // A message that one reader has not read is kept for it; a reader that was removed delays no other.
     let receive = |array: &Array, more: &[&str]| {
         let mut args = vec!["--json", "channel", "receive", "r", "c"];
         args.extend(more);
@@ -220,7 +220,7 @@ fn channel_is_bounded_and_ends_with_its_room_or_memory() {
     let got = receive(&array, &["--from", "0"]).out;
     let got: Value = serde_json::from_str(&got).unwrap();
     assert_eq!(got["number"], 3, "the first that is there");
-    // Others have no part in it.
+    // Other users have no access to it.
     let tidemill = format!("{STRANGER} {:?}", array.tidemill());
     for command in [
         "list r",
@@ -234,7 +234,7 @@ fn channel_is_bounded_and_ends_with_its_room_or_memory() {
         let said = array.try_sh(&format!("{tidemill} channel {command}"));
         assert!(!said.ok, "{command}: {}{}", said.out, said.err);
     }
-    // Who may read the room may receive, and holds up nobody; who may no more is told so at once.
+    // Users with read permission for the room may receive, and delay no other; users who lose the permission get an error at once.
     array.sh("chmod 755 rooms/r");
     assert!(array.try_sh(&format!("{tidemill} channel receive r c")).ok);
     for command in [
@@ -244,7 +244,7 @@ fn channel_is_bounded_and_ends_with_its_room_or_memory() {
     ] {
         assert!(!array.try_sh(&format!("{tidemill} channel {command}")).ok);
     }
-    // The end of the host that it was kept in the memory of.
+    // The host ends that has the channel in its memory.
     array.kill_mount();
     array.lose_memory(MEMORY_INDEX);
     array.start_element(MEMORY_INDEX);

@@ -1,14 +1,14 @@
-//! Components: a task for each part, chunk or file, and what they make together (Active Storage §4).
+//! Tests components: a task for each part, chunk or file, and their common output (Active Storage §4).
 
 use crate::array::{Array, Device, Options, OtherMount, wait};
 use crate::chance::Chance;
 use serde_json::Value;
 use std::path::Path;
 
-/// Bytes of a stripe.
+/// Size of a stripe, in bytes.
 const UNIT: usize = 64 << 10;
 
-/// An array with three elements and a file of stripes on them.
+/// Starts an array with three elements and a file of stripes on them.
 fn with_stripes(remote: bool, size: usize) -> Option<(Array, Vec<u8>)> {
     let array = Array::with(Options {
         elements: 3,
@@ -23,7 +23,7 @@ fn with_stripes(remote: bool, size: usize) -> Option<(Array, Vec<u8>)> {
     Some((array, bytes))
 }
 
-/// A job of one task.
+/// Returns a job with one task.
 fn job(task: &str) -> String {
     format!(r#"name = "j"; workdir = "/"; tasks = ( {{ {task} }} );"#)
 }
@@ -46,7 +46,7 @@ fn upper(bytes: &[u8]) -> Vec<u8> {
     bytes.iter().map(|byte| byte ^ 0x20).collect()
 }
 
-/// A program of one's own that turns bit 5 of each byte of a file, as it would anywhere.
+/// Stores a user's program that flips bit 5 of each byte of a file; it works in any directory.
 fn with_program(array: &Array) {
     let script = "#!/usr/bin/python3\nimport sys\nd = open(sys.argv[1], 'rb').read()\n\
                   open(sys.argv[2], 'wb').write(bytes(b ^ 32 for b in d))\n";
@@ -77,10 +77,10 @@ fn component_outputs_are_striped_like_input_without_moves() {
             assert_eq!(task["name"], format!("turned[{index}]"));
             assert_eq!(task["element"].as_u64(), Some(lies[index]), "{task:#}");
         }
-        // A script that is kept in the array moves; the file does not.
+        // The script, which is stored in the array, is transferred; the file is not.
         let moved = |task: &Value| task["moved_bytes"].as_u64().unwrap();
         assert!(tasks[..3].iter().map(moved).sum::<u64>() < 1000, "{told:#}");
-        // It is one task for who asks where the file comes from.
+        // The lineage shows the components as one task.
         let lineage = array.json(&["lineage", "/out", "--format", "json"]);
         let runs = lineage["runs"].as_array().unwrap();
         assert_eq!(runs.len(), 1, "{lineage:#}");
@@ -114,20 +114,20 @@ fn component_outputs_survive_every_loss() {
     assert_eq!(array.json(&["layout", "/out"])["layout"], "striped");
     let check = array.run(&["check", "--age", "0"]);
     assert!(check.ok, "{}{}", check.out, check.err);
-    // What it is made of goes with it, and nothing else does.
+    // The deletion of the file removes its parts, and nothing else.
     let before = objects(&array);
     array.sh("rm out");
     wait("its parts are gone", || objects(&array) == before - 3);
     assert!(got(&array, "/d/f") == bytes);
 }
 
-/// Objects on all three elements.
+/// Returns the number of objects on all three elements.
 fn objects(array: &Array) -> usize {
     let on = |index| files(&array.element_folder(index).join("objects"));
     (0..3).map(on).sum()
 }
 
-/// Files below a folder.
+/// Returns the number of files below a folder.
 fn files(folder: &Path) -> usize {
     let entries = std::fs::read_dir(folder).unwrap().flatten();
     let below = entries.map(|entry| match entry.path() {
@@ -190,7 +190,7 @@ fn failed_component_is_retried_alone_and_leaves_nothing() {
     let Some((mut array, bytes)) = with_stripes(false, 3 * UNIT) else {
         return;
     };
-    // The second part begins with what the second stripe begins with; no other does.
+    // Only the second part begins with the first byte of the second stripe.
     let first = bytes[UNIT];
     let script = format!(
         "#!/usr/bin/python3\nimport sys\nd = open('d/f', 'rb').read()\n\
@@ -221,7 +221,7 @@ fn failed_component_is_retried_alone_and_leaves_nothing() {
     );
     assert!(!array.at("out").exists());
     wait("what the others made is gone", || objects(&array) == before);
-    // An element that is killed in the middle is not noticed by what comes out.
+    // If an element is killed during the job, the output is the same.
     with_slow_program(&array);
     let id = array.submit(&job(TURN));
     std::thread::sleep(std::time::Duration::from_millis(500));
@@ -233,7 +233,7 @@ fn failed_component_is_retried_alone_and_leaves_nothing() {
     assert!(got(&array, "/out") == upper(&bytes));
 }
 
-/// The same, but each component takes a second.
+/// Stores the same program, but each component takes a second.
 fn with_slow_program(array: &Array) {
     let script = "#!/usr/bin/python3\nimport time\nd = open('d/f', 'rb').read()\ntime.sleep(1)\n\
                   open('out', 'wb').write(bytes(b ^ 32 for b in d))\n";
@@ -253,14 +253,15 @@ fn component_on_full_device_runs_elsewhere() {
         return;
     };
     let device = device.unwrap();
-    // Each part is more than an element sets aside for its own database, which it lets go when there is no space.
+    // Each part is larger than the space that an element reserves for its own database, and frees when there is no space.
     let bytes = Chance(7).bytes(300 * UNIT);
     array.sh("mkdir d");
     assert!(array.run(&["stripe", "/d", "64KiB"]).ok);
     std::fs::write(array.at("d/f"), &bytes).unwrap();
     with_slow_program(&array);
     array.sh("sync d/f");
-    // Full when it has begun, then full when it is to begin: another element reads its part, and no other is made again.
+    // The element is full after the component has begun, then before it begins: another element reads its part, and no other component
+    // runs again.
     for begun in [true, false] {
         let id = array.submit(&job(TURN));
         if begun {
@@ -292,7 +293,7 @@ fn second_mount_may_overwrite_input_of_components() {
     with_slow_program(&array);
     let id = array.submit(&job(TURN));
     std::thread::sleep(std::time::Duration::from_millis(300));
-    // In place and as another file of that name: neither is what the job was submitted for.
+    // The file is changed in place, and is replaced by another file of that name: neither is the input that the job was submitted for.
     let new = vec![b'x'; 2 * UNIT];
     std::fs::write(other.path.join("d/f"), &new).unwrap();
     array.done(id);
@@ -358,7 +359,7 @@ fn striped_output_may_shrink_and_invalid_layouts_are_refused() {
     }
 }
 
-/// Lines some of which are longer than a stripe; the last one has no end.
+/// Returns lines, some of them longer than a stripe; the last one has no line end.
 fn lines_of_all_lengths() -> Vec<u8> {
     let mut chance = Chance(77);
     let mut text = Vec::new();
@@ -424,7 +425,7 @@ fn records_across_stripes_are_read_once_and_whole() {
             read_all(&array, "ends").iter().map(Vec::len).sum::<usize>(),
             text.len()
         );
-        // Of the neighbours only what lies at the seams has moved: four times two stripes, and some lines.
+        // Only the bytes at the seams were transferred from neighbours: four times two stripes, and some lines.
         assert!(moved(&array, lines) < 10 * UNIT as u64);
         let said = array.try_submit(&job(
             &count("\"lines\"", "part", "out").replace("per = \"part\";", "")
@@ -433,7 +434,7 @@ fn records_across_stripes_are_read_once_and_whole() {
     }
 }
 
-/// Bytes that the tasks of a job have moved.
+/// Returns the number of bytes that the tasks of a job have transferred.
 fn moved(array: &Array, job: u64) -> u64 {
     let told = array.json(&["jobs", &job.to_string()]);
     let tasks = told["tasks"].as_array().unwrap().iter();
@@ -442,7 +443,7 @@ fn moved(array: &Array, job: u64) -> u64 {
         .sum()
 }
 
-/// What components have written to a folder, in the order of their names.
+/// Returns the files that components have written to a folder, in the order of their names.
 fn read_all(array: &Array, folder: &str) -> Vec<Vec<u8>> {
     let names = array.sh(&format!("ls {folder}"));
     let names = names.split_whitespace();
@@ -465,7 +466,7 @@ fn halo_shows_bytes_beyond_the_chunk() {
     assert!(read[0] == [&bytes[..UNIT + 8], b"0 8\n"].concat());
     assert!(read[1] == [&bytes[UNIT - 8..2 * UNIT + 8], b"8 8\n"].concat());
     assert!(read[3] == [&bytes[3 * UNIT - 8..], b"8 0\n"].concat());
-    // Of records so many of these.
+    // A chunk is a number of records.
     let id = array.submit(&job(
         r#"name = "r"; kernel = "sh"; type = "program"; args = [ "-c", "cat d/f; echo %before %after" ]; per = "chunk"; records = 100; halo = 2;
            input = [ "d/f" ]; output = [ "r/%chunk" ]; stdout = "r/%chunk";"#,
@@ -485,7 +486,7 @@ fn component_job_is_planned_reported_once_and_replaced() {
     with_program(&array);
     let id = array.submit(&job(TURN)).to_string();
     array.done(id.parse().unwrap());
-    // What components read and wrote is not counted again with what joins it.
+    // The bytes that components read and wrote are not counted again for the task that joins them.
     let report = array.json(&["report", &id]);
     let written = report["kernels"][0]["written_bytes"].as_u64();
     assert_eq!(written, Some(bytes.len() as u64), "{report:#}");
@@ -559,7 +560,7 @@ fn cancelled_components_leave_nothing_and_parts_are_private() {
     assert!(array.run(&["cancel", &id]).ok);
     wait("what was made is gone", || objects(&array) == before);
     assert!(!array.at("out").exists());
-    // Who may not read a file learns nothing of its parts, and gets none of them.
+    // A user who may not read a file learns nothing of its parts, and gets none of them.
     array.sh("chmod 700 d; mkdir -m 777 theirs");
     let script = r#"name = "j"; workdir = "/theirs"; tasks = ( { name = "t"; kernel = "cat"; type = "program"; args = [ "f" ];
         per = "part"; input = [ "/d/f" ]; output = [ "o.%part" ]; stdout = "o.%part"; } );"#;
@@ -573,7 +574,7 @@ fn cancelled_components_leave_nothing_and_parts_are_private() {
     );
     assert!(!array.try_sh(&submit).ok);
     assert_eq!(array.sh("ls theirs"), "job.conf\n");
-    // It was for that alone.
+    // The permission was the only reason.
     array.sh("chmod 755 d");
     array.sh(&submit);
     wait("the parts are read", || {

@@ -1,11 +1,11 @@
-//! Files of which there are several copies, in an array of real processes.
+//! Tests files with several copies, in an array of real processes.
 
 use crate::array::{Array, Options, wait};
 use serde_json::Value;
 use std::io::Read;
 use std::path::PathBuf;
 
-/// The elements that have a file and the states of its copies, as `tidemill layout` tells them.
+/// Returns the elements that have a file and the states of its copies, from `tidemill layout`.
 fn copies(array: &Array, path: &str) -> Vec<(u64, String)> {
     let layout = array.json(&["layout", path]);
     let copies = layout["parts"][0]["copies"].as_array().cloned();
@@ -16,7 +16,7 @@ fn copies(array: &Array, path: &str) -> Vec<(u64, String)> {
     copies.unwrap_or_default().iter().map(copy).collect()
 }
 
-/// Waits until a file has so many copies that can be read.
+/// Waits until a file has `count` copies that can be read.
 fn copied(array: &Array, path: &str, count: usize) {
     wait("the file is copied", || {
         let copies = copies(array, path);
@@ -24,7 +24,7 @@ fn copied(array: &Array, path: &str, count: usize) {
     });
 }
 
-/// Where the bytes of a file would be on each of the elements.
+/// Returns the paths at which the elements would store the bytes of a file.
 fn objects(array: &Array, path: &str) -> [PathBuf; 2] {
     let layout = array.json(&["layout", path]);
     let object = layout["parts"][0]["object"].as_str().unwrap().to_owned();
@@ -54,7 +54,7 @@ fn file_is_copied_to_another_element_and_removed_from_both() {
     );
     let check = array.run(&["check", "--age", "0"]);
     assert!(check.ok, "{}{}", check.out, check.err);
-    // A new version, and then none.
+    // First a new version, then none.
     array.sh("echo more >> d/f");
     wait("the first version is removed", || {
         both.iter().all(|object| !object.exists())
@@ -66,7 +66,7 @@ fn file_is_copied_to_another_element_and_removed_from_both() {
     wait("both are removed", || {
         both.iter().all(|object| !object.exists())
     });
-    // The one who puts it may want them without a folder.
+    // A user of `put` may request copies for a single file, without a folder.
     let local = array.path("local");
     std::fs::write(&local, "put").unwrap();
     let local = local.to_str().unwrap();
@@ -101,7 +101,7 @@ fn copies_now_waits_until_copies_exist() {
     both(&array, "/put");
     array.sh("mkdir d; setfattr -n user.tidemill.copies -v 2,now d; echo bytes > d/f; sync d/f");
     both(&array, "/d/f");
-    // Several, and one that is striped, of which each part has two.
+    // Several files, and a striped file with two copies of each part.
     array.sh("for i in 1 2 3 4 5 6; do echo $i > d/$i; done; sync d/1 d/2 d/3 d/4 d/5 d/6");
     for name in 1..=6 {
         both(&array, &format!("/d/{name}"));
@@ -123,7 +123,7 @@ fn copies_now_waits_until_copies_exist() {
             "{part}"
         );
     }
-    // An element that is away keeps nobody waiting for long, and what it lacks is made when it is back.
+    // An offline element delays no operation for long, and its missing copies are made when it is online again.
     array.kill_element(1);
     array.sh("echo alone > d/alone; timeout 60 sync d/alone; cat d/alone");
     array.start_element(1);
@@ -157,7 +157,7 @@ fn readers_and_jobs_use_another_copy_when_element_is_lost() {
         std::fs::rename(array.element_folder(0), array.path("lost")).unwrap();
         open.read_to_end(&mut read).unwrap();
         assert!(read == text.as_bytes(), "{} bytes", read.len());
-        // What was not open before.
+        // The file was not open before.
         assert_eq!(array.sh("cat d/g"), "small\n");
         assert_eq!(array.run(&["cat", "/d/g"]).out, "small\n");
         let back = array.path("back");
@@ -166,7 +166,7 @@ fn readers_and_jobs_use_another_copy_when_element_is_lost() {
         let job = r#"name = "j"; workdir = "/d"; tasks = ( { name = "t"; kernel = "/bin/cat"; args = ["g"];
             input = ["g"]; output = ["out"]; stdout = "out"; element = 1; } );"#;
         array.done(array.submit(job));
-        // Writing goes on, too, from what only the copy has.
+        // Writes continue, too, from content that only the copy has.
         array.sh("setfattr -x user.tidemill.element d; echo more >> d/g");
         assert_eq!(array.sh("cat d/g"), "small\nmore\n");
         let copies = copies(&array, "/d/f");
@@ -194,7 +194,7 @@ fn client_uses_another_copy_when_element_hangs() {
     array.signal_element(0, rustix::process::Signal::CONT);
 }
 
-/// Changes the first byte of an object below its element.
+/// Changes the first byte of an object on its element's disk.
 fn spoil(object: &std::path::Path) {
     use std::os::unix::fs::{FileExt, PermissionsExt};
     let mode = |mode| std::fs::set_permissions(object, std::fs::Permissions::from_mode(mode));
@@ -216,7 +216,7 @@ fn corruption_is_found_reported_and_repaired_or_readable() {
         array.sh("mkdir d; setfattr -n user.tidemill.copies -v 2 d; echo bytes > d/f; echo others > d/g; echo alone > h");
         copied(&array, "/d/f", 2);
         copied(&array, "/d/g", 2);
-        // All are hashed, then two rot.
+        // All objects are hashed, then two of them are damaged.
         let scrub = array.run(&["scrub", "--wait"]);
         assert!(scrub.ok, "{}{}", scrub.out, scrub.err);
         spoil(&objects(&array, "/d/f")[0]);
@@ -236,7 +236,7 @@ fn corruption_is_found_reported_and_repaired_or_readable() {
         }
         let again = array.run(&["scrub", "--wait", "/d"]);
         assert!(again.ok, "{}{}", again.out, again.err);
-        // Of this one there is no other.
+        // The third file has no other copy.
         let layout = array.json(&["layout", "/h"]);
         let on = layout["parts"][0]["copies"][0]["element"].as_u64().unwrap();
         let alone = &objects(&array, "/h")[usize::try_from(on).unwrap()];

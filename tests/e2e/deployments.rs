@@ -1,5 +1,5 @@
-//! The commands of docs/deployments.md, as they stand there, but for where folders are; and `examples/shallow-water`, which wants one
-//! of them.
+//! Tests the commands of docs/deployments.md exactly as printed, except for the paths of folders; and `examples/shallow-water`, which
+//! needs one of them.
 
 use crate::array::{Said, can_mount, said, wait};
 use serde_json::Value;
@@ -8,7 +8,7 @@ use std::process::Command;
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
-/// What `tidemill up` started, taken down at the end.
+/// An array that `tidemill up` started, stopped at the end.
 struct Up {
     folder: tempfile::TempDir,
     dir: PathBuf,
@@ -64,7 +64,7 @@ impl Up {
         serde_json::from_str(&said.out).unwrap()
     }
 
-    /// A path below the mount.
+    /// Returns a path below the mount.
     fn at(&self, relative: &str) -> PathBuf {
         self.dir.join("mnt").join(relative)
     }
@@ -81,7 +81,7 @@ impl Up {
             .collect()
     }
 
-    /// The elements that have a copy of a file.
+    /// Returns the elements that have a copy of a file.
     fn copies(&self, path: &str) -> Vec<u64> {
         let layout = self.json(&["layout", path]);
         let copies = layout["parts"][0]["copies"].as_array().unwrap().iter();
@@ -183,7 +183,7 @@ fn burst_buffer_maps_new_files_and_drains_outside() {
     assert_eq!(read(&up.pfs("run/run/a.txt")), "a b\n");
     assert_eq!(up.copies("/run/a.txt"), [997]);
     assert_eq!(read(&up.at("run/a.txt")), "a b\n");
-    // The next time it is the same array, not one with elements that nobody asked for.
+    // The next start has the same array, without unrequested elements.
     assert!(up.tidemill(&["down"]).ok);
     assert_eq!(up.json(&["up"])["elements"], serde_json::json!([998, 997]));
 }
@@ -220,7 +220,7 @@ fn whole_storage_keeps_files_on_its_elements() {
     assert_eq!(up.copies("/n"), up.copies("/f0"));
 }
 
-/// The surface of a file of the model: its values are the first of three fields that end it.
+/// Returns the surface in a file of the model: its values are the first of the three fields at the end.
 fn surface(file: &Path, side: usize) -> Vec<f32> {
     let bytes = std::fs::read(file).unwrap();
     let field = 4 * side * side;
@@ -231,7 +231,7 @@ fn surface(file: &Path, side: usize) -> Vec<f32> {
         .collect()
 }
 
-/// Decodes PNGs and gives a line each: columns, rows, and a hash of the pixels. Checksums must be right.
+/// Decodes PNGs and prints a line for each: columns, rows, and a hash of the pixels. Checksums must be right.
 const DECODE: &str = r#"
 import hashlib, struct, sys, zlib
 for path in sys.argv[1:]:
@@ -293,7 +293,7 @@ fn shallow_water_example_finds_extremes_and_draws_pictures() {
         water.push(values.iter().copied().map(f64::from).sum::<f64>());
         pictures.push(up.at(&format!("sea/quicklook/{stem}.png")));
     }
-    // Water is neither made nor lost, but for rounding in the files.
+    // The amount of water is constant, except for rounding in the files.
     assert!(water.iter().all(|sum| (sum - water[0]).abs() < 1e-2));
     let decoded = Command::new("python3")
         .args(["-c", DECODE])

@@ -1,4 +1,4 @@
-//! The plan of a job that is not submitted, held against what the job then does.
+//! Compares the plan of a job that is not submitted with the later execution of the job.
 
 use crate::array::{Array, Said};
 use serde_json::Value;
@@ -62,7 +62,7 @@ fn dry_run_predicts_the_job_and_submits_nothing() {
     let tasks = anew["tasks"].as_array().unwrap();
     let names: Vec<_> = tasks.iter().map(|task| &task["name"]).collect();
     assert_eq!(names, ["sort", "head"]);
-    // What lies on one element is worked on there.
+    // A task runs on the element with its input.
     assert_eq!(tasks[0]["element"], job["tasks"][0]["element"]);
     assert!(tasks[1]["start_ns"].as_u64() >= tasks[0]["end_ns"].as_u64());
     let again = plan(&array, JOB, &["--replace"]);
@@ -76,7 +76,7 @@ fn dry_run_predicts_the_job_and_submits_nothing() {
     assert!(said.out.contains("remembered from job 1"), "{}", said.out);
     assert_eq!(array.json(&["jobs"]).as_array().unwrap().len(), 1);
 
-    // A job that is refused is refused alike.
+    // A dry run refuses the same jobs as a submission.
     let refused = dry_run(&array, JOB, &[]);
     let submitted = array.run(&["submit", array.path("dry.conf").to_str().unwrap()]);
     assert!(!refused.ok && !submitted.ok);
@@ -106,7 +106,7 @@ fn dry_run_lists_awaited_files_and_energy_of_given_power() {
     ];
     write("busy-power = \"100 W\"\nidle-power = \"0 W\"\nenergy-price = \"0.30 EUR/kWh\"\n");
     let priced = plan(&array, JOB, &config);
-    // Two cores an element, one of which works, so half of what it draws more.
+    // An element has two cores. One of them works, so the element draws half of the additional power.
     let seconds = priced["tasks"].as_array().unwrap().iter().map(|task| {
         (task["end_ns"].as_u64().unwrap() - task["start_ns"].as_u64().unwrap()) as f64 / 1e9
     });

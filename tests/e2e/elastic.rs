@@ -1,11 +1,12 @@
-//! Elements that sleep while nobody needs them: what they have is there all the time, and whoever needs it waits until they are awake.
+//! Tests elements that are suspended while idle: their files are available all the time, and each access waits until the element has
+//! resumed.
 
 use crate::array::{Array, Options, said, wait};
 use rustix::process::Signal;
 use serde_json::Value;
 use std::io::Write;
 
-/// An array whose server has these settings. All talk as if each were on a host of its own.
+/// Starts an array whose server has these settings. All processes communicate as if each were on a host of its own.
 fn start(settings: &str) -> Option<(tempfile::TempDir, Array)> {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("tidemill.toml");
@@ -55,7 +56,7 @@ fn cat(array: &Array, path: &str) {
     assert_eq!(said.out, format!("what is in {path}\n"), "{}", said.err);
 }
 
-/// What a job of one task drew is told alike of the task and the job, and is not called measured.
+/// Checks that the energy of a job with one task is the same for the task and the job, and is not called measured.
 fn check_told(array: &Array, job: u64) {
     let job = job.to_string();
     let told = array.json(&["report", &job])["energy"].clone();
@@ -65,7 +66,7 @@ fn check_told(array: &Array, job: u64) {
     );
     assert!(told["by"].as_str().unwrap().contains("reckoned"), "{told}");
     assert_eq!(array.json(&["jobs", &job])["energy"], told);
-    // It may have been decided more than once: what it drew is with the last.
+    // There may be several decisions: the last one has the energy.
     let explained = array.json(&["explain", &job]);
     let last = explained["decisions"].as_array().unwrap().last();
     assert_eq!(last.unwrap()["energy"], told, "{explained:#}");
@@ -117,7 +118,7 @@ fn read_or_write_wakes_the_suspended_element() {
     );
     array.done(job);
     assert_eq!(array.sh("cat out"), "what is in /a\n");
-    // Nobody measures anything here.
+    // No element has a meter here.
     wait("what it has drawn is counted", || {
         let energy = element(&array, 0)["energy"].clone();
         energy["by"] == "reckoned by configured power" && energy["joules"].as_f64() > Some(0.0)
@@ -126,7 +127,7 @@ fn read_or_write_wakes_the_suspended_element() {
 
     suspend(&array, 0);
     put(&array, 0, "/c");
-    // Whoever writes there keeps it awake.
+    // A writer on the element keeps it awake.
     array.sh("mkdir d; setfattr -n user.tidemill.element -v 0 d");
     suspend(&array, 0);
     let mut file = std::fs::File::create(array.at("d/f")).unwrap();
@@ -154,7 +155,7 @@ fn element_that_never_wakes_is_reported_suspended_is_not() {
     wait("the file has its copies", || {
         array.json(&["status"])["copies"]["short"] == 0
     });
-    // What has just been written may still be compared there, which wakes it.
+    // A file that was just written may still be scrubbed there, which wakes the element.
     wait("it sleeps for longer than elements may be away", || {
         suspend(&array, 0);
         std::thread::sleep(std::time::Duration::from_secs(4));
@@ -190,7 +191,7 @@ fn element_that_never_wakes_is_reported_suspended_is_not() {
         array.json(&["status"])["copies"]["short"] == 0
     });
     suspend(&array, 0);
-    // A signal ends the process that waits, as that of an element that is awake.
+    // A signal ends the waiting process, like that of an element that is awake.
     array.signal_element(0, Signal::TERM);
     array.kill_element(0);
     array.start_element(0);
@@ -207,7 +208,7 @@ fn idle_elements_are_suspended_and_woken_by_commands() {
         at("suspended"),
         at("wake")
     );
-    // The first time it fails, and prints more than anybody wants to read.
+    // The first attempt fails, and prints more than the server keeps.
     let wake = format!(
         "if test -e {failed}; then touch {woken}; else touch {failed}; yes no | head -c 10000000 >&2; exit 1; fi",
         failed = at("failed"),
@@ -226,7 +227,7 @@ fn idle_elements_are_suspended_and_woken_by_commands() {
     });
     cat(&array, "/b");
     assert!(std::fs::exists(at("failed")).unwrap());
-    // New files wake one if none is awake.
+    // New files wake an element if none is awake.
     wait("both are suspended", || {
         is_suspended(&array, 0) && is_suspended(&array, 1)
     });

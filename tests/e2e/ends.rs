@@ -1,11 +1,11 @@
-//! Versions and objects end well, even when the mount, a client or an element is gone, and on full devices.
+//! Tests that versions and objects are completed or deleted, even if the mount, a client or an element has ended, and on full devices.
 
 use crate::array::{Array, Device, Options, PATIENCE, wait};
 use serde_json::Value;
 use std::io::{BufRead as _, Write as _};
 use std::process::{Child, Command, Stdio};
 
-/// A program that holds a file open and does what it is told, line by line: `w TEXT` appends, `s` syncs, `c` closes.
+/// A program that holds a file open and executes commands, line by line: `w TEXT` appends, `s` syncs, `c` closes.
 struct Writer(Child);
 
 impl Writer {
@@ -33,7 +33,7 @@ impl Writer {
 
     fn said(&mut self) -> String {
         let mut line = String::new();
-        // Unbuffered: what comes after the line is the next answer's.
+        // The reader has no buffer: bytes after the line belong to the next answer.
         let out = self.0.stdout.as_mut().unwrap();
         std::io::BufReader::with_capacity(1, out)
             .read_line(&mut line)
@@ -54,7 +54,7 @@ impl Drop for Writer {
     }
 }
 
-/// What the client, which knows no mount, reads.
+/// Returns the content that a client without a mount reads.
 fn content(array: &Array, path: &str) -> String {
     array.run(&["cat", path]).out
 }
@@ -103,14 +103,14 @@ fn program_that_outlives_its_mount_cannot_change_sealed_file() {
     let mut writer = Writer::open(&array, "f");
     assert_eq!(writer.tell("w before"), "done");
     array.kill_mount();
-    // In place it may go on.
+    // With direct local access, writes may continue.
     let goes_on = writer.tell("w +after") == "done";
     wait("the file is sealed", || unsealed(&array).is_empty());
     let sealed = content(&array, "/f");
     assert!(sealed.starts_with("before"), "{sealed}");
     if goes_on {
         assert_eq!(sealed, "before+after");
-        // It is told that all is well, as by a file that was removed.
+        // The write returns success, as for a file that was deleted.
         assert_eq!(writer.tell("w too late"), "done");
         let logs = array.log("element-0.log") + &array.log("element-1.log");
         assert!(logs.contains("is sealed as a copy"), "{logs}");
@@ -153,7 +153,7 @@ fn status_lists_live_and_dead_mounts() {
 #[test]
 #[expect(clippy::too_many_lines, reason = "one story")]
 fn check_finds_orphans_and_missing_objects_and_repairs() {
-    // What an element finds by itself when it hashes or reads what it has is not left for a check.
+    // The element detects damage by itself when it hashes or reads an object, so the scrub is off here.
     let options = Options {
         element_args: vec!["--scrub-rate".into(), "off".into()],
         ..Options::default()
@@ -219,7 +219,7 @@ fn check_finds_orphans_and_missing_objects_and_repairs() {
     assert!(orphan.exists());
     let (_, found) = check(&["--mend"]);
     assert_eq!(kinds(&found), expected);
-    // Nothing is removed that was only shown.
+    // A check that only shows faults deletes nothing.
     let (_, found) = check(&["--mend"]);
     assert_eq!(kinds(&found), expected[..3]);
     assert!(orphan.exists());
@@ -245,7 +245,7 @@ fn check_finds_orphans_and_missing_objects_and_repairs() {
     wait("nothing is left to be found", || check(&[]).0);
 }
 
-/// A `tidemill put` from standard input that has written some and waits for more.
+/// Starts a `tidemill put` from standard input that has written some bytes and waits for more.
 fn put(array: &Array, path: &str) -> Child {
     let open = unsealed(array).len();
     let mut put = array
@@ -274,7 +274,7 @@ fn killed_put_is_aborted_and_waiting_put_is_not() {
     };
     array.sh("echo old > f");
     wait("all is sealed", || unsealed(&array).is_empty());
-    // Begun before the other, so silent for longer if it were.
+    // It started before the other, so it would be silent for longer.
     let mut slow = put(&array, "/slow");
     let mut killed = put(&array, "/f");
     killed.kill().unwrap();
@@ -328,7 +328,7 @@ fn full_device_with_open_files_fails_writes_but_no_seal() {
         let trouble = status["elements"][0]["trouble"].as_str().unwrap();
         trouble.contains("full")
     });
-    // It starts without a byte to spare, and removes.
+    // The element starts without free space, and deletes objects.
     device.as_ref().unwrap().fill();
     array.kill_element(0);
     device.as_ref().unwrap().fill();

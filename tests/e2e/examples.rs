@@ -1,14 +1,14 @@
-//! Every job that the documentation shows runs as it stands there.
+//! Runs every job in the documentation exactly as printed.
 
 use crate::array::{Array, Options, can_mount, said};
 use std::path::Path;
 use std::process::Command;
 
-/// Where the documentation is.
+/// Root of the documentation.
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
-/// What each job of the documentation needs before it is submitted, as a shell command in the mount, and what then
-/// tells that its result is right. A new example gets a line here.
+/// Preparation of each job of the documentation, as a shell command in the mount, and a check of its result. Add a line here for each new
+/// example.
 const JOBS: &[(&str, &str, &str)] = &[
     (
         "getmax",
@@ -64,11 +64,11 @@ const JOBS: &[(&str, &str, &str)] = &[
     ),
 ];
 
-/// The scripts that a page shows, whole jobs and single tasks made ones, with their names.
+/// Returns the scripts of a page with their names: whole jobs, and single tasks that are completed to jobs.
 fn scripts(page: &Path) -> Vec<(String, String)> {
     let text = std::fs::read_to_string(page).unwrap();
     let blocks = text.split("\n```").skip(1).step_by(2);
-    // Rules are tried by `core`, and in `rules.rs`; C by whoever compiles it.
+    // Rules are tested by `core` and in `rules.rs`; C is tested by its compiler.
     let others = |block: &&str| {
         ["libconfig", "c\n"]
             .iter()

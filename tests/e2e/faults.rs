@@ -1,9 +1,9 @@
-//! Faults, injected for real: nothing acknowledged is lost, and the user is told what happened.
+//! Injects real faults: no acknowledged data is lost, and the user gets a report.
 
 use crate::array::{Array, Device, Options, wait};
 use std::process::Command;
 
-/// A job of one task that runs a shell command.
+/// Returns a job with one task that runs a shell command.
 fn shell(command: &str, extra: &str) -> String {
     format!(
         "name = \"s\"; workdir = \"/w\"; tasks = ( {{ name = \"t\"; kernel = \"/bin/sh\"; \
@@ -125,7 +125,7 @@ fn element_over_its_quota_gets_no_new_files() {
     });
 }
 
-/// Twelve tasks of half a second each, whose inputs are spread over the elements.
+/// Returns a job of twelve tasks of half a second each, whose inputs are distributed over the elements.
 fn slow_job() -> String {
     let tasks: Vec<String> = (0..12)
         .map(|i| {
@@ -258,7 +258,7 @@ fn element_killed_during_recall_keeps_or_returns_labels() {
     array.signal_element(0, rustix::process::Signal::STOP);
     array.start_element(1);
     array.wait_for_elements(2);
-    // What it was asked for is on its way, and is never answered.
+    // The request to the element is in transit, and is never answered.
     array.kill_element(0);
     array.start_element(0);
     let done = array.done(job);
@@ -351,7 +351,7 @@ fn acknowledged_data_survives_kill_of_whole_array() {
     assert_eq!(array.sh("cat w/out").trim(), "x");
 }
 
-/// Names, kinds, owners, sizes and contents of all that is in the two folders of the test below.
+/// Returns names, kinds, owners, sizes and contents of all entries in the two folders of the test below.
 fn tree(array: &Array) -> String {
     array.sh(
         "export LC_ALL=C; find w other ! -name gone -printf '%p %y %i %m %U %G %n %l\\n' | sort; \
@@ -361,7 +361,7 @@ fn tree(array: &Array) -> String {
     )
 }
 
-/// Waits until elements have been told of all that has become of names.
+/// Waits until elements have received all changes of names.
 fn wait_for_notes(array: &Array) {
     let db = rusqlite::Connection::open(array.path("server/server.db")).unwrap();
     let sql = "SELECT count(*) FROM note";
@@ -370,12 +370,12 @@ fn wait_for_notes(array: &Array) {
     });
 }
 
-/// How `/w/count` was made, as far as elements know it.
+/// Returns the runs that made `/w/count`, as far as elements know them.
 fn runs_of_count(array: &Array) -> serde_json::Value {
     let mut all = array.json(&["lineage", "/w/count", "--up"]);
     for run in all["runs"].as_array_mut().unwrap() {
         run["job_name"] = "".into();
-        // Elements keep which objects a task read, not by which path its script named them.
+        // Elements record the objects that a task read, not the paths in its script.
         for input in run["inputs"].as_array_mut().unwrap() {
             let name = input["name"].as_str().unwrap().rsplit('/').next().unwrap();
             input["name"] = name.into();
@@ -432,7 +432,7 @@ fn lost_server_database_is_rebuilt_from_elements() {
     assert_eq!(said["tasks"], 2);
     assert_eq!(said["unnoted"], serde_json::json!([]), "{said}");
     assert_eq!(said["missing"], serde_json::json!([]), "{said}");
-    // What was removed or replaced just before may still be on its element.
+    // An object that was deleted or replaced just before may still be on its element.
     for apart in said["apart"].as_array().unwrap() {
         let was = apart["was"].as_str().unwrap();
         assert!(["", "/w/gone", "/w/twice"].contains(&was), "{apart}");

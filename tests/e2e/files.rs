@@ -1,4 +1,4 @@
-//! The mount as programs use it. Semantics: docs/semantics.md.
+//! Tests the mount with programs. Semantics: docs/semantics.md.
 
 use crate::array::{Array, Options, wait};
 

@@ -1,4 +1,4 @@
-//! Files found by what is known of them, in an array of real processes.
+//! Tests the search for files by their attributes, in an array of real processes.
 
 use crate::array::{Array, Options, wait};
 use std::path::Path;
@@ -13,7 +13,7 @@ fn fixture(name: &str) -> String {
     fixtures.join(name).display().to_string()
 }
 
-/// The paths of what is found, when all headers have been read.
+/// Returns the paths of the found files, after all headers have been read.
 fn find(array: &Array, args: &[&str]) -> Vec<String> {
     let mut found = Vec::new();
     wait("headers are read", || {
@@ -26,7 +26,7 @@ fn find(array: &Array, args: &[&str]) -> Vec<String> {
     found
 }
 
-/// As a user who is no operator.
+/// Searches as a user who is no operator.
 fn find_as(array: &Array, uid: u32, expression: &str, under: &str) -> Result<Vec<String>, String> {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
@@ -52,12 +52,12 @@ fn find_as(array: &Array, uid: u32, expression: &str, under: &str) -> Result<Vec
     })
 }
 
-/// Waits until all that was written is sealed.
+/// Waits until all written files are sealed.
 fn sealed(array: &Array) {
     array.sh("find . -name .tidemill -prune -o -type f -exec sync {} +");
 }
 
-/// Two climate files, one of them in three parts, others, and some that are none.
+/// Stores two climate files, one of them in three parts, other scientific files, and some files of other formats.
 fn fill(array: &Array) {
     array.sh(&format!(
         "mkdir cmip6 raw; cp {} cmip6/tas.nc; cp {} cmip6/pr.part; mv cmip6/pr.part cmip6/pr.nc; cp {} raw/a.h5; cp {} raw/sky.FITS; \
@@ -78,7 +78,7 @@ fn by_headers(array: &Array) {
     let find = |expression| find(array, &[expression]);
     let both = [PR, TAS[0], TAS[1]];
     for (expression, expected) in [
-        // What was moved into place is found as what was written there, whatever the layout.
+        // A file that was moved into place is found like a file that was written there, in any layout.
         ("var = tas", &TAS[..]),
         ("var = pr", &[PR]),
         ("standard_name ~ '^(air|precip)'", &both),
@@ -90,7 +90,7 @@ fn by_headers(array: &Array) {
         ("attr.realization > 3", &[]),
         ("format = netcdf4 and var = tas", &TAS),
         ("format = fits", &["/raw/sky.FITS"]),
-        // Coordinates that are packed, of two calendars: 1990 and 1991, 2015 and 2016.
+        // The coordinates are packed, in two calendars: 1990 and 1991, 2015 and 2016.
         ("time >= 1992", &[PR]),
         ("time = 1990-12", &TAS),
         ("time <= 2015-01 and time >= 1991-12-15", &both),
@@ -127,7 +127,7 @@ fn by_the_rest(array: &Array) {
     ] {
         assert_eq!(find(args), expected, "{args:?}");
     }
-    // As it is mounted.
+    // The path below the mount.
     let under = array.at("cmip6").display().to_string();
     let expected = [array.at("cmip6/tas.nc").display().to_string()];
     assert_eq!(find(&["var = tas", "--under", &under]), expected);
@@ -174,7 +174,7 @@ fn find_follows_changes_and_survives_rebuilt_database() {
     };
     fill(&array);
     assert_eq!(find(&array, &["var = tas"]), TAS);
-    // Its next version says something else; what is gone says nothing.
+    // A new version has other variables; a deleted file has none.
     array.sh(&format!(
         "cp {} cmip6/tas.nc; rm raw/striped.nc",
         fixture("climate-classic.nc")
@@ -195,7 +195,7 @@ fn find_follows_changes_and_survives_rebuilt_database() {
     assert_eq!(find(&array, &["time > 2015"]), ["/cmip6/other.nc", PR]);
 }
 
-/// A Zarr of version 2 by hand: a variable and its times, which is no part of its metadata but of a chunk.
+/// Stores a Zarr of version 2: a variable and its times, which are not in its metadata but in a chunk.
 fn write_zarr(array: &Array, folder: &str) {
     let put = |path: &str, bytes: &[u8]| {
         let path = array.at(&format!("{folder}/{path}"));
@@ -255,7 +255,7 @@ fn find_treats_zarr_folder_as_one_file() {
         }
         assert_eq!(found("time >= 1990-03"), none);
         assert_eq!(find(&array, &["var = rain", "--under", "z"]), own);
-        // Arrays that come later, go, and are called otherwise; the folder itself.
+        // Arrays are added, deleted and renamed, and so is the folder itself.
         array.sh("cp -r z/three.zarr/tas z/three.zarr/late");
         sealed(&array);
         assert_eq!(found("var = late"), ["/z/three.zarr"]);
@@ -299,7 +299,7 @@ fn find_hides_parts_of_zarr_without_read_permission() {
     let as_bob = |expression| find_as(&array, BOB, expression, "").unwrap();
     assert_eq!(as_bob("var = open"), ["/own.zarr"]);
     assert_eq!(as_bob("var = secret"), ["/hidden.zarr"]);
-    // Above another's Zarr a folder of one's own does not hide that.
+    // A user's own folder above another user's Zarr does not hide that.
     array.sh(&format!("mkdir up; cp -r {three} up/below.zarr; mv up/below.zarr/tas up/below.zarr/mine; chown -R {BOB} up/below.zarr"));
     sealed(&array);
     assert_eq!(find(&array, &["var = mine"]), ["/up/below.zarr"]);
@@ -336,7 +336,7 @@ fn find_by_producing_job_and_kernel() {
         "{}",
         refused.err
     );
-    // Whose job it was is nobody else's business, but for the built-in kernel.
+    // Other users do not see the owner of a job, except for the built-in kernel.
     array.sh("chmod 755 .; chmod 644 n1 n2");
     let as_bob = |expression| find_as(&array, BOB, expression, "").unwrap();
     let none: [&str; 0] = [];
@@ -358,7 +358,7 @@ fn find_hides_files_without_read_or_list_permission() {
     let found = |uid, under| find_as(&array, uid, "var = tas", under).unwrap();
     assert_eq!(found(ALICE, ""), ["/open/mine.nc", "/open/all.nc"]);
     assert_eq!(found(BOB, ""), ["/open/all.nc"]);
-    // Who knows the name of a folder in one that may be passed but not listed.
+    // The user knows the name of a folder in a folder that may be entered but not listed.
     assert_eq!(found(BOB, "/passed/below"), ["/passed/below/all.nc"]);
     let none: [&str; 0] = [];
     assert_eq!(found(BOB, "/passed"), none);

@@ -1,4 +1,4 @@
-//! What a newcomer does on the first day, and does wrong.
+//! Tests the first steps and the mistakes of a new user.
 
 use crate::array::{Array, Options, said};
 use serde_json::Value;
@@ -48,11 +48,11 @@ fn newest_job_is_watched_and_ended_jobs_can_be_deleted() {
     assert_eq!(listed(&["--name", "g*d"]), [good]);
     assert_eq!(listed(&["--name", "[g]ood"]), [0_u64; 0]);
 
-    // One that goes on stays.
+    // A job that has not ended stays.
     let waits = array.submit(&script("waits", "gzip").replace("\"in\"", "\"later\""));
     let refused = array.run(&["jobs", "--delete", &waits.to_string()]);
     assert!(refused.err.contains("tidemill cancel"), "{}", refused.err);
-    // Many at a time: one of them has deleted it, and the others say that it is not there.
+    // Of many concurrent deletions, one deletes the job, and the others report that it does not exist.
     let twins = std::thread::scope(|scope| {
         let delete = || {
             let said = array.run(&["jobs", "--delete", "--json", &good.to_string()]);
@@ -73,7 +73,7 @@ fn newest_job_is_watched_and_ended_jobs_can_be_deleted() {
     );
     assert_eq!(listed(&[]), [waits, bad]);
     assert!(!array.run(&["jobs", &good.to_string()]).ok);
-    // Its files and where they come from are what they were, and its result is used again.
+    // Its files and their lineage are unchanged, and its result is used again.
     let lineage = array.run(&["lineage", "/w/good.out"]);
     assert!(
         lineage.ok && lineage.out.contains("gzip"),
@@ -124,10 +124,10 @@ fn failure_with_json_flag_prints_json() {
     }
 }
 
-/// A file of this machine.
+/// Stands for a file of this machine.
 const LOCAL: &str = "LOCAL";
 
-/// Mistakes, and what the answer has to say of cause, place and remedy.
+/// Mistakes, and the cause, place and remedy that each answer must contain.
 const MISTAKES: &[(&[&str], &[&str])] = &[
     (&["elemnt"], &["elemnt", "similar", "element"]),
     (&["jobs", "--state", "bad"], &["bad", "--state", "running"]),

@@ -1,10 +1,10 @@
-//! Folders as outputs: made by real programs, read on other elements, through kills and repetition.
+//! Tests folders as outputs: real programs make them, other elements read them, with kills and repetitions.
 
 use crate::array::{Array, Options, wait};
 use serde_json::Value;
 use std::path::Path;
 
-/// A task that writes a folder of files in folders, and one that reads all of it on another element.
+/// Returns a job with a task that writes a folder of files in folders, and a task that reads all of it on another element.
 fn script(make: &str, extra: &str) -> String {
     format!(
         "name = \"cube\"; workdir = \"/w\"; {extra} tasks = (
@@ -37,14 +37,14 @@ fn output_folder_is_made_read_elsewhere_cached_and_replaced() {
         lineage.contains("cube.zarr/2/0.3") && lineage.contains("make"),
         "{lineage}"
     );
-    // It is there already.
+    // The folder exists already.
     let refused = array.try_submit(&script(MAKE, ""));
     assert!(
         refused.err.contains("/w/cube.zarr/\" exists already"),
         "{}",
         refused.err
     );
-    // What was in it goes with it, and a result is used again with all its files.
+    // Its contents are replaced with it, and a cached result includes all its files.
     array.sh("cd w; mkdir cube.zarr/more; echo mine > cube.zarr/more/mine; cp -r cube.zarr kept");
     let job = array.done(array.submit(&script(MAKE, "replace = true;")));
     assert!(!task(&job, "make")["reused_task"].is_null(), "{job:#}");
@@ -57,11 +57,11 @@ fn output_folder_is_made_read_elsewhere_cached_and_replaced() {
         array.sh("cat w/kept/more/mine; ls -a w/cube.zarr"),
         "mine\n.\n..\n.zarray\n.zattrs\n0\n1\n2\n"
     );
-    // Another kernel makes another folder, which takes the place of all of this one.
+    // Another kernel makes another folder, which replaces all of this one.
     let job = array.submit(&script("echo x > cube.zarr/x", "replace = true;"));
     array.done(job);
     assert_eq!(array.sh("ls -A w/cube.zarr"), "x\n");
-    // One that fails leaves what was there.
+    // A failed task leaves the existing folder unchanged.
     let hostile = "ln -s /etc/passwd cube.zarr/passwd; echo y > cube.zarr/x";
     let failed = array.ended(array.submit(&script(hostile, "replace = true; retries = 0;")));
     let error = task(&failed, "make")["error"].as_str().unwrap();
@@ -75,7 +75,7 @@ fn output_folder_is_made_read_elsewhere_cached_and_replaced() {
     });
 }
 
-/// Files below a folder of objects.
+/// Returns the number of files in a folder of objects.
 fn objects(element: &Path) -> usize {
     let folders = std::fs::read_dir(element.join("objects")).unwrap();
     let count = |folder: std::io::Result<std::fs::DirEntry>| {
@@ -100,7 +100,7 @@ fn kills_leave_a_complete_output_folder_and_nothing_else() {
     array.sh("mkdir w; echo input > w/in");
     let make =
         "cd cube.zarr; mkdir a b; seq 4000 | while read i; do echo $i > a/$i; echo $i > b/$i; done";
-    // Read where it is made: more files than a process may have open unless it asks for that.
+    // The reader runs on the same element: there are more files than a process may have open by default.
     let here = script(make, "").replace("element = 1", "element = 0");
     let job = array.submit(&here);
     let folder = array.element_folder(0);

@@ -1,11 +1,11 @@
-//! `cat --wait`: files that are read while they are written.
+//! Tests `cat --wait`: files that are read while they are written.
 
 use crate::array::{Array, Options, OtherMount, wait};
 use std::io::{Read, Write};
 use std::os::unix::fs::FileExt as _;
 use std::process::{Child, Command, Stdio};
 
-/// `tidemill cat --wait PATH`, with what it says going to a pipe.
+/// Starts `tidemill cat --wait PATH`, with its output in a pipe.
 fn follow(array: &Array, path: &str) -> Child {
     let mut command = array.tidemill();
     command.args(["cat", "--wait", path]);
@@ -13,7 +13,7 @@ fn follow(array: &Array, path: &str) -> Child {
     piped.spawn().unwrap()
 }
 
-/// The next bytes of it, as many as are expected.
+/// Reads its next bytes, as many as are expected.
 fn next(reader: &mut Child, expected: &str) {
     let mut bytes = vec![0; expected.len()];
     reader
@@ -25,7 +25,7 @@ fn next(reader: &mut Child, expected: &str) {
     assert_eq!(String::from_utf8_lossy(&bytes), expected);
 }
 
-/// What is left of it, whether it ended well, and what it complained of.
+/// Returns the rest of its output, whether it succeeded, and its error messages.
 fn end(reader: Child) -> (String, bool, String) {
     let output = reader.wait_with_output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -48,7 +48,7 @@ fn follow_reads_file_while_it_is_written() {
     file.write_all(b"one\n").unwrap();
     let mut reader = follow(&array, "/f");
     next(&mut reader, "one\n");
-    // As on any other host: over HTTP, and by somebody else who may read it.
+    // Like on any other host: over HTTP, and by another user with read permission.
     file.write_all(b"two\n").unwrap();
     next(&mut reader, "two\n");
     array.kill_server();
@@ -63,10 +63,10 @@ fn follow_reads_file_while_it_is_written() {
     drop(file);
     let (rest, ok, complaint) = end(reader);
     assert!(ok && rest.len() == 3 << 20, "{} {complaint}", rest.len());
-    // Of a file that nobody writes it is what `cat` gives.
+    // For a file without a writer, the output equals that of `cat`.
     let closed = array.run(&["cat", "--wait", "/f"]);
     assert_eq!(closed.out.len(), 14 + (3 << 20));
-    // A new version is read from its beginning.
+    // A new version is read from its begin.
     let mut file = std::fs::File::create(&path).unwrap();
     file.write_all(b"new").unwrap();
     let mut reader = follow(&array, "/f");
@@ -74,7 +74,7 @@ fn follow_reads_file_while_it_is_written() {
     drop(file);
     assert!(end(reader).1);
 
-    // Who goes back makes it another file: that is said.
+    // A writer that overwrites earlier bytes makes another file: this is reported.
     let mut file = std::fs::File::create(array.at("back")).unwrap();
     file.write_all(b"head body").unwrap();
     let mut reader = follow(&array, "/back");
@@ -85,7 +85,7 @@ fn follow_reads_file_while_it_is_written() {
     assert!(!ok && complaint.contains("went back"), "{complaint}");
     assert_eq!(array.run(&["cat", "--wait", "/back"]).out, "HEAD body");
 
-    // Who may not read it gets nothing.
+    // A user without read permission gets no bytes.
     array.sh("echo secret > secret; chmod 600 secret");
     let mut file = std::fs::File::options()
         .append(true)
@@ -109,7 +109,7 @@ fn follow_never_waits_for_dead_writers() {
     }) else {
         return;
     };
-    // A writer of its own, so that no descriptor of this process goes with the mount.
+    // A separate process writes, so that the end of the mount affects no descriptor of this process.
     let script = format!(
         "exec > '{}'; printf kept; sync /dev/fd/1; read x",
         array.at("f").display()
@@ -141,14 +141,14 @@ fn follow_never_waits_for_dead_writers() {
     assert!(!ok && !complaint.is_empty(), "{complaint}");
 }
 
-/// A program that reads a file of another mount, with what it says going to a pipe.
+/// Starts a program that reads a file of another mount, with its output in a pipe.
 fn program(command: &str) -> Child {
     let mut shell = Command::new("bash");
     let piped = shell.args(["-c", command]).stdout(Stdio::piped());
     piped.stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// It has read what there is, waits, and ends when it is asked to.
+/// Checks that a reader has read all written bytes, waits, and ends on a signal.
 fn is_told_to_end(mut reader: Child) {
     next(&mut reader, "one\n");
     let id = i32::try_from(reader.id()).unwrap();
@@ -157,7 +157,7 @@ fn is_told_to_end(mut reader: Child) {
     assert!(!reader.wait().unwrap().success());
 }
 
-/// Where a program has the version before open, who is to wait is told so until that is closed.
+/// Checks a mount on which a program has the previous version open: a read that would wait gets an error until that version is closed.
 fn before_is_open(array: &Array, other: &OtherMount) {
     array.sh("echo before > w/held");
     let held = other.path.join("w/held").display().to_string();
@@ -203,7 +203,7 @@ fn reads_on_another_mount_wait_for_bytes_still_to_be_written() {
     let killed: Vec<Child> = (0..40)
         .map(|_| program(&format!("exec cat {}", there("w/f"))))
         .collect();
-    // All others go on.
+    // All other programs continue.
     let listed = program(&format!("cat {}; ls {}", there("w/other"), there("w")));
     assert_eq!(end(listed).0, "other\nf\nother\n");
     killed.into_iter().for_each(is_told_to_end);
@@ -228,14 +228,14 @@ fn reads_on_another_mount_wait_for_bytes_still_to_be_written() {
     let (rest, ok, complaint) = end(reader);
     assert!(ok && rest.is_empty(), "{rest} {complaint}");
 
-    // Nothing says so: it is what is sealed.
+    // Without the attribute, a read returns the sealed content.
     let open = std::fs::File::create(array.at("v/f")).unwrap();
     (&open).write_all(b"open").unwrap();
     assert_eq!(end(program(&format!("cat {}", there("v/f")))).0, "");
 
     before_is_open(&array, &other);
 
-    // Its writer gives it up: that is an error. Its writer's mount dies: what it left is the file.
+    // If its writer aborts it, readers get an error. If its writer's mount dies, the written bytes are the file.
     let gone = std::fs::File::create(array.at("w/gone")).unwrap();
     (&gone).write_all(b"gone").unwrap();
     gone.sync_all().unwrap();
@@ -277,7 +277,7 @@ fn follow_reads_file_of_several_mounts_while_they_write_it() {
     );
     let one = std::fs::File::create(array.at("w/f")).unwrap();
     one.write_all_at(b"one ", 0).unwrap();
-    // They begin while it has one writer.
+    // They start while it has one writer.
     let mut reader = follow(&array, "/w/f");
     next(&mut reader, "one ");
     let path = third.path.join("w/f");
@@ -287,7 +287,7 @@ fn follow_reads_file_of_several_mounts_while_they_write_it() {
         .write(true)
         .open(second.path.join("w/f"))
         .unwrap();
-    // What comes after what is missing is held back.
+    // Bytes after a gap are held back.
     other.write_all_at(b"three ", 8).unwrap();
     one.write_all_at(b"two ", 4).unwrap();
     next(&mut reader, "two three ");
@@ -333,7 +333,7 @@ fn follow_returns_correct_bytes_when_second_writer_joins() {
     let one = std::fs::File::create(array.at("w/f")).unwrap();
     one.write_all_at(&vec![b'a'; head], 0).unwrap();
     one.sync_all().unwrap();
-    // They have begun, and go no further before somebody takes what they give.
+    // They have started, and wait until this test reads their output.
     let path = second.path.join("w/f");
     let mut readers = [
         follow(&array, "/w/f"),
@@ -361,8 +361,8 @@ fn follow_returns_correct_bytes_when_second_writer_joins() {
     }
 }
 
-/// A writer that goes back in a file of several mounts changes bytes that a reader already has. That is reported. The
-/// same bytes once more are not.
+/// A writer that overwrites earlier bytes in a file of several mounts changes bytes that a reader already has. That is reported. The same
+/// bytes once more are not.
 #[test]
 fn follow_reports_overwrites_by_several_mounts() {
     let Some(array) = Array::start() else {
@@ -395,7 +395,7 @@ fn follow_reports_overwrites_by_several_mounts() {
     let (_, ok, complaint) = end(reader);
     assert!(!ok && !complaint.is_empty(), "{complaint}");
 
-    // Who may not read it gets nothing of it.
+    // A user without read permission gets no bytes.
     array.sh("touch secret; chmod 600 secret");
     let (_one, _other) = both("secret");
     let foreign = array.try_sh(&format!(

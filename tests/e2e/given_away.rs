@@ -1,4 +1,4 @@
-//! Files that programs give away when they close them: `tidemill preload --async`.
+//! Tests files that are stored after programs have closed them: `tidemill preload --async`.
 
 use crate::array::{Array, Options, Said, wait};
 use crate::preload::Programs;
@@ -23,7 +23,7 @@ fn with_capacity(capacity: Option<&'static str>) -> Option<Array> {
     })
 }
 
-/// Does what it is told, a line each, and says how that went.
+/// Executes commands, one on each line, and prints their results.
 const WRITER: &str = r"
 import errno, os, sys
 fds = {}
@@ -87,7 +87,7 @@ impl Writer {
     }
 }
 
-/// The files that have bytes which are not stored.
+/// Returns the files with bytes that are not stored yet.
 fn shelf(programs: &Programs) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(programs.folder.join("a")).into_iter();
     let paths = entries.flatten().flatten().map(|entry| entry.path());
@@ -121,7 +121,7 @@ fn wait_returns_at_once_without_async_files() {
     let said = programs.try_wait();
     assert!(said.ok && said.out.is_empty(), "{}{}", said.out, said.err);
     assert!(!programs.folder.exists(), "nobody was started");
-    // Nor has who is started anything of who starts it.
+    // The started process inherits nothing from its starter.
     let mut command = programs.command();
     let lock = array.path("lock");
     let held = File::create(&lock).unwrap();
@@ -164,7 +164,7 @@ fn async_close_returns_at_once_and_survives_the_program() {
     let seen = "cat old; stat -c %s new cut; head -c 2 new; tail -c 2 new; ls";
     let wanted = format!("before\naaa{}\n7\nnnnncut\nkernels\nnew\nold\n", 5 * MIB);
     assert_eq!(programs.sh(seen), wanted);
-    // Both are for what is stored.
+    // Each of these calls needs a stored file.
     let waits = ["mv new moved", "truncate -s 2 cut", "sync old"].map(|script| {
         let mut command = programs.command();
         let script = format!("cd /t; {script}");
@@ -185,8 +185,8 @@ fn async_close_returns_at_once_and_survives_the_program() {
     assert!(moved.len() == 5 * MIB && moved.bytes().all(|byte| byte == b'n'));
 }
 
-/// The file system is killed while it holds closed files. The next file system has them, whoever starts it, and also
-/// the files that are still being written.
+/// The file system is killed while it holds closed files. The next file system has them, whichever user starts it, and also the files
+/// that are still being written.
 #[test]
 fn async_closed_files_survive_kill_of_file_system() {
     let Some(mut array) = start() else { return };
@@ -207,7 +207,7 @@ fn async_closed_files_survive_kill_of_file_system() {
     programs.signal(Signal::KILL);
     wait("it is dead", || writer.say("open none") == "ENOTCONN");
     array.start_element(0);
-    // The next file system is that of whoever comes next.
+    // Any next program uses the next file system.
     assert_eq!(
         programs.sh("cat old; stat -c %s new"),
         format!("before\naaa{}\n", 3 * MIB)
@@ -224,7 +224,7 @@ fn async_closed_files_survive_kill_of_file_system() {
         "before\naaaxxxxxy"
     );
     assert_eq!(cat(&array, "/new").len(), 3 * MIB);
-    // Who waits starts one, too, which ends by itself.
+    // A waiting program starts one, too, which ends by itself.
     writer.all(&["open again"]);
     array.kill_element(0);
     writer.all(&["write again z 4", "close again"]);
@@ -254,7 +254,7 @@ fn full_room_and_full_array_lose_no_closed_files() {
     assert_eq!(programs.sh("stat -c %s large"), format!("{}\n", 3 * MIB));
     array.signal_element(0, Signal::CONT);
     assert_eq!(writer.answer(), "done");
-    // Without an element that is full, but for this one.
+    // Except for this one, no element is full.
     stored(&programs);
     programs.sh("head -c 40M /dev/zero > filling");
     stored(&programs);

@@ -1,4 +1,4 @@
-//! Hooks: kernels that run on what is written, on the element of the burst tier that took it. Semantics: docs/hooks.md.
+//! Tests hooks: kernels that run on new files, on the element of the burst tier that stores them. Semantics: docs/hooks.md.
 
 use crate::array::{Array, Options, wait};
 use serde_json::Value;
@@ -7,12 +7,12 @@ use std::io::{Seek as _, Write as _};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// An array with an element that stores, and number 1 of the burst tier.
+/// Starts an array with an element that stores, and element 1 of the burst tier.
 fn start(args: &[&str]) -> Option<Array> {
     start_with(2, args)
 }
 
-/// The same, of elements with so many cores.
+/// Starts the same with elements of `cores` cores.
 fn start_with(cores: u32, args: &[&str]) -> Option<Array> {
     let mut array = Array::with(Options {
         mount: false,
@@ -30,18 +30,18 @@ fn show(array: &Array, name: &str) -> Value {
     serde_json::from_str(&said.out).unwrap_or_default()
 }
 
-/// Makes a hook of the words of a command line.
+/// Adds a hook with these arguments of the command line.
 fn add(array: &Array, words: &str) -> Value {
     let said = array.sh(&format!("{:?} --json hook add {words}", array.tidemill()));
     serde_json::from_str(&said).unwrap()
 }
 
-/// How many files of a hook are in a state.
+/// Returns the number of files of a hook in a state.
 fn count(array: &Array, name: &str, state: &str) -> u64 {
     show(array, name)["firings"][state].as_u64().unwrap_or(0)
 }
 
-/// How a round of a hook is.
+/// Returns the state of a round of a hook.
 fn round(array: &Array, name: &str, number: u64) -> String {
     let hook = show(array, name);
     let rounds = hook["hook"]["rounds"].as_array().cloned();
@@ -57,7 +57,7 @@ fn create(array: &Array, name: &str) -> File {
     File::create(array.at(name)).unwrap()
 }
 
-/// Lineage says which hook had the files go, and that they were mapped where they were written.
+/// Checks that lineage names the hook that deleted the files, and reports that they were mapped where they were written.
 fn lineage_tells(array: &Array) {
     let told = array.run(&["lineage", "/run/all-1"]).out;
     assert!(
@@ -108,7 +108,7 @@ fn mapped_files_are_deleted_and_results_reduced_in_order() {
 
     lineage_tells(&array);
 
-    // Asked for, a round ends earlier; there is none before a file has come.
+    // A round ends earlier on request; there is no round before the first file.
     let none = array.run(&["hook", "end", "words"]);
     assert!(none.err.contains("no file has come"), "{}", none.err);
     array.sh("seq 7 > run/step-7.txt");
@@ -124,7 +124,7 @@ fn mapped_files_are_deleted_and_results_reduced_in_order() {
     array.sh("seq 2 > run/step-8.txt");
     assert_eq!(array.json(&["hook", "list"]), serde_json::json!([]));
 
-    // A file may stay, and leave the tier alone as soon as it is stored.
+    // A file may stay, and is removed from the tier as soon as it is stored.
     add(
         &array,
         "'/run/step-*.txt' --map wordcount --output 'w/${name}' --keep until-drained",
@@ -146,7 +146,7 @@ const FUNC: &str = "#include <stddef.h>\n#include <stdio.h>\n#include <unistd.h>
     void func(void *buf, size_t size, int fd)\n{\n    unsigned long sum = 0;\n    for (size_t at = 0; at < size; at++)\n        \
     sum = sum * 31 + ((unsigned char *)buf)[at];\n    dprintf(fd, \"%zu %lu\\n\", size, sum);\n}\n";
 
-/// Builds a kernel with the paper's function, a fold and one that wants files as a whole.
+/// Builds a kernel with the paper's function, a fold and a kernel that needs whole files.
 fn own_kernels(array: &Array) {
     let examples = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/kernels");
     std::fs::write(array.path("func.c"), FUNC).unwrap();
@@ -169,8 +169,8 @@ fn numbers(range: std::ops::Range<u64>) -> Vec<u8> {
     range.flat_map(|at| value(at).to_le_bytes()).collect()
 }
 
-/// Kernels of all kinds map a file while it is written. The result equals the result of the sealed file, although some
-/// parts were holes or had other bytes at the time of the read.
+/// Kernels of all kinds map a file while it is written. The result equals the result of the sealed file, although some parts were holes
+/// or contained other bytes at the time of the read.
 #[test]
 fn map_during_write_equals_map_of_sealed_file() {
     let Some(array) = start_with(8, &[]) else {
@@ -200,7 +200,7 @@ fn map_during_write_equals_map_of_sealed_file() {
     }
     let mut file = create(&array, "run/a.f64");
     file.write_all(&numbers(0..500_000)).unwrap();
-    // The second quarter is a hole for now.
+    // The second quarter is a hole at this time.
     file.seek(std::io::SeekFrom::Start(8_000_000)).unwrap();
     file.write_all(&numbers(1_000_000..1_300_000)).unwrap();
     wait("a map runs while the file is open", || {
@@ -210,7 +210,7 @@ fn map_during_write_equals_map_of_sealed_file() {
     file.seek(std::io::SeekFrom::Start(4_000_000)).unwrap();
     file.write_all(&numbers(500_000..1_000_000)).unwrap();
     drop(file);
-    // Another one is only appended to.
+    // The other file is only appended to.
     let mut file = create(&array, "run/b.f64");
     for part in 0..4 {
         file.write_all(&numbers(part * 200_000..(part + 1) * 200_000))
@@ -276,7 +276,7 @@ fn bad_kernels_fail_alone_and_unmapped_files_stay() {
         array.sh("cat run/a.dat | wc -l; cut -d' ' -f1 run/all"),
         "5\n5\n"
     );
-    // Of those that could not map it one is mended, and the others are gone: nobody wants the file any more.
+    // One of the hooks that could not map the file is fixed, and the others are removed: then no hook needs the file any more.
     for name in ["hang", "endless"] {
         array.json(&["hook", "remove", name]);
     }
@@ -353,7 +353,7 @@ fn hooks_have_only_the_rights_of_their_owner() {
     wait("both have seen what they may", || {
         count(&array, "roots", "done") == 2 && count(&array, "mine", "done") == 1
     });
-    // Who may read a file need not be able to remove it.
+    // A user who may read a file need not be able to delete it.
     wait("it is said why it stays", || {
         array
             .run(&["rule", "log", "mine"])
@@ -395,7 +395,7 @@ fn hooks_file_accepts_text_of_the_paper() {
         round(&array, "wordcount", 1) == "done"
     });
     assert_eq!(array.sh("cut -d' ' -f1 run/all"), "4\n");
-    // What is listed makes the same hook again.
+    // The listed text makes the same hook again.
     array.json(&["hook", "remove", "wordcount"]);
     std::fs::write(array.at(".tidemill/hooks"), &listed).unwrap();
     assert_eq!(array.sh("cat .tidemill/hooks"), listed);
@@ -451,7 +451,7 @@ fn lagging_maps_run_after_close_and_lose_nothing() {
         .zip(rest.lines())
         .filter(|(one, other)| one == other)
         .count();
-    // The first one was begun by the hook that was then.
+    // The previous definition of the hook started the first map.
     assert!(same >= 21 && rest.lines().count() == 22, "{first}\n{rest}");
     assert_eq!(show(&array, "sums")["hook"]["behind"]["files"], 0);
     let health = array.json(&["health"]);
@@ -493,7 +493,7 @@ fn maps_of_removed_hook_end_when_their_file_is_abandoned() {
     assert!(array.run(&["check"]).ok);
 }
 
-/// Writes files elsewhere on the same element, so that one that was begun a moment ago is always open, until it is told to end.
+/// Writes files in another folder on the same element, so that a new file is always open, until `end` is set.
 fn writes_on_and_on(array: &Array, end: &AtomicBool) {
     let mut open = create(array, "other/0");
     for number in 1.. {
@@ -537,7 +537,7 @@ fn maps_wait_for_end_of_burst_up_to_a_limit() {
     let end = AtomicBool::new(false);
     let files = std::thread::scope(|scope| {
         scope.spawn(|| writes_on_and_on(&array, &end));
-        // Whatever is found, the writer ends.
+        // The writer ends in any case.
         let _end = Ends(&end);
         let mut files = 0;
         wait("maps wait", || {

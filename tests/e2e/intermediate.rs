@@ -1,4 +1,4 @@
-//! What the tasks of a job hand to each other in memory.
+//! Tests files that tasks of a job exchange in memory.
 
 use crate::array::{Array, Options, wait};
 use std::fs::Permissions;
@@ -19,7 +19,7 @@ fn start() -> Option<Array> {
     Array::with(options())
 }
 
-/// Bytes of what an element has in memory, and of its objects on the disk.
+/// Returns the size of an element's data in memory, and of its objects on the disk, in bytes.
 fn bytes(array: &Array) -> (u64, u64) {
     fn all(folder: &Path) -> u64 {
         let entries = std::fs::read_dir(folder).unwrap().flatten();
@@ -68,7 +68,7 @@ fn intermediate_stays_in_memory_until_used_and_is_recomputed() {
         array.sh("head -c 5 w/middle; cat w/said w/kept"),
         format!("mmmmm{middle}\nmade\n")
     );
-    // A kill loses nothing.
+    // A kill loses no data.
     array.kill_element(0);
     array.start_element(0);
     array.wait_for_elements(1);
@@ -140,7 +140,7 @@ fn intermediate_too_large_for_memory_is_on_disk() {
     );
 }
 
-/// Sets who may pass through the folder that the elements' folders are in.
+/// Sets the mode of the parent of the elements' folders.
 fn set_mode(array: &Array, mode: u32) {
     std::fs::set_permissions(array.path(""), Permissions::from_mode(mode)).unwrap();
 }
@@ -159,7 +159,7 @@ fn kernels_reach_in_memory_files_in_closed_folders() {
     let id = array.submit(&job(middle));
     wait("it was made and read once", || array.at("w/said").exists());
     assert_eq!(array.sh("cat w/said"), format!("{middle}\n"));
-    // How much shared memory a host has is its own affair: without room it is on the disk.
+    // The size of a host's shared memory is not fixed here: without space in it the file is on the disk.
     let room = rustix::fs::statvfs(&handed).unwrap();
     if room.f_bavail * room.f_frsize > 16 * MIB {
         assert_eq!(std::fs::read_dir(&handed).unwrap().count(), 1);
@@ -178,7 +178,7 @@ fn folder_closed_since_start_is_named() {
         return;
     };
     if array.element_folder(0).join("handed").is_symlink() {
-        // Root may mount nothing here: it is in shared memory in any case.
+        // Root may mount nothing here: the file is in shared memory in any case.
         return;
     }
     array.sh("mkdir w");
@@ -190,7 +190,7 @@ fn folder_closed_since_start_is_named() {
     let open = format!("chmod o+x {}", array.path("").display());
     let open = open.trim_end_matches('/');
     assert!(ended.to_string().contains(open), "{ended}");
-    // Nor does the element start with files that nobody comes to.
+    // The element does not start either if its users cannot reach its files.
     array.sh("rm -r w; mkdir w");
     set_mode(&array, 0o711);
     array.submit(&job(MIB));

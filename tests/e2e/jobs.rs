@@ -1,9 +1,9 @@
-//! Jobs from script to result.
+//! Tests jobs from script to result.
 
 use crate::array::{Array, Options, wait};
 use std::process::Command;
 
-/// Little-endian doubles.
+/// Returns little-endian doubles.
 fn doubles(values: &[f64]) -> Vec<u8> {
     values
         .iter()
@@ -65,7 +65,7 @@ fn listing_1_runs_unchanged_and_before_its_data_exists() {
     assert!(status.contains("getmax.reduce"), "{status}");
 }
 
-/// Eight maps and a reduce, by a script kept in the array.
+/// Returns a job of eight maps and a reduce, with a script stored in the array.
 fn word_count(policy: &str) -> String {
     let maps: String = (0..8)
         .map(|i| {

@@ -1,4 +1,4 @@
-//! Kernels of one's own: made, built, tried, kept in the array, run by name.
+//! Tests users' kernels: created, built, tested, stored in the array, run by name.
 
 use crate::array::{Array, Said, said};
 use crate::require;
@@ -8,7 +8,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
-/// Somebody else than root.
+/// Id of a user other than root.
 pub(crate) const OTHER: u32 = 1234;
 
 fn tidemill(args: &[&str]) -> Said {
@@ -72,7 +72,7 @@ fn new_kernel_builds_in_all_languages_and_passes_test() {
     }
 }
 
-/// Whether this machine has what turns such sources into modules.
+/// Returns whether this machine can compile sources of this language to modules.
 fn can_make_modules(language: &str) -> bool {
     let can = if language == "rust" {
         let mut rustc = Command::new("rustc");
@@ -122,7 +122,7 @@ fn build_reads_only_its_source_and_errors_are_shown() {
             .err
             .contains("not a source file")
     );
-    // A sum of floats depends on the order in which parts come together.
+    // A sum of floats depends on the order in which parts are added.
     let sum = "#include <tidemill_kernel.h>
         TIDEMILL_KERNEL;
         struct sum { double sum; };
@@ -152,7 +152,7 @@ fn build_reads_only_its_source_and_errors_are_shown() {
     );
 }
 
-/// A script that says which it is.
+/// Stores a script that prints `text`.
 fn script(array: &Array, text: &str) -> String {
     let path = array.path("say.sh");
     std::fs::write(&path, format!("#!/bin/sh\necho {text} > out\n")).unwrap();
@@ -166,7 +166,7 @@ fn job(kernel: &str) -> String {
     )
 }
 
-/// Runs a kernel by its name; what it wrote, and the hash of its code in the lineage of that.
+/// Runs a kernel by its name; returns its output, and the hash of its code in the lineage of the output.
 fn run(array: &Array, kernel: &str) -> (String, String) {
     array.done(array.submit(&job(kernel)));
     let lineage = array.json(&["lineage", "/w/out"]);
@@ -177,7 +177,7 @@ fn run(array: &Array, kernel: &str) -> (String, String) {
     (array.sh("cat w/out; rm w/out").trim().to_owned(), hash)
 }
 
-/// All that a command printed.
+/// Returns the whole output of a command.
 fn all(said: &Said) -> String {
     format!("{}{}", said.out, said.err)
 }
@@ -236,7 +236,7 @@ fn users_run_their_own_code_only() {
     assert!(!array.at("w/backup.out").exists());
 }
 
-/// `tidemill ARGS` as somebody else.
+/// Runs `tidemill ARGS` as another user.
 pub(crate) fn other(array: &Array, args: &[&str]) -> Said {
     let program = array.path("tidemill");
     if !program.exists() {
@@ -286,7 +286,7 @@ fn kernel_versions_are_kept_and_run_by_name() {
     assert_eq!(run(&array, "say").0, "two");
     assert_eq!(run(&array, "say@1"), ("one".to_owned(), hash));
     assert_eq!(run(&array, "say@2").0, "two");
-    // A file of the working folder comes first.
+    // A file of the working folder takes precedence.
     array.sh("printf '#!/bin/sh\\necho here > out\\n' > w/say; chmod +x w/say");
     assert_eq!(run(&array, "say").0, "here");
     array.sh("rm w/say");
@@ -365,12 +365,12 @@ fn others_cannot_have_it_unless_allowed(array: &Array) {
     let accepted: Value = serde_json::from_str(&shared.out).unwrap();
     array.done(accepted["job"].as_u64().unwrap());
     assert_eq!(array.sh("cat w/theirs/out; rm w/theirs/out"), "two\n");
-    // Theirs, of the same name, is theirs alone.
+    // A kernel with the same name of another user is used only by that user.
     let added = other(array, &["kernel", "add", "/bin/true", "--name", "say"]);
     assert!(added.ok, "{}{}", added.out, added.err);
     assert!(added.out.contains(&format!("/kernels/{OTHER}/say@1")));
     assert_eq!(run(array, "say").0, "two");
-    // A folder that others can write to counts for nothing, nor does one that somebody made for another.
+    // A folder that others can write to is ignored, and so is a folder that one user made for another.
     array.sh(&format!("chmod 777 kernels/{OTHER}"));
     assert!(all(&theirs("say")).contains("was not found"));
     assert!(

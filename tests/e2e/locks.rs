@@ -1,4 +1,4 @@
-//! Locks of mounts that end badly. Semantics: docs/semantics.md, chapter "Locks".
+//! Tests locks of mounts that fail. Semantics: docs/semantics.md, chapter "Locks".
 
 use crate::array::{Array, Options, OtherMount, wait};
 use rustix::process::Signal;
@@ -10,8 +10,8 @@ fn shell(script: &str) -> Child {
     command.arg("-c").arg(script).spawn().unwrap()
 }
 
-/// A waiter gets the lock, and reads the bytes that the holder had written. Bytes that the holder's program writes
-/// afterwards, in place and without its mount, are in no version.
+/// A waiter gets the lock, and reads the bytes that the holder wrote before. Bytes that the holder's program writes afterwards, in place
+/// and without its mount, are in no version.
 #[test]
 fn locks_of_dead_mount_are_free_once_it_cannot_write() {
     let Some(array) = Array::with(Options::default()) else {
@@ -43,7 +43,7 @@ fn locks_of_dead_mount_are_free_once_it_cannot_write() {
         assert_eq!(seen.trim(), "before", "{name}");
     }
     stopped.signal(Signal::CONT);
-    // It can't have what others may have had meanwhile, and says so; who asks there now gets it in turn.
+    // The mount cannot keep a lock that others may have taken since then, and reports this; a new request on it waits for its turn.
     let at = stopped.path.display();
     array.sh(&format!("flock {at}/lock-m2 true"));
     for holder in &mut holders {
@@ -165,12 +165,12 @@ print(db.execute(sys.argv[2]).fetchall())
         };
         for sql in ["SELECT sum(n) FROM t", "INSERT INTO t VALUES (1000)"] {
             let (well, text) = ask(&other.path, sql);
-            // SQLite has two words for a lock that it does not get.
+            // SQLite has two messages for a lock that it does not get.
             let refused = ["database is locked", "locking protocol"];
             let refused = refused.iter().any(|word| text.contains(word));
             assert!(!well && refused, "{sql}: {text}");
         }
-        // Another program of the same mount takes part.
+        // Another program of the same mount shares the log.
         assert_eq!(
             ask(&array.at(""), "SELECT sum(n) FROM t"),
             (true, "[(50,)]\n".into())

@@ -1,4 +1,4 @@
-//! Components of variables: tasks that find values where the file has bytes of some format (`mapper`).
+//! Tests components of variables: tasks that find values in the bytes of a file with a known format (`mapper`).
 
 use crate::array::{Array, Options};
 use crate::chance::Chance;
@@ -28,7 +28,7 @@ fn job(task: &str) -> String {
     format!(r#"name = "j"; workdir = "/"; tasks = ( {{ {task} }} );"#)
 }
 
-/// What the libraries read of a variable of a fixture.
+/// Returns the values of a fixture's variable, as the libraries read them.
 fn values_of(name: &str, variable: &str) -> Vec<u8> {
     let told = std::fs::read(fixture(&format!("{name}.json"))).unwrap();
     let told: Value = serde_json::from_slice(&told).unwrap();
@@ -57,7 +57,7 @@ fn program_reads_variable_values_as_plain_file() {
                    input = [ "{file}" ]; output = [ "v/{variable}.%{per}", "l/{variable}.%{per}" ]; stdout = "v/{variable}.%{per}";"#
             ))
         };
-        // Records between those of others, the highest byte of each number first: a piece for each stripe with some.
+        // Interleaved big-endian records: there is a piece for each stripe that contains some.
         array.done(array.submit(&show("cdf1.nc", "f8_3t", "piece")));
         assert_eq!(array.sh("ls v"), "f8_3t.0\nf8_3t.1\n");
         array.sh("cat v/f8_3t.* > v/all");
@@ -73,7 +73,7 @@ fn program_reads_variable_values_as_plain_file() {
             "pieces": [{ "start": [records, 0, 0], "shape": [4 - records, 5, 7] }],
         }]);
         assert_eq!(second, expected);
-        // Chunks that are compressed and shuffled.
+        // The chunks are compressed and shuffled.
         array.done(array.submit(&show("netcdf4.nc", "deflated", "part")));
         let lies = array.json(&["variables", "/netcdf4.nc", "deflated"]);
         let parts = lies["variables"][0]["where"].as_array().unwrap().len();
@@ -84,7 +84,7 @@ fn program_reads_variable_values_as_plain_file() {
     }
 }
 
-/// Records of 24 bytes, of which the middle 8 are a number.
+/// Stores records of 24 bytes, in which the middle 8 bytes are a number.
 fn with_records(array: &Array) -> Vec<i64> {
     let numbers: Vec<i64> = {
         let mut chance = Chance(3);
@@ -125,7 +125,7 @@ fn kernels_run_on_elements_with_values_and_read_each_once() {
         .map(|line| line.trim().parse::<i64>().unwrap())
         .sum();
     assert_eq!(sum, numbers.iter().sum::<i64>());
-    // The same task over the same bytes is remembered, another column is another task.
+    // The same task over the same bytes is cached; a task for another column is another task.
     let again = array.done(array.submit(&job(
         r#"name = "sum"; kernel = "sum"; args = [ "dtype=i64" ]; per = "part"; mapper = "columns:x=<i8,_=V16";
            input = [ "records" ]; output = [ "first.%part" ];"#,
@@ -169,7 +169,7 @@ fn missing_or_damaged_variable_is_reported() {
     std::fs::write(array.path("none"), "").unwrap();
     put(&array, &array.path("none"), "/none.nc");
     told("none.nc", "netcdf:deflated");
-    // One byte within a chunk: the header is as it was.
+    // One byte within a chunk changes: the header stays the same.
     let lies = array.json(&["variables", "/good.nc", "deflated"]);
     assert!(lies["variables"][0]["where"][0]["bytes"].as_u64().unwrap() > 0);
     let streams: Vec<usize> = (0..bytes.len() - 1)
@@ -203,7 +203,7 @@ fn missing_or_damaged_variable_is_reported() {
     }
 }
 
-/// What a built-in kernel gives of a file of this machine.
+/// Returns the output of a built-in kernel for a file of this machine.
 fn alone(array: &Array, kernel: &str, args: &str, path: &str) -> Vec<u8> {
     let task = format!(
         r#"name = "alone"; kernel = "{kernel}"; args = [ {args} ]; input = [ "{path}" ]; output = [ "alone" ];"#
@@ -296,7 +296,7 @@ fn user_kernel_merges_outputs_of_components() {
     );
     let lineage = array.json(&["lineage", "/d/smallest", "--format", "json"]);
     assert_eq!(lineage["runs"].as_array().unwrap().len(), 1, "{lineage:#}");
-    // A component that fails fails the task, and nothing is left of it.
+    // A failed component fails the task, and no output is left.
     let fails = r#"name = "r"; kernel = "sh"; type = "program"; args = [ "-c", "[ %part != 1 ] && echo %part" ]; per = "part"; retries = 0;
         input = [ "records" ]; output = [ "none" ]; stdout = "none"; reduce = "cat {inputs}";"#;
     let ended = array.ended(array.submit(&job(fails)));
@@ -306,7 +306,7 @@ fn user_kernel_merges_outputs_of_components() {
     assert!(check.ok, "{}{}", check.out, check.err);
 }
 
-/// Puts what components show of a variable, values and where they are, into the whole; what nobody wrote is left out.
+/// Combines the output of components, values and their positions; values that were never written are left out.
 fn assembled(array: &Array, size: usize) -> Vec<Option<Vec<u8>>> {
     let mut whole = vec![None; size];
     for number in array.sh("cd v; ls").lines() {
@@ -342,7 +342,7 @@ fn assembled(array: &Array, size: usize) -> Vec<Option<Vec<u8>>> {
     whole
 }
 
-/// One result of all components, what made it, and a folder of which something is missing, damaged, or not as was said.
+/// Checks one result of all components, its lineage, and a folder with files that are missing, damaged, or changed.
 fn a_folder_is_summed(array: &Array) {
     let sum = |output: &str| {
         job(&format!(
@@ -357,7 +357,7 @@ fn a_folder_is_summed(array: &Array) {
     let lineage = array.json(&["lineage", "/n1", "--format", "json"]);
     assert_eq!(lineage["runs"].as_array().unwrap().len(), 1, "{lineage:#}");
     assert!(lineage.to_string().contains("/tas/c/"), "{lineage:#}");
-    // What is damaged, and what is no Zarr.
+    // A damaged chunk, and a folder that is no Zarr.
     array.sh("echo hello > three.zarr/tas/c/0/1; sync three.zarr/tas/c/0/1");
     let ended = array.ended(array.submit(&sum("n3")));
     assert_eq!(ended["state"], "failed");
@@ -413,7 +413,7 @@ fn built_in_kernels_skip_same_missing_values_as_reduce() {
         let reduced = array.json(&["reduce", operation, "/z:x"]);
         assert_eq!(reduced["values"][operation], number, "{reduced:#}");
     }
-    // A task that names a missing value has that one only.
+    // A task that names a missing value uses only that one.
     assert_eq!(found(r#""dtype=i16", "missing=1","#), "count 7 sum 104");
     for (args, word) in [
         ("", "dtype=i16"),
@@ -524,7 +524,7 @@ fn csv_columns_are_read_by_line_on_their_elements() {
         );
         array.done(array.submit(&pieces));
         assert_eq!(values("d/*"), numbers, "in the order of the file");
-        // A column with a comma in its name; no kernel makes one result of components, as nobody knows which line is which.
+        // A column with a comma in its name; no kernel joins components here, because the order of lines is not known.
         let sum = |output: &str| {
             job(&format!(
                 r#"name = "s"; kernel = "sum"; args = [ "dtype=f64" ]; per = "part"; mapper = "columns:csv,\"t, K\""; input = [ "t.csv" ]; output = [ "{output}" ];"#
@@ -543,7 +543,7 @@ fn csv_columns_are_read_by_line_on_their_elements() {
             .map(|one| one.parse::<f64>().unwrap())
             .sum();
         assert!((sum - 20_000.0 * 10_000.0).abs() < 1e-3, "{sums}");
-        // A value that is none, in a line of which the file is told, and quotes over two lines.
+        // An invalid value, in a line that the error locates in the file, and quotes across two lines.
         for (wrong, why) in [
             ("x", "n is \"x\", which is no integer"),
             ("1\r\n\"a\nb\",2,3", "quotes are opened and not closed"),
@@ -578,7 +578,7 @@ fn csv_columns_are_read_by_line_on_their_elements() {
     }
 }
 
-/// How the line is told that was put at this byte, or that follows it.
+/// Returns the text with which an error names the line that was inserted at this byte, or the line after it.
 fn bad_line(text: &str, at: usize, wrong: &str) -> String {
     assert!(text.len() > at);
     let first = wrong.find('\n').map_or(0, |end| "q,1,".len() + end + 1);

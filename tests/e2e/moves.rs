@@ -1,17 +1,17 @@
-//! Elements that are emptied and taken out, in an array of real processes, while everything goes on.
+//! Tests elements that are drained and removed, in an array of real processes under load.
 
 use crate::array::{Array, Options, wait};
 use std::io::{Read, Seek};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Where the first copy of a file lies, as `tidemill layout` tells it.
+/// Returns the element with the first copy of a file, from `tidemill layout`.
 fn element_of(array: &Array, path: &str) -> u64 {
     let layout = array.json(&["layout", path]);
     layout["parts"][0]["copies"][0]["element"].as_u64().unwrap()
 }
 
-/// Reads files over and over, through the mount and by names that are looked up anew, until it is told to end; gives how often.
+/// Reads files repeatedly, through the mount and with new lookups of their names, until `end` is set; returns the number of repetitions.
 fn read_on(array: &Array, end: &Arc<AtomicBool>) -> std::thread::JoinHandle<usize> {
     let (folder, end) = (array.at("d"), end.clone());
     std::thread::spawn(move || {
@@ -64,7 +64,7 @@ fn element_is_drained_and_removed_under_load() {
             began.err
         );
         assert!(array.run(&["status"]).out.contains("up, emptied"));
-        // The folder names the element; the file is made all the same, elsewhere.
+        // The folder names the element; the file is created anyway, on another element.
         array.sh("echo new > d/new");
         assert_eq!(element_of(&array, "/d/new"), 1);
         assert_eq!(array.sh("cat d/new"), "new\n");
@@ -91,7 +91,7 @@ fn element_is_drained_and_removed_under_load() {
     }
 }
 
-/// The element that was emptied is taken out and killed, and its folder goes: nothing is lost.
+/// The drained element is removed and killed, and its folder is deleted: no file is lost.
 fn taken_out(array: &mut Array) {
     let removed = array.run(&["element", "remove", "0"]);
     assert!(removed.ok, "{}", removed.err);
@@ -160,7 +160,7 @@ fn move_and_rebalance_survive_server_kills() {
     }
     assert!(!array.run(&["move", "/d"]).ok, "where to?");
     let planned = array.json(&["rebalance", "--dry-run", "--within", "1"]);
-    // What they hold is nothing beside what they could.
+    // Their files are small compared with their capacity.
     assert_eq!(planned["flows"].as_array().map(Vec::len), Some(0));
     assert_eq!(
         planned["elements"][1]["held_bytes"].as_u64(),
@@ -177,7 +177,7 @@ fn move_and_rebalance_survive_server_kills() {
     assert!(check.ok, "{}{}", check.out, check.err);
 }
 
-/// The elements that have the parts of a file first, in the order of the parts.
+/// Returns the elements of the first copies of a file's parts, in the order of the parts.
 fn elements_of(array: &Array, path: &str) -> Vec<u64> {
     let layout = array.json(&["layout", path]);
     let parts = layout["parts"].as_array().unwrap().iter();
@@ -219,7 +219,7 @@ fn striped_files_move_to_named_elements_by_part() {
         );
     }
     assert_eq!(elements_of(&array, "/f"), begun);
-    // One part stays, and then none.
+    // First one part stays, then none.
     for named in [[others[0], begun[1]], [others[0], others[1]]] {
         let said = move_to(&named);
         let told: serde_json::Value = serde_json::from_str(&said.out).unwrap();

@@ -1,4 +1,4 @@
-//! Names that nothing may have, mountpoints that keep files from being lost, and arrays that start again at once.
+//! Tests reserved names, mountpoints that protect files from being lost, and arrays that are restarted at once.
 
 use crate::array::{Array, Options, Said, can_mount, folder_of_nobody, said, wait};
 use crate::require;
@@ -9,7 +9,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// An array of `tidemill up`, taken down at its end.
+/// An array of `tidemill up`, stopped at its end.
 struct Up(tempfile::TempDir);
 
 impl Up {
@@ -190,7 +190,7 @@ fn two_arrays_keep_each_others_mounts() {
     assert_eq!(std::fs::read(mnt.join("f")).unwrap(), b"one");
 }
 
-/// Another user's array, mounted by `fusermount3`.
+/// Another user's array is mounted by `fusermount3`.
 #[test]
 fn array_of_ordinary_user_mounts_and_unmounts() {
     let Some(folder) = folder_of_nobody("true") else {

@@ -1,4 +1,4 @@
-//! Small new files that labels write, made many at once. Semantics: docs/labels.md, docs/semantics.md.
+//! Tests small new files that labels write, many at a time. Semantics: docs/labels.md, docs/semantics.md.
 
 use crate::apps::{Labels, line};
 use crate::array::{Array, Options, OtherMount, wait};
@@ -7,7 +7,7 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::Duration;
 
-/// A user whom nobody knows.
+/// Id of a user without an account.
 const USER: u32 = 1234;
 
 /// Calls of `new-files`, for scripts in Python.
@@ -79,7 +79,7 @@ assert any(link.endswith('/new-files') for link in links), links
         other.path.display()
     );
     labels.said_by(&script);
-    // Whoever knows a folder alone finds no other folder of the control folder's name.
+    // A caller that knows only a folder cannot find another folder with the name of the control folder.
     labels.said_by(
         "
 mount = os.environ['TIDEMILL_MOUNT'] + '/w'
@@ -96,7 +96,7 @@ shutil.rmtree(f'{mount}/.tidemill')
 ",
     );
     labels.wait_until_done();
-    // What the kernel knew of the folder is not what it goes on to show.
+    // The entries that the Linux kernel cached for the folder are not shown any more.
     assert_eq!(array.sh("ls w | wc -l; ls w/g | wc -l"), "628\n5\n");
     array.sh("for n in 1 2 3; do echo more >> w/$n; done; rm w/4; mv w/5 w/6; test ! -e w/4; tail -1 w/2 | grep -q more");
     assert!(array.run(&["check"]).ok);
@@ -195,7 +195,7 @@ for label in all: label.wait()
                 array.kill_mount();
                 array.start_mount();
             }
-            // What is closed and not sealed stays bounded.
+            // The number of files that are closed but not sealed stays limited.
             "hang" => {
                 array.signal_element(0, Signal::STOP);
                 for _ in 0..30 {

@@ -1,11 +1,12 @@
-//! Measuring kernels and asking where to run them, without an array and on one.
+//! Tests measurements of kernels and advice where to run them, without an array and with one.
 
 use crate::array::{Array, Options, wait};
 use serde_json::Value;
 use std::path::Path;
 use std::process::{Command, Output};
 
-/// On the host 10 MB/s and 10 ms to start; on element 2 a quarter of that. Small, so that each device has room for the files.
+/// Calibration: on the host 10 MB/s and 10 ms to start; on element 2 a quarter of that. The files are small, so that each device has
+/// space for them.
 const CALIBRATION: &str = r#"
 version = 1
 host = "workstation"
@@ -57,7 +58,7 @@ fn advice(folder: &Path, args: &[&str]) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// One of the choices.
+/// Returns one of the choices.
 fn choice<'a>(advice: &'a Value, name: &str) -> &'a Value {
     let all = advice["choices"].as_array().unwrap();
     all.iter().find(|one| one["choice"] == name).unwrap()
@@ -226,12 +227,12 @@ fn a_file_is_advised_on(array: &Array, file: &str, measured: &Value) {
     for one in known["choices"].as_array().unwrap() {
         assert_eq!(one["feasible"], true, "{one}");
     }
-    // Never measured on the element, but known once it has run there.
+    // The kernel was never measured on the element, but its rate is known after it has run there.
     assert_eq!(choice(&ask("base64"), "element")["feasible"], false);
     let job = r#"name = "b"; workdir = "/"; tasks = ( { name = "b"; kernel = "base64"; input = ["text"];
         output = ["b64"]; stdin = "text"; stdout = "b64"; } );"#;
     array.done(array.submit(job));
-    // Elements tell of themselves every now and then.
+    // Elements report their history at intervals.
     wait("the element's history", || {
         choice(&ask("base64"), "element")["feasible"] == true
     });
@@ -287,7 +288,7 @@ fn advice_charges_running_and_queued_tasks_to_element() {
         array.json(&["jobs", &job.to_string()])["tasks"][0]["state"] == "running"
     });
     let busy = ask(&[]);
-    // Nobody knows how long they take: a minute each.
+    // Their durations are not known: a minute is assumed for each.
     assert!(waits(&busy, "element") > 60.0, "{busy}");
     assert!(waits(&busy, "host") == 0.0, "{busy}");
     assert_eq!(busy["best"], "host");

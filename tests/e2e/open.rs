@@ -1,5 +1,5 @@
-//! Open files as programs use them: many open and close one file at once, lock it, follow it, make it durable.
-//! Semantics: docs/semantics.md, chapter "Versions".
+//! Tests open files: many programs open and close one file at once, lock it, follow it, make it durable. Semantics: docs/semantics.md,
+//! chapter "Versions".
 
 use crate::array::{Array, Options, wait};
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -162,14 +162,14 @@ fn sealed_object_with_other_openers_never_changes() {
         let mut bytes = vec![0; old.len()];
         stranger.read_exact_at(&mut bytes, 0).unwrap();
         assert_eq!(bytes, old.as_bytes());
-        // The mount's own reader was left with the version that it had, whole.
+        // The mount's own reader keeps its previous version, complete.
         let length = reader.metadata().unwrap().len();
         let mut bytes = vec![0; usize::try_from(length).unwrap()];
         reader.read_exact_at(&mut bytes, 0).unwrap();
         assert_eq!(bytes, old.as_bytes());
     }
-    // With nobody else the readers of the mount go on with the next version, and no sealed file is written to:
-    // what is sealed has no writable bit, and its content is that of a version that was closed.
+    // Without any other opener, the readers of the mount continue with the next version, and no sealed file is written to: a sealed
+    // object has no writable bit, and its content is that of a closed version.
     let reader = std::fs::File::open(array.at("f")).unwrap();
     array.sh("printf 'newest' > f");
     let mut bytes = [0; 6];

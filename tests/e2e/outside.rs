@@ -1,4 +1,4 @@
-//! Elements whose files stay outside of the array: what drains goes there under its name, and is read from there.
+//! Tests elements whose files are outside of the array: drained files are stored there under their names, and are read from there.
 
 use crate::array::{Array, Device, Options, wait};
 use crate::stand_in::StandIn;
@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 const STRANGER: &str = "setpriv --reuid 65534 --regid 65534 --clear-groups";
 const SECRET: &str = "hush-hush-hush";
-/// Two blocks and some more.
+/// Two blocks and a part of a third.
 pub(crate) const BYTES: usize = (9 << 20) + 3;
 
 pub(crate) fn noise(mut seed: u64) -> Vec<u8> {
@@ -27,7 +27,7 @@ pub(crate) fn bare() -> Option<Array> {
     })
 }
 
-/// The elements that have a file.
+/// Returns the elements that have a file.
 pub(crate) fn elements(array: &Array, path: &str) -> Vec<u64> {
     let layout = array.json(&["layout", path]);
     let copies = layout["parts"][0]["copies"].as_array().unwrap();
@@ -41,7 +41,7 @@ pub(crate) fn outside(array: &Array, index: usize) -> Value {
     array.json(&["status"])["elements"][index]["outside"].clone()
 }
 
-/// Two elements that store, number 2 of the burst tier, and number 3 whose files are in an object store.
+/// An array with two elements that store, element 2 of the burst tier, and element 3, whose files are in an object store.
 struct Cloud {
     array: Array,
     store: StandIn,
@@ -86,7 +86,7 @@ impl Cloud {
         self
     }
 
-    /// Waits until all that was closed in a folder is outside and nowhere else: who closes a file does not wait for that.
+    /// Waits until all closed files of a folder are stored outside and nowhere else: a close does not wait for this.
     fn drain(&self, folder: &str, names: &[&str]) {
         wait("all is outside only", || {
             let said = self.array.run(&["drain", folder, "--free", "--wait"]);
@@ -130,16 +130,16 @@ fn files_drain_to_object_store_and_are_usable_there() {
         assert_eq!(elements(array, &format!("/d/{name}")), [3], "{name}");
     }
     assert!(cloud.there("d/large").unwrap() == large);
-    // What somebody else has put there is not touched.
+    // An object that somebody else has put there is not changed.
     assert_eq!(cloud.there("d/theirs").unwrap(), b"of somebody else");
     assert_eq!(array.sh("cat d/theirs"), "ours\n");
-    // An element says so some times a second.
+    // An element reports its counts several times a second.
     wait("it is told", || {
         let told = outside(array, 3);
         (&told["objects"], &told["waiting"]) == (&5.into(), &0.into())
     });
 
-    // What is not near any more is fetched, and only what is read of it.
+    // A file that is no longer in the cache is fetched, but only the requested bytes of it.
     wait("the large one is not near", || {
         !array.object_files("/d/large")[0].exists()
     });
@@ -158,7 +158,7 @@ fn files_drain_to_object_store_and_are_usable_there() {
     assert!(!kept.contains(SECRET));
 }
 
-/// A new version takes the name, and what is removed goes there, too.
+/// A new version takes the name, and a deletion deletes the object there, too.
 fn replaced_and_removed(cloud: &Cloud, other: &[u8]) {
     let array = &cloud.array;
     array.sh("echo two > d/small");
@@ -177,7 +177,7 @@ fn replaced_and_removed(cloud: &Cloud, other: &[u8]) {
     assert!(cloud.store.state().uploads.is_empty());
 }
 
-/// The element is killed while it writes there; the store refuses, and takes it again.
+/// The element is killed while it writes there; the store refuses the keys, and accepts them later.
 fn killed_and_refused(cloud: &mut Cloud) {
     cloud.array.sh("mkdir k; for i in $(seq 40); do head -c 50000 /dev/urandom > k/$i; done; sha256sum k/* > sums");
     cloud.store.state().key = Some("nobody".into());
@@ -204,7 +204,7 @@ fn killed_and_refused(cloud: &mut Cloud) {
     assert!(array.run(&["check"]).ok);
 }
 
-/// Others write over it: nothing of that is taken for the file, and it is told.
+/// Others overwrite the object: no reader gets their bytes as the file's content, and this is reported.
 fn changed_by_others(cloud: &Cloud) {
     let array = &cloud.array;
     std::fs::write(array.at("d/mine"), noise(3)).unwrap();
@@ -212,7 +212,7 @@ fn changed_by_others(cloud: &Cloud) {
     assert!(cloud.there("d/mine").unwrap() == noise(3));
     let near = &array.object_files("/d/mine")[0];
     let object = near.strip_prefix(array.element_folder(3)).unwrap();
-    // As long as the burst tier has it, it would be made anew of that.
+    // While the burst tier has the file, it would be recreated from there.
     let burst = array.element_folder(2).join(object);
     wait("it is nowhere else", || !near.exists() && !burst.exists());
     cloud.store.put("top/d/mine", noise(4));
@@ -273,12 +273,12 @@ fn outside_files_are_linked_and_read_without_copy() {
     array.done(array.submit(job));
     assert_eq!(array.sh("cat count"), format!("{}\n", BYTES + 6));
 
-    // What is written there by name is there soon, under its name, and survives.
+    // A file that is written there by name is stored there soon, under its name, and survives.
     array.sh("mkdir here; setfattr -n user.tidemill.element -v 2 here; echo mine > here/mine");
     wait("it is outside", || folder.join("here/mine").exists());
     array.sh("mv raw/deep/small raw/moved; echo more >> raw/moved");
     array.sh("sync -f .");
-    // A database that is made anew knows them, near or not.
+    // A rebuilt database knows the files, in the cache or not.
     array.wait_for_notes();
     array.rebuild();
     assert!(std::fs::read(array.at("raw/large")).unwrap() == large);
@@ -287,7 +287,7 @@ fn outside_files_are_linked_and_read_without_copy() {
     assert_eq!(array.sh("cat here/mine raw/moved"), "mine\nsmall\nmore\n");
 
     std::fs::write(folder.join("run/large"), "short").unwrap();
-    // The mount has its pages still: they are what was there. Others ask.
+    // The mount still has its pages with the previous content. Other readers ask the store.
     let got = array.path("got").display().to_string();
     assert!(!array.run(&["get", "/raw/large", &got]).ok);
     array.sh("rm -r raw here");

@@ -1,4 +1,4 @@
-//! Elements that put their files outside as chunks in packs: in fewer bytes, and read as all others.
+//! Tests elements that store their files outside as chunks in packs: they need fewer bytes, and are read like all others.
 
 use crate::array::{Array, Device, wait};
 use crate::outside::{BYTES, bare, elements, noise, outside};
@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 const STRANGER: &str = "setpriv --reuid 65534 --regid 65534 --clear-groups";
 const PACKED: [&str; 4] = ["--outside-as", "dedup | zstd", "--near", "1MiB"];
 
-/// What says that a store is there.
+/// File that marks a store.
 const MARK: &str = ".tidemill-store";
 
-/// The files below a folder, but for the mark of a store.
+/// Returns the files below a folder, except the mark of a store.
 pub(crate) fn files_below(folder: &Path) -> Vec<PathBuf> {
     let mut files = Vec::new();
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
@@ -31,7 +31,7 @@ fn sent(array: &Array) -> u64 {
     outside(array, 3)["sent"].as_u64().unwrap()
 }
 
-/// Waits until all that was closed in a folder is outside and nowhere else.
+/// Waits until all closed files of a folder are stored outside and nowhere else.
 fn drain(array: &Array, folder: &str, names: &[String]) {
     wait("all is outside only", || {
         let said = array.run(&["drain", folder, "--free", "--wait"]);
@@ -45,7 +45,7 @@ fn names(names: &[&str]) -> Vec<String> {
     names.iter().map(|&name| name.to_owned()).collect()
 }
 
-/// Number 2 is of the burst tier, and number 3 has its files outside.
+/// Starts an array in which element 2 is in the burst tier, and element 3 has its files outside.
 fn with_packs(uri: &str, more: &[&str]) -> Option<Array> {
     let mut array = bare()?;
     array.add_element(&["--tier", "burst"]);
@@ -71,12 +71,12 @@ fn packs_are_sent_once_and_read_and_recovered() {
     std::fs::write(array.at("d/large"), &large).unwrap();
     let all = names(&["text", "empty", "large"]);
     drain(&array, "/d", &all);
-    // An element says so some times a second.
+    // An element reports its counts several times a second.
     wait("it is told", || sent(&array) > 9_000_000);
     let before = sent(&array);
     assert!(before < BYTES as u64 + 300_000, "{before}");
     assert_eq!(outside(&array, 3)["as"], "dedup | zstd");
-    // Another user has the same.
+    // Another user has the same content.
     array.sh(&format!(
         "{STRANGER} sh -c 'cp d/large d/theirs; cp d/text d/again'"
     ));
@@ -101,7 +101,7 @@ fn packs_are_sent_once_and_read_and_recovered() {
     assert!(array.run(&["scrub", "/d", "--wait"]).ok);
     assert!(!array.run(&["health"]).out.contains("/d/"));
 
-    // Set otherwise: what comes is a file there, and what was there is read on.
+    // With another setting, new files are plain files there, and old files stay readable.
     array.restart_element(3, &["--outside", &uri, "--near", "1MiB"]);
     array.wait_for_elements(4);
     array.sh("echo plain > d/plain");
@@ -161,7 +161,7 @@ fn packs_of_lost_element_suffice_for_recovery() {
     assert!(std::fs::read(back.join("d/large")).unwrap() == large);
     assert_eq!(std::fs::read(back.join("d/deep/small")).unwrap(), b"new\n");
     assert_eq!(std::fs::read(back.join("d/more")).unwrap(), b"mine");
-    // One is cut off: what has nothing in it is there still, and the rest is told.
+    // One pack is truncated: files without bytes in it still exist, and the others are reported.
     let packs = files_below(pfs.path());
     let largest = packs
         .iter()
@@ -219,7 +219,7 @@ fn changed_pack_is_damage_of_its_files() {
     });
     let got = array.path("got").display().to_string();
     assert!(!array.run(&["get", "/d/mine", &got]).ok);
-    // Whoever has it still puts it there again.
+    // An element that still has a chunk stores it again.
     std::fs::write(array.at("d/again"), noise(3)).unwrap();
     drain(&array, "/d", &names(&["again"]));
     assert!(array.run(&["get", "/d/again", &got]).ok);
@@ -262,7 +262,7 @@ fn killed_packing_and_refusing_store_lose_nothing() {
     array.kill_mount();
     array.start_mount();
     array.sh("sha256sum --quiet -c sums");
-    // What was there before and what was there after are the same chunks, each of them once.
+    // The content before and after consists of the same chunks, each stored once.
     let taken = || {
         store
             .state()
@@ -391,7 +391,7 @@ fn up_keeps_packing_of_outside() {
         ["dedup | zstd", "dedup | zstd", "dedup | zstd", "files"]
     );
     assert!(!pfs.path().join("f0").exists());
-    // So it is with keys: they are asked for again though nobody names them.
+    // The same applies to keys: they are used again without a flag.
     let keys = folder.path().join("keys");
     std::fs::write(&keys, "token = \"hush\"\n").unwrap();
     std::fs::set_permissions(&keys, PermissionsExt::from_mode(0o600)).unwrap();

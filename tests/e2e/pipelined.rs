@@ -1,9 +1,9 @@
-//! Tasks that read what other tasks of their job are still making.
+//! Tests tasks that read the output of other running tasks of their job.
 
 use crate::array::{Array, Options, wait};
 use serde_json::Value;
 
-/// An element with so many cores, and a folder whose files tell its tasks to go on.
+/// Starts an element with `cores` cores, and makes a folder whose files let its tasks continue.
 fn start(cores: u32) -> Option<(Array, tempfile::TempDir)> {
     use std::os::unix::fs::PermissionsExt as _;
     let gates = tempfile::tempdir().unwrap();
@@ -23,7 +23,7 @@ fn start(cores: u32) -> Option<(Array, tempfile::TempDir)> {
     Some((array, gates))
 }
 
-/// A task that makes `NAME`, and one that makes `NAME.out` of that as it comes.
+/// Returns a task that makes `NAME`, and a task that makes `NAME.out` from it as it is written.
 fn pair(name: &str, make: &str, read: &str) -> String {
     format!(
         r#"{{ name = "{name}"; kernel = "/bin/sh"; args = ["-c", "{make}"]; output = ["{name}"]; stdout = "{name}"; }},
@@ -42,12 +42,12 @@ fn job(gates: &tempfile::TempDir, all: &str, tasks: &[String]) -> String {
 
 const READ: &str = "while read -r line; do echo got $line; done";
 
-/// The first line, and the second when it may.
+/// Returns a command that prints the first line, and the second after the gate opens.
 fn two(gate: &str) -> String {
     format!("echo one; until [ -e %/{gate} ]; do sleep 0.05; done; echo two")
 }
 
-/// Waits until a reader has written a line, which nobody else sees yet.
+/// Waits until a reader has written a line, which no other process sees yet.
 fn until_read(array: &Array, line: &str) {
     let run = array.element_folder(0).join("run");
     let find = format!("find {run:?} -type f -exec grep -qsx 'got {line}' {{}} \\; -print");
@@ -92,7 +92,7 @@ fn task_reads_output_of_running_task() {
     let lineage = array.run(&["lineage", "/w/a.out"]).out;
     assert!(lineage.contains("/w/a"), "{lineage}");
 
-    // It fails in the middle until it may not.
+    // The task fails in the middle until the test allows it to succeed.
     let make = "echo one; until [ -e %/b ]; do sleep 0.05; done; [ -e %/c ] || exit 7; echo two";
     let id = array.submit(&job(
         &gates,
@@ -110,7 +110,7 @@ fn task_reads_output_of_running_task() {
     assert_eq!(array.sh("cat w/b.out"), both);
     assert_eq!(task(&done, "b.read")["tries"], 1);
 
-    // It can't be fed: it is run again, and says so.
+    // The reader cannot read a streaming input: it runs again, and reports this.
     let read = "[ -f c ] || exit 3; cat";
     let id = array.submit(&job(&gates, "retries = 0;", &[pair("c", &two("d"), read)]));
     wait("both run", || {
@@ -123,7 +123,7 @@ fn task_reads_output_of_running_task() {
     let said = array.run(&["logs", &id.to_string()]).out;
     assert!(said.contains("leave its input out"), "{said}");
 
-    // It fails for good.
+    // The task fails permanently.
     let make = "echo one; sleep 0.3; exit 7";
     let id = array.submit(&job(&gates, "retries = 0;", &[pair("d", make, READ)]));
     let ended = array.ended(id);
@@ -137,7 +137,7 @@ fn task_reads_output_of_running_task() {
 /// missing core.
 #[test]
 fn pipelined_result_is_same_for_any_reader_and_element() {
-    // One core has no room for two tasks.
+    // One core is not enough for two tasks.
     for cores in [2, 1] {
         let Some((array, gates)) = start(cores) else {
             return;

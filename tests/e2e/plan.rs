@@ -1,4 +1,4 @@
-//! Planning from the command line. Needs no array.
+//! Tests planning from the command line. Needs no array.
 
 use serde_json::Value;
 use std::path::Path;
@@ -62,7 +62,7 @@ fn site_is_reported_by_section() {
     assert!(k_means(&printed)["feasible"].is_object());
 }
 
-/// A section of the models over a copy of the paper's site.
+/// Returns a section of the models for a copy of the paper's site.
 fn of_own_site(folder: &Path, section: &str, more: &[&str]) -> Value {
     let jaguar = include_str!("../../examples/site/jaguar.toml");
     std::fs::write(folder.join("mine.toml"), jaguar).unwrap();
@@ -75,7 +75,7 @@ fn kernel_keeps_up_at_its_largest_ratio() {
     let folder = tempfile::tempdir().unwrap();
     let of_mine = |section: &str, more: &[&str]| of_own_site(folder.path(), section, more);
     let all = of_mine("all", &[]);
-    // At the largest ratio that a kernel is told, it keeps up; at the next one it does not.
+    // A kernel keeps up at its largest feasible ratio, and does not at the next one.
     let feasible = |report: &Value| {
         let rows = report["feasibility"].as_array().unwrap().clone();
         let mut rows = rows.into_iter();
@@ -151,7 +151,7 @@ const PLATFORM: &str = include_str!("../../examples/planning/array.ini");
 const COSTS: &str = include_str!("../../examples/planning/getmax.toml");
 const SCRIPT: &str = include_str!("../../examples/listing1/getmax.conf");
 
-/// A folder with the examples' job, costs and platform.
+/// Returns a folder with the examples' job, costs and platform.
 fn job() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     for (name, text) in [
@@ -188,7 +188,7 @@ fn job_script_is_simulated_and_drawn() {
     assert!(chart.starts_with("<svg") && chart.contains("getmax.2"));
 
     let report = json(folder.path(), &[&["--json"], &RUN[..]].concat());
-    // 2 GB are read at 550 MB/s and computed on at 400 MB/s; the rest takes tens of milliseconds.
+    // 2 GB are read at 550 MB/s and processed at 400 MB/s; the rest takes tens of milliseconds.
     let makespan = report["makespan_ns"].as_u64().unwrap();
     assert!(
         (8_640_000_000..9_000_000_000).contains(&makespan),
@@ -252,7 +252,7 @@ fn elastic_plan_counts_cost_of_waking() {
     let told = on("power.ini", &["--awake", "1"]);
     let point = &told["points"][0];
     let joules = |way: &str| point[way]["energy_joules"].as_f64().unwrap();
-    // All four are awake for longer than it takes to wake.
+    // All four are awake for longer than a resume takes.
     assert!(
         joules("all") > 4.0 * 165.0 * 8.0 && joules("static") > 0.0,
         "{point:#}"

@@ -1,4 +1,4 @@
-//! Programs that are not changed and have no mount: `tidemill preload`.
+//! Tests unchanged programs without a mount: `tidemill preload`.
 
 use crate::array::{Array, Options, Said, said, wait};
 use std::ffi::{OsStr, OsString};
@@ -6,12 +6,12 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// The library, where it was built.
+/// Returns the path of the built library.
 fn library() -> PathBuf {
     PathBuf::from(env!("CARGO_BIN_EXE_tidemill")).with_file_name("deps/libtidemill_preload.so")
 }
 
-/// An array without a mount.
+/// Starts an array without a mount.
 fn unmounted() -> Option<Array> {
     Array::with(Options {
         mount: false,
@@ -23,9 +23,9 @@ fn args_of(array: &Array) -> Vec<OsString> {
     array.tidemill().get_args().map(OsStr::to_owned).collect()
 }
 
-/// Programs that find an array below `/t`, and the process that has its file system for them.
+/// Programs that see an array below `/t`, and the process with their file system.
 pub(crate) struct Programs {
-    /// What `tidemill` is given to find the array.
+    /// Arguments with which `tidemill` finds the array.
     array: Vec<OsString>,
     pub(crate) folder: PathBuf,
     flags: Vec<String>,
@@ -44,12 +44,12 @@ impl Programs {
         }
     }
 
-    /// With all bytes as from another host.
+    /// Makes programs that read all bytes as from another host.
     fn distant(array: &Array) -> Self {
         Self::with(array, "distant", &["--in-place", "false"])
     }
 
-    /// The same, and what is closed is stored later.
+    /// Makes the same with files that are stored after their close.
     pub(crate) fn giving_away(array: &Array, name: &str) -> Self {
         Self::with(array, name, &["--in-place", "false", "--async"])
     }
@@ -60,7 +60,7 @@ impl Programs {
         command
     }
 
-    /// The same folder, for another array.
+    /// Returns the same folder for another array.
     pub(crate) fn of_other(&self, array: &Array) -> Self {
         Self {
             array: args_of(array),
@@ -105,7 +105,7 @@ impl Programs {
         std::fs::read_to_string(self.folder.join("log")).unwrap_or_default()
     }
 
-    /// Waits until all that was given away is stored.
+    /// Waits until all closed files are stored.
     pub(crate) fn try_wait(&self) -> Said {
         let mut command = self.tidemill();
         command.arg("preload").arg("--folder").arg(&self.folder);
@@ -119,14 +119,14 @@ impl Programs {
         assert_eq!(said.out, "");
     }
 
-    /// Whether the file system has a file open.
+    /// Returns whether the file system has a file open.
     pub(crate) fn has_open(&self, path: &Path) -> bool {
         let open = format!("/proc/{}/fd", self.process().as_raw_nonzero());
         let mut open = std::fs::read_dir(open).unwrap().flatten();
         open.any(|fd| std::fs::read_link(fd.path()).is_ok_and(|open| open == path))
     }
 
-    /// The process that has the file system.
+    /// Returns the process with the file system.
     fn process(&self) -> rustix::process::Pid {
         self.found().unwrap()
     }
@@ -155,7 +155,7 @@ impl Drop for Programs {
             return;
         }
         if std::thread::panicking() {
-            // It may have what it can't store any more, and would go on trying.
+            // The process may hold files that it cannot store, and would try again and again.
             if let Some(process) = self.found() {
                 let _ = rustix::process::kill_process(process, rustix::process::Signal::KILL);
             }
@@ -168,7 +168,7 @@ impl Drop for Programs {
     }
 }
 
-/// What coreutils and the shell do with files, in a folder of its own.
+/// File operations of coreutils and the shell, in a folder of their own.
 const COREUTILS: &str = r#"
 mkdir -p w/deep/er; cd w; test "$(pwd)" = "/t/$D/w"
 echo one > a; echo two >> a; cat a | tr a-z A-Z > b; test "$(cat a b | wc -l)" = 4
@@ -269,7 +269,7 @@ fn unmodified_programs_work_under_preload_as_on_disk() {
         coreutils(&programs, name);
         assert_eq!(programs.python(PYTHON), "all\n");
         programs.sh("rm -r py py2; printf '#include <stdio.h>\nint main(void){puts(\"compiled\");}' > m.c; gcc -o m m.c; test $(./m) = compiled; rm m m.c");
-        // What is there is there for all.
+        // Existing files are visible to all.
         programs.wait();
         assert_eq!(
             array.run(&["cat", &format!("/{name}/w/here")]).out,
@@ -310,7 +310,7 @@ fn written_bytes_survive_any_kill_under_preload() {
             .unwrap()
             .to_owned();
         let file = format!("/t/writer-{name}");
-        // A writer that is killed has closed.
+        // A killed writer has closed its file.
         let mut command = programs.command();
         let script = format!("exec 3> {file}; echo written >&3; echo ready; exec sleep 1000");
         command.args(["bash", "-c", &script]).stdout(Stdio::piped());
@@ -324,7 +324,7 @@ fn written_bytes_survive_any_kill_under_preload() {
         writer.kill().unwrap();
         writer.wait().unwrap();
         wait("what was written is sealed", || elsewhere() == "written\n");
-        // The file system is killed: programs are told, the next one has another.
+        // The file system is killed: its programs get an error, the next program has another file system.
         let script = format!("exec 3< {file}; echo ready; read; cat <&3; cat {file} || echo gone");
         let mut command = programs.command();
         command.args(["bash", "-c", &script]);
@@ -422,7 +422,7 @@ fn programs_started_together_share_file_system() {
     }
 }
 
-/// Program and library where users may come, unlike where they were built.
+/// Returns program and library in a folder that users can reach, unlike the build folder.
 fn installed() -> tempfile::TempDir {
     let own = tempfile::tempdir().unwrap();
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
@@ -433,7 +433,7 @@ fn installed() -> tempfile::TempDir {
     own
 }
 
-/// A file system for all users, and its folder.
+/// Starts a file system for all users; returns its folder, too.
 fn everybody(array: &Array) -> (std::process::Child, PathBuf) {
     std::fs::set_permissions(
         array.path(""),
@@ -495,7 +495,7 @@ fn users_keep_their_own_rights_under_preload() {
         programs.sh("cat p private/s open/root open/mine"),
         "public\nsecret\nx\nmine\n"
     );
-    // A file system of one user is for that one.
+    // A file system of one user serves only that user.
     let only = Programs::of(&array);
     only.sh("true");
     let mut command = Command::new(own.path().join("tidemill"));
@@ -546,7 +546,7 @@ fn preload_waits_for_server_and_open_files_continue() {
     drop(programs);
 }
 
-/// Asks to open a file below a directory, and to list that, by its number.
+/// Tries to open a file below a directory, and to list the directory, by its number.
 const BY_NUMBER: &str = r"
 import socket, struct, sys
 s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); s.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1); s.connect(sys.argv[1])

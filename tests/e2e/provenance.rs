@@ -1,12 +1,12 @@
-//! The First Provenance Challenge (2006): a workflow that averages brain images, run twice, and its nine questions, each
-//! one command.
+//! Runs the First Provenance Challenge (2006): a workflow that averages brain images, run twice, and its nine questions, each one
+//! command.
 
 use crate::array::{Array, OtherMount, wait};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt;
 
-/// Stands for the five programs: writes what it reads and how it was called into every output.
+/// Replacement for the five programs: it writes its inputs and its arguments to every output.
 const PROGRAM: &str = r#"#!/bin/sh
 # PROGRAM OUTPUT[,OUTPUT] INPUT... [-OPTION VALUE]...
 outputs=$1; shift
@@ -29,7 +29,7 @@ fn task(name: &str, kernel: &str, inputs: &[String], outputs: &[String], options
     )
 }
 
-/// The workflow: four images are aligned to a reference, resliced, averaged, cut in three planes and made graphics.
+/// Returns the workflow: four images are aligned to a reference, resliced, averaged, cut in three planes and converted to graphics.
 fn workflow(
     folder: &str,
     images: &str,
@@ -150,14 +150,14 @@ fn challenge() -> Option<Array> {
     Some(array)
 }
 
-/// The names of the tasks of an answer, job by job.
+/// Returns the names of the tasks of an answer, job by job.
 fn names(answer: &Value) -> Vec<String> {
     let runs = answer["runs"].as_array().unwrap().iter();
     runs.map(|run| run["name"].as_str().unwrap().to_owned())
         .collect()
 }
 
-/// The paths of the files that were found.
+/// Returns the paths of the found files.
 fn files(answer: &Value) -> BTreeSet<String> {
     let found = answer["found"]["objects"].as_array().unwrap();
     let versions = answer["versions"].as_array().unwrap().iter();
@@ -187,7 +187,7 @@ const DAYS: [&str; 7] = [
     "sunday",
 ];
 
-/// A question about lineage.
+/// Asks a question about lineage.
 fn ask(array: &Array, args: &[&str]) -> Value {
     array.json(&[&["lineage"], args].concat())
 }
@@ -220,14 +220,14 @@ fn processes(array: &Array) {
         4 + 4 + 1 + 1 + 1,
         "{whole:#}"
     );
-    // 2. The same without what was before the averaging.
+    // 2. The same without the steps before the averaging.
     let late = ask(&["/run1/atlas-x.gif", "--stop", "softmean"]);
     assert_eq!(names(&late), ["softmean", "slicer-x", "convert-x"]);
     // 3. Stages 3, 4 and 5: the last three.
     let stages = ask(&["/run1/atlas-x.gif", "--depth", "3"]);
     assert_eq!(names(&stages), ["softmean", "slicer-x", "convert-x"]);
-    // 4. All runs of align_warp with -m 12 on a Monday, here the day it is.
-    // A run may begin a moment before midnight, and another after it.
+    // 4. All runs of align_warp with -m 12 on a Monday; the test uses the present day. A run may begin a moment before midnight, and
+    // another after it.
     let aligned = whole["runs"].as_array().unwrap().iter();
     let aligned = aligned.filter(|run| run["name"].as_str().unwrap().starts_with("align"));
     let days: Vec<usize> = aligned.map(weekday).collect();
@@ -243,7 +243,7 @@ fn processes(array: &Array) {
     assert_eq!(days.len(), 4);
 }
 
-/// Those that question 5 asks for.
+/// Returns the files that question 5 asks for.
 fn of_run1() -> BTreeSet<String> {
     paths([
         "/run1/atlas-x.gif",
@@ -253,9 +253,9 @@ fn of_run1() -> BTreeSet<String> {
 }
 
 fn files_by_what_led_to_them(array: &Array) {
-    // 5. Atlas graphics of workflows of which an input header says global maximum=4095.
+    // 5. Atlas graphics of workflows with an input header that says global maximum=4095.
     assert_eq!(files(&ask(array, &GRAPHICS)), of_run1());
-    // 6. What softmean made of images that were aligned with -m 12.
+    // 6. Outputs of softmean from images that were aligned with -m 12.
     let averaged = ask(
         array,
         &[
@@ -322,7 +322,7 @@ fn files_by_annotations(array: &Array) {
         files(&chicago),
         paths(["/run1/warp1.warp", "/run1/warp2.warp", "/run2/warp3.warp"])
     );
-    // 9. Graphics with a study modality of speech, visual or audio, and all that they are annotated with.
+    // 9. Graphics with a study modality of speech, visual or audio, and all their annotations.
     let modality = [
         "lineage",
         "--annotation",
@@ -344,7 +344,7 @@ fn files_by_annotations(array: &Array) {
     );
 }
 
-/// What the next version of a file is annotated with is not said of the one before, nor of what was made of that.
+/// Checks that annotations of a file's next version do not apply to the previous version, nor to outputs that were made from it.
 fn annotations_belong_to_the_version(array: &Array) {
     array.sh(
         "echo anew > images1/anatomy2.hdr; setfattr -n user.globalmaximum -v 1 images1/anatomy2.hdr
@@ -392,7 +392,7 @@ fn annotations_of_other_mount_belong_to_next_version() {
         all[1]["annotations"],
         serde_json::json!({"note": "second", "more": "yes", "seen": "both"})
     );
-    // One that is given up leaves its annotations with the version that stays.
+    // An aborted version leaves its annotations with the version that stays.
     array.sh(&format!(
         "exec 9>>f; setfattr -n user.note -v third {}/f; exec 9>&-",
         other.path.display()
@@ -403,7 +403,7 @@ fn annotations_of_other_mount_belong_to_next_version() {
 
 fn kernels_go_by_their_names(array: &Array) {
     let ask = |args: &[&str]| array.run(&[&["lineage"], args].concat()).out;
-    // Also when they are gone.
+    // This also works after they are deleted.
     let gone = array.run(&["kernel", "remove", "convert"]);
     assert!(gone.ok, "{}{}", gone.out, gone.err);
     for format in ["text", "json", "svg", "dot", "prov-json"] {
@@ -421,7 +421,7 @@ fn reused_result_shows_run_that_made_it() {
     array.sh("mkdir w; seq 1000 > w/in");
     let mut jobs = Vec::new();
     for output in ["a", "b", "c"] {
-        // What is written is called the same: else it would be another task.
+        // The output has the same name: otherwise it would be another task.
         let job = format!(
             "name = \"{output}\"; workdir = \"/w\"; replace = true; tasks = ({{ name = \"{output}\"; \
              kernel = \"wordcount\"; input = [\"in\"]; output = [\"out\"]; }});"

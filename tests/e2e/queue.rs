@@ -1,11 +1,11 @@
-//! Where labels wait: what a program without NATS says of it, and that no password is printed.
+//! Tests the queue of labels: the error of a program without NATS, and that no password is printed.
 
 use crate::array::{Said, said};
 use std::process::Command;
 
 const ADDRESS: &str = "nats://mill:hush@127.0.0.1:1";
 
-/// `tidemill ARGS` in a folder of its own, with the queue in the environment.
+/// Runs `tidemill ARGS` in a folder of its own, with the queue in the environment.
 fn run(folder: &std::path::Path, queue: &str, args: &[&str]) -> Said {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tidemill"));
     command.env("TIDEMILL_DIR", folder);
@@ -29,7 +29,7 @@ fn unreachable_queue_is_reported_without_password() {
             bad.err
         );
         told(&bad);
-        // With NATS in it the server starts all the same (`server/tests/nats.rs`).
+        // With NATS the server starts anyway (`server/tests/nats.rs`).
         if !cfg!(feature = "nats") {
             let without = run(folder, "", &[command, "--queue", ADDRESS]);
             assert!(

@@ -1,4 +1,4 @@
-//! Hooks whose kernels use MPI: a process on each element that has a part of a file. Semantics: docs/hooks.md.
+//! Tests hooks whose kernels use MPI: one process on each element that has a part of a file. Semantics: docs/hooks.md.
 
 use crate::array::{Array, Options, OtherMount, wait};
 use crate::require::skip;
@@ -12,7 +12,7 @@ use std::process::Command;
 
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
-/// An array of three elements, with a folder of files that are on all of them.
+/// Starts an array of three elements, with a folder of files that are on all of them.
 fn start() -> Option<Array> {
     if Command::new("mpicc.mpich")
         .arg("--version")
@@ -31,7 +31,7 @@ fn start() -> Option<Array> {
     Some(array)
 }
 
-/// Has a kernel built by the compiler of MPICH and put into the array.
+/// Builds a kernel with the compiler of MPICH and stores it in the array.
 fn build(array: &Array, name: &str, source: &str) {
     let file = array.path(&format!("{name}.c"));
     std::fs::write(&file, source).unwrap();
@@ -61,7 +61,7 @@ fn failed(array: &Array, name: &str) -> String {
     array.run(&["rule", "log", name, "--state", "failed"]).out
 }
 
-/// What ranks say of themselves, of the whole file that each of them reads, and of what they tell each other.
+/// Kernel that prints the rank, the sum of the whole file as this rank reads it, and the messages between ranks.
 const TELL: &str = r#"
 #include <mpi.h>
 #include <stdio.h>
@@ -97,19 +97,19 @@ fn values(count: usize) -> Vec<u8> {
     (0..count).flat_map(|at| value(at).to_le_bytes()).collect()
 }
 
-/// What [`TELL`] finds in a file.
+/// Returns the sum that [`TELL`] computes for a file.
 fn sum(bytes: &[u8]) -> u64 {
     let add = |sum: u64, byte: &u8| sum.wrapping_mul(31).wrapping_add((*byte).into());
     bytes.iter().fold(0, add)
 }
 
-/// What its ranks write.
+/// Returns the output of its ranks.
 fn told(ranks: usize, bytes: &[u8]) -> String {
     let line = |rank| format!("{rank} of {ranks}: {}, 0 wrong\n", sum(bytes));
     (0..ranks).map(line).collect()
 }
 
-/// On how many elements a file is.
+/// Returns the number of elements that have a part of a file.
 fn elements(array: &Array, path: &str) -> usize {
     let layout = array.json(&["layout", path]);
     let parts = layout["parts"].as_array().unwrap().iter();
@@ -134,8 +134,8 @@ fn write_together(array: &Array, others: &[OtherMount], bytes: &[u8]) {
     }
 }
 
-/// Whether a file was written at once, by several mounts or to several elements: all ranks read the whole of it, and
-/// talk to each other.
+/// In all cases, whether a file was written at once, by several mounts or to several elements, all ranks read the whole of it and
+/// communicate with each other.
 #[test]
 fn ranks_on_all_elements_map_same_file() {
     let Some(array) = start() else {
@@ -172,7 +172,7 @@ fn ranks_on_all_elements_map_same_file() {
         );
     }
 
-    // What is reduced is read as one file, too, in the order of the files.
+    // The input of a reduce is also read as one file, in the order of the files.
     add(
         &array,
         "'/run/*.step' --mpi --map /lib/extremes.so --reduce /lib/tell.so --group 2 --output '/all' --name all",
@@ -186,7 +186,7 @@ fn ranks_on_all_elements_map_same_file() {
         "{found}"
     );
 
-    // One mount writes: it is read while it comes.
+    // One mount writes: the file is read while it is written.
     add(
         &array,
         "'/run/*.grows' --mpi --map /lib/tell.so --output '/tell/${stem}' --on write --name grows",
@@ -197,7 +197,7 @@ fn ranks_on_all_elements_map_same_file() {
         count(&array, "grows", "running") == 1
     });
     file.write_all(&bytes[1_000_000..]).unwrap();
-    // It was read as something else.
+    // The bytes that were read have changed.
     file.write_all_at(&[0; 4096], 0).unwrap();
     drop(file);
     let mut bytes = bytes;
@@ -206,7 +206,7 @@ fn ranks_on_all_elements_map_same_file() {
     assert_eq!(array.sh("cat tell/g"), told(1, &bytes));
 }
 
-/// What ranks do that fail: the second of three does it, while the others wait for it.
+/// Failing ranks: the second of three fails, while the others wait for it.
 const BAD: [(&str, &str, &str); 4] = [
     ("crash", "*(volatile int *)0 = 1;", "rank 1 (element "),
     ("hang", "for (;;) sleep(1);", "past its time limit"),
@@ -226,7 +226,7 @@ fn bad(what: &str) -> String {
     )
 }
 
-/// What a rank tries to reach: all but its peers. It writes what it could do.
+/// Returns a rank that tries to reach everything except its peers. It writes the names of successful attempts.
 fn reach(port: u16) -> String {
     format!(
         r#"
@@ -307,7 +307,7 @@ fn ranks_fail_together_and_reach_only_each_other() {
     killed(&mut array, &bytes);
 }
 
-/// Elements are killed while ranks run, the one that leads and another one: the task is run again.
+/// Two elements are killed while ranks run, the leading one and another one: the task runs again.
 fn killed(array: &mut Array, bytes: &[u8]) {
     let slow = TELL.replace(
         "unsigned long sum = 0;",
@@ -344,7 +344,7 @@ fn killed(array: &mut Array, bytes: &[u8]) {
     assert_eq!(left, "0\n");
 }
 
-/// Kernels that bring no MPI, or one that is not there.
+/// Kernels that link no MPI, or one that does not exist.
 fn without_mpi(array: &Array) {
     std::fs::write(
         array.path("none.c"),

@@ -1,4 +1,4 @@
-//! Components that read other parts of their inputs (`whole`), and kernels that do what they like with that.
+//! Tests components that read other parts of their inputs (`whole`), and kernels that misuse this.
 
 use crate::array::{Array, Options, wait};
 use crate::chance::Chance;
@@ -15,7 +15,7 @@ fn array(remote: bool) -> Option<Array> {
     })
 }
 
-/// A file `x` that lies on three elements.
+/// Stores a file `x` on three elements.
 fn with_file(array: &Array) -> Vec<u8> {
     let bytes = Chance(5).bytes(usize::try_from(SIZE).unwrap());
     let local = array.path("x");
@@ -25,7 +25,7 @@ fn with_file(array: &Array) -> Vec<u8> {
     bytes
 }
 
-/// A shell script that is kept in the array, with `get OFFSET LENGTH NAME`.
+/// Stores a shell script in the array, with `get OFFSET LENGTH NAME`.
 fn script(array: &Array, name: &str, text: &str) {
     let get = r#"get() {
   printf '%s\n' "$1 $2 $3" >&3
@@ -89,12 +89,12 @@ fn components_read_parts_on_other_elements() {
                 && log.contains(r#""size":40000,"unit":4096,"width":3"#),
             "{log}"
         );
-        // Nobody knows what it has read: it is not remembered.
+        // The bytes that the task read are not known, so the result is not cached.
         let again = all("o").replacen("name", "replace = true; name", 1);
         let again = array.done(array.submit(&again));
         assert!(again["tasks"][0]["reused"].is_null(), "{again:#}");
         if !remote {
-            // As another user, who has the pipes for their own.
+            // As another user, who owns the pipes.
             array.sh(&format!("chown {OTHER} w/all"));
             let path = array.path("other.conf");
             std::fs::write(&path, all("p")).unwrap();
@@ -106,7 +106,7 @@ fn components_read_parts_on_other_elements() {
     }
 }
 
-/// By the header.
+/// Uses the functions of the header.
 fn shared_objects_do_so_too(array: &Array, bytes: &[u8]) {
     let source = r#"#define TIDEMILL_WHOLE
         #include <tidemill_kernel.h>
@@ -153,7 +153,7 @@ fn malformed_or_unread_requests_harm_nobody() {
             r#"kernel = "{name}"; whole = true; output = [ "{name}.o" ]; stdout = "{name}.o"; limits = {{ time = 3; }};"#
         ))
     };
-    // Noise, lines without an end, and other things in the place of the pipes: it ends as if nothing had been.
+    // Random bytes, lines without an end, and other files in place of the pipes: the task ends as if there were none.
     script(
         &array,
         "noise",
@@ -161,11 +161,11 @@ fn malformed_or_unread_requests_harm_nobody() {
          mkfifo $TIDEMILL_READ.answer; echo 1 -1 x >&3; echo 18446744073709551615 18446744073709551615 x >&3",
     );
     array.done(array.submit(&one("noise")));
-    // More is asked for than anybody takes.
+    // The kernel requests more than any process reads.
     script(&array, "greedy", "yes '0 4194304 x' >&3");
     let ended = array.ended(array.submit(&one("greedy")));
     assert!(ended.to_string().contains("time limit"), "{ended:#}");
-    // An element is gone: the task fails by that, not by what the kernel makes of it.
+    // An element is offline: the task fails for this reason, not for the kernel's reaction to it.
     script(
         &array,
         "slow",
@@ -195,7 +195,7 @@ fn malformed_or_unread_requests_harm_nobody() {
     array.start_element(usize::try_from(gone).unwrap());
     array.wait_for_elements(3);
     array.run(&["cancel", &id.to_string()]);
-    // All is as it was.
+    // The array is unchanged.
     script(&array, "fine", "get 12345 6 x");
     array.done(array.submit(&one("fine")));
     assert_eq!(

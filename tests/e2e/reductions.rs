@@ -1,4 +1,4 @@
-//! Reductions by URL, asked for by curl as clients of reductionist do.
+//! Tests reductions by URL, with requests by curl like those of reductionist's clients.
 
 use crate::array::{Array, Options, wait};
 use serde_json::{Value, json};
@@ -11,18 +11,18 @@ use tidemill_client::Credential;
 const ALICE: u32 = 4_000_001;
 const BOB: u32 = 4_000_002;
 
-/// Requests at once, as PyActiveStorage sends them, and more than a user may have under way.
+/// Number of concurrent requests, as PyActiveStorage sends them; more than a user may have in progress.
 const AT_ONCE: usize = 100;
 
-/// What was answered, and its status.
+/// Body of an answer, and its status.
 struct Answer {
     status: u16,
     body: Vec<u8>,
 }
 
 impl Answer {
-    /// The bytes of the result, the text of its type, its shape and its counts: the items that lie at known places of a map
-    /// whose keys have a fixed order.
+    /// Returns the bytes of the result, the text of its type, its shape and its counts: these items have known places in a map whose keys
+    /// have a fixed order.
     fn result(&self) -> (Vec<u8>, String, Vec<u64>, Vec<u64>) {
         assert_eq!(self.status, 200, "{}", self.text());
         let mut cbor = Cbor(&self.body);
@@ -44,7 +44,7 @@ impl Answer {
         String::from_utf8_lossy(&self.body).into_owned()
     }
 
-    /// The message of a refusal and what it was caused by.
+    /// Returns the message of a refusal and its causes.
     fn refused(&self, status: u16) -> String {
         assert_eq!(self.status, status, "{}", self.text());
         let said: Value = serde_json::from_slice(&self.body).unwrap();
@@ -57,7 +57,7 @@ impl Answer {
     }
 }
 
-/// What is left of an encoding.
+/// Rest of an encoding.
 struct Cbor<'a>(&'a [u8]);
 
 impl Cbor<'_> {
@@ -118,7 +118,7 @@ fn user_token(array: &Array, uid: u32) -> (u64, String) {
     (made["token"]["token"].as_u64().unwrap(), token)
 }
 
-/// A request with all that it must have, and `more`.
+/// Returns a request with all required fields, and `more`.
 fn request(array: &Array, path: &str, dtype: &str, more: Value) -> Value {
     let url = format!("{}/files{path}", array.address());
     let mut all = json!({"interface_type": "https", "url": url, "dtype": dtype});
@@ -163,7 +163,7 @@ fn numbers(count: i32) -> Vec<u8> {
     (0..count).flat_map(i32::to_le_bytes).collect()
 }
 
-/// A zlib stream of what is not made smaller.
+/// Returns a zlib stream of uncompressed blocks.
 fn zlib(bytes: &[u8]) -> Vec<u8> {
     let mut all = vec![0x78, 0x01];
     let blocks: Vec<&[u8]> = bytes.chunks(65_535).collect();
@@ -265,7 +265,7 @@ fn reduction_requires_read_permission() {
     );
     let bob = format!("{BOB}:{bob}");
     post(&array, &["-u", &bob], "count", &asked).refused(403);
-    // A token is the password of its own user, and nobody is asked for one that a browser would keep.
+    // A token is the password of its own user, and the server never asks for a password that a browser would store.
     let stolen = format!("{BOB}:{alice}");
     assert!(
         post(&array, &["-u", &stolen], "count", &asked)
@@ -330,7 +330,7 @@ fn invalid_reduction_is_refused_with_reason_and_status() {
         let said = ask(path, more.clone()).refused(status);
         assert!(said.contains(words), "{path} {more}: {said}");
     }
-    // Neither harms the next one.
+    // Neither affects the next request.
     assert_eq!(ask("/f", json!({})).result().3, [100]);
     let nothing = request(&array, "/f", "int32", json!({}));
     assert_eq!(post(&array, &["-u", &root], "mean/", &nothing).status, 404);
@@ -361,7 +361,7 @@ fn reduction_uses_other_copy_if_one_is_lost_or_damaged() {
         post(array, &["-u", &root], "count", &asked).result().3
     };
     assert_eq!(count(&array, "/a"), [50_000]);
-    // Bits of one copy rot.
+    // Some bits of one copy change.
     let file = &array.object_files("/a")[0];
     let file = std::fs::File::options().write(true).open(file).unwrap();
     file.write_all_at(b"rot", 1000).unwrap();
@@ -372,7 +372,7 @@ fn reduction_uses_other_copy_if_one_is_lost_or_damaged() {
     assert_eq!(count(&array, "/b"), [50_000]);
 }
 
-/// A request by a connection of its own, without TLS.
+/// Sends a request on a connection of its own, without TLS.
 fn by_hand(address: &str, token: &str, body: &str) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
     let head = format!(
@@ -405,7 +405,7 @@ fn hundred_concurrent_reductions_wait_for_their_turn() {
             assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
         }
     });
-    // No more processes than cores of an element serve them.
+    // The number of processes that serve them is at most the number of an element's cores.
     for element in 0..2 {
         let folder = array.element_folder(element).join("run");
         let children = std::fs::read_dir(folder).unwrap();

@@ -1,4 +1,4 @@
-//! An array whose processes talk as if each were on another host: TCP inside TLS, known by the token file.
+//! Tests an array whose processes communicate as if each were on another host: TCP inside TLS, authenticated by the token file.
 
 use crate::array::{Array, Options, Said, said, wait};
 use std::io::{Read, Write};
@@ -17,20 +17,20 @@ fn remote() -> Options {
     }
 }
 
-/// Where an element serves, without the scheme, which must be that of TLS.
+/// Returns the address of an element without its scheme, which must be that of TLS.
 fn element_address(array: &Array, index: usize) -> String {
     let status = array.json(&["status"]);
     let url = status["elements"][index]["url"].as_str().unwrap();
     url.strip_prefix("https://").unwrap().to_owned()
 }
 
-/// A port that nobody listens on yet.
+/// Returns a port without a listener.
 fn free_port() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     listener.local_addr().unwrap().port()
 }
 
-/// `tidemill ls /` with other flags than the array's own.
+/// Runs `tidemill ls /` with other flags than the array's own.
 fn list(server: &str, token_file: &Path) -> Said {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tidemill"));
     command.args(["--server", server, "--token-file"]);
@@ -38,7 +38,7 @@ fn list(server: &str, token_file: &Path) -> Said {
     said(command.output().unwrap())
 }
 
-/// Passes connections on to `target` and keeps all that crosses; gives its port.
+/// Forwards connections to `target` and records all bytes; returns its port.
 fn wiretap(target: u16, heard: &Arc<Mutex<Vec<u8>>>) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -160,7 +160,7 @@ fn client_and_server_must_prove_their_identity() {
     let old = list(&address, &file);
     assert!(!old.ok && old.err.contains("no certificate"), "{}", old.err);
 
-    // Another array's token file: the right token would not help.
+    // Another array's token file: the right token alone is not enough.
     let other = Array::with(Options {
         elements: 0,
         mount: false,
@@ -219,7 +219,7 @@ fn ports_answer_nothing_without_tls() {
         raw.write_all(b"GET /status HTTP/1.1\r\nhost: a\r\n\r\n")
             .unwrap();
         let mut said = Vec::new();
-        // The connection may be cut before all of the request was read.
+        // The connection may be cut before the whole request was read.
         let _ = raw.read_to_end(&mut said);
         assert!(said.is_empty() || said[0] == 21, "no TLS alert: {said:?}");
     }
@@ -248,7 +248,7 @@ fn restarted_daemons_keep_their_identity() {
         array.start_element(index);
     }
     array.wait_for_elements(2);
-    // The mount has lived through all of it.
+    // The mount works through all of these changes.
     assert_eq!(std::fs::read_to_string(array.at("kept")).unwrap(), text);
     std::fs::write(array.at("new"), &text).unwrap();
     assert!(array.run(&["get", "/new", copy.to_str().unwrap()]).ok);

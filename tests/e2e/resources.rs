@@ -1,4 +1,4 @@
-//! Cores, memory and named resources of tasks, from the script to the kernel.
+//! Tests cores, memory and named resources of tasks, from the script to the kernel.
 
 use crate::array::{Array, Options};
 use serde_json::Value;
@@ -21,7 +21,7 @@ fn array() -> Option<Array> {
     })
 }
 
-/// A job of these tasks, which write files of their names.
+/// Returns a job of these tasks, which write files of their names.
 fn script(tasks: &[(&str, &str)]) -> String {
     let tasks = tasks.iter().map(|(name, rest)| {
         format!("{{ name = \"{name}\"; output = [ \"{name}\" ]; stdout = \"{name}\"; type = \"program\"; {rest} }}")
@@ -92,7 +92,7 @@ fn resources_are_shown_and_impossible_requests_refused() {
     }
 }
 
-/// Whether two tasks of a trace were at work at once on one element.
+/// Returns whether two tasks of a trace ran at the same time on one element.
 fn overlap(one: &Value, other: &Value) -> bool {
     let at = |task: &Value, name: &str| task[name].as_u64().unwrap();
     one["element"] == other["element"]

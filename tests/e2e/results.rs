@@ -1,4 +1,4 @@
-//! Stacks of kernels, and results that are used again.
+//! Tests stacks of kernels, and cached results.
 
 use crate::array::{Array, Options};
 use serde_json::Value;
@@ -8,7 +8,7 @@ fn task<'a>(job: &'a Value, name: &str) -> &'a Value {
     tasks.iter().find(|task| task["name"] == name).unwrap()
 }
 
-/// Names of the tasks of a job that were not run.
+/// Returns the names of the tasks of a job that did not run.
 fn reused(job: &Value) -> Vec<&str> {
     let tasks = job["tasks"].as_array().unwrap();
     let names = tasks.iter().filter(|task| !task["reused_task"].is_null());
@@ -50,7 +50,7 @@ fn stack_of_kernels_is_one_task_without_intermediates() {
     assert_eq!(array.sh("ls w"), "lines\nout\nswap\n");
 }
 
-/// Two counts, their sum, and what is made of that by a program whose text is `last`.
+/// Returns a workflow: two counts, their sum, and a program with the text `last` that processes the sum.
 fn workflow(last: &str, extra: &str) -> String {
     format!(
         "name = \"f\"; workdir = \"/w\"; policy = \"round-robin\"; {extra}\ntasks = (
@@ -70,7 +70,7 @@ fn unchanged_tasks_are_not_run_again() {
     let Some(array) = Array::with(options) else {
         return;
     };
-    // The time of a run shows whether it was one.
+    // The time in the output shows whether the task ran.
     array.sh(
         r#"mkdir w; cd w; seq 10 > 1; seq 20 > 2
            printf '#!/bin/sh\nwc -l < $1 > $1.n; date +%%s%%N >> $1.n\n' > count.sh; chmod +x count.sh"#,
@@ -90,7 +90,7 @@ fn unchanged_tasks_are_not_run_again() {
     assert_eq!(reused(&again), all);
     assert_eq!(array.sh("cd w; cat 1.n 2.n s d"), result);
     assert_eq!(task(&again, "a")["reused_job"], first["job"]);
-    // What giving a result takes is not told as the time of a run.
+    // The time for returning a cached result is not reported as the time of a run.
     let traced = |job: &Value| {
         let trace = array.json(&["jobs", &job["job"].to_string(), "--export-trace", "-"]);
         trace["tasks"][0].clone()
@@ -118,19 +118,19 @@ fn unchanged_tasks_are_not_run_again() {
 
     let lineage = array.run(&["lineage", "/w/d"]).out;
     assert_eq!(lineage.matches("used again").count(), 4, "{lineage}");
-    // Another last step; then other data for one of two: what depends on it runs.
+    // The last step changes, and then the data of one of two inputs: the tasks that depend on the change run.
     let changed = array.done(array.submit(&workflow("cat s > d; echo x >> d", "replace = true;")));
     assert_eq!(reused(&changed), ["a", "b", "c"]);
     assert!(array.sh("cat w/d").ends_with("x\n"));
     array.sh("cd w; seq 30 > 2");
     let data = array.done(array.submit(&workflow("cat s > d", "replace = true;")));
     assert_eq!(reused(&data), ["a"]);
-    // A kernel in the array that was written anew is another kernel, even with the same text.
+    // A kernel in the array that was written again is another kernel, even with the same text.
     array.sh("cd w; cp count.sh c; chmod +x c; mv c count.sh");
     let kernel = array.done(array.submit(&workflow("cat s > d", "replace = true;")));
     assert!(reused(&kernel).is_empty(), "{kernel:#}");
 
-    // Nothing is used again if the user says so, and then that is what is remembered.
+    // If the user says so, no cached result is used, and the new result is cached.
     let before = array.sh("cat w/1.n");
     let forced = array.done(array.submit(&workflow("cat s > d", "replace = true; cache = false;")));
     assert!(reused(&forced).is_empty(), "{forced:#}");
@@ -156,7 +156,7 @@ fn result_without_outputs_or_inputs_is_recomputed() {
     array.sh("rm w/out");
     let again = array.done(array.submit(&script("\"in\"")));
     assert!(reused(&again).is_empty(), "{again:#}");
-    // What is remembered outlives the server and the element.
+    // Cached results survive kills of the server and the element.
     array.sh("mkdir x; mv w/out x/kept");
     array.kill_server();
     array.kill_element(0);
@@ -166,7 +166,7 @@ fn result_without_outputs_or_inputs_is_recomputed() {
     let third = array.done(array.submit(&script("\"in\"")));
     assert_eq!(reused(&third), ["t"]);
     assert_eq!(array.sh("cat w/out"), array.sh("cat x/kept"));
-    // One file with two names on the element: each can go without the other.
+    // The file has two names on the element: each can be deleted without the other.
     array.sh("rm x/kept; sync; sleep 0.2; test $(wc -c < w/out) -gt 10");
     array.sh("rm w/out");
     array.done(array.submit(&script("")));
@@ -175,7 +175,7 @@ fn result_without_outputs_or_inputs_is_recomputed() {
     assert_ne!(array.sh("cat w/out"), once);
 }
 
-/// Two steps; the first computes clearly longer than its few bytes take to hash.
+/// Two steps; the first clearly takes longer than hashing its few bytes.
 const STEPS: &str = r#"name = "s"; workdir = "/w"; replace = true; policy = "round-robin"; tasks = (
   { name = "a"; kernel = "/bin/sh"; element = 0; input = [ "in", "other" ]; output = [ "mid" ];
     args = [ "-c", "i=0; while [ $i -lt 50000 ]; do i=$((i+1)); done; date +%s%N | cat in other - > mid" ]; },
@@ -187,13 +187,13 @@ fn equal_bytes_in_another_version_reuse_result() {
     let Some(array) = Array::start() else {
         return;
     };
-    // Where the first step does not run, so that it has to be brought there.
+    // The folder is on another element than the first step, so that the file must be transferred.
     array.sh("mkdir w; setfattr -n user.tidemill.element -v 1 w; cd w; seq 10 > in; seq 5 > other");
     let first = array.done(array.submit(STEPS));
     assert!(reused(&first).is_empty(), "{first:#}");
     let result = array.sh("cat w/mid w/out");
 
-    // Written over, and another file renamed over it.
+    // The file is overwritten, and another file is renamed over it.
     let rewrites = [
         ("seq 10 > in", 21),
         ("seq 10 > new; mv new in; seq 5 > other", 31),

@@ -1,4 +1,4 @@
-//! Rooms: folders that end.
+//! Tests rooms, folders with a limited lifetime.
 
 use crate::array::{Array, OtherMount, wait};
 use rustix::process::Signal;
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 const STRANGER: &str = "setpriv --reuid 65534 --regid 65534 --clear-groups";
 
-/// An array with an element in memory, number 2, that the mount knows.
+/// Starts an array with an element in memory, element 2, that the mount knows.
 fn start() -> Option<Array> {
     let mut array = Array::start()?;
     array.add_element(&["--medium", "memory", "--capacity", "128MiB"]);
@@ -55,7 +55,7 @@ fn room_is_memory_folder_of_owner_and_is_removed_whole() {
     assert!(!again.ok && again.err.contains("already"), "{}", again.err);
     array.sh("mkdir -p rooms/r/below; echo x > rooms/r/below/f; dd if=/dev/zero of=rooms/r/large bs=1M count=30");
     assert_eq!(element_of(&array, "/rooms/r/below/f"), 2);
-    // Others neither see it nor change anything beside it; by the command line, too.
+    // Other users neither see it nor change any other entry, with the command line, too.
     for script in [
         "cat rooms/r/below/f",
         "mkdir rooms/mine",
@@ -81,7 +81,7 @@ fn room_is_memory_folder_of_owner_and_is_removed_whole() {
         (&"theirs".into(), &65534.into())
     );
     assert_eq!(theirs.as_array().unwrap().len(), 1, "{theirs}");
-    // Kept by the server, as all names.
+    // The server keeps the room, like all names.
     array.kill_server();
     array.start_server();
     array.wait_for_elements(3);
@@ -93,7 +93,7 @@ fn room_is_memory_folder_of_owner_and_is_removed_whole() {
     let open = std::fs::File::open(array.at("rooms/r/below/f")).unwrap();
     assert!(array.run(&["room", "remove", "r"]).ok);
     wait("it is not there", || !array.at("rooms/r").exists());
-    // Who has a file of it open reads on.
+    // A reader with an open file of the room can continue to read.
     let mut read = [0; 2];
     open.read_exact_at(&mut read, 0).unwrap();
     assert_eq!(&read, b"x\n");
@@ -149,7 +149,7 @@ fn room_takes_at_most_its_quota() {
             ));
             !more.ok && more.err.contains("quota exceeded")
         });
-        // What is there can be written anew, as long as it was, and other rooms have their own.
+        // An existing file can be rewritten up to its previous length, and other rooms have their own quota.
         array.sh(&format!(
             "head -c 8388608 /dev/urandom > rooms/{room}/fits; echo > rooms/probe/more"
         ));
@@ -164,7 +164,7 @@ fn room_takes_at_most_its_quota() {
         array.sh(&format!("rm rooms/{room}/fits"));
     }
     assert_eq!(element_of(&array, "/rooms/probe/more"), 2);
-    // What one mount writes within a bound another one can't write as well.
+    // Another mount cannot write the same amount again within the quota.
     wait("what was removed is counted no more", || {
         array.try_sh("head -c 4000000 /dev/zero > rooms/d/f").ok
     });
@@ -180,11 +180,11 @@ fn room_takes_at_most_its_quota() {
     wait("it can be written when it is closed", || {
         std::fs::write(other.path.join("rooms/d/f"), "two").is_ok()
     });
-    // Nothing of what was refused is left over.
+    // No part of the refused files is left.
     assert!(array.run(&["check", "--age", "0"]).ok);
 }
 
-/// A get in its own process.
+/// Starts a get in its own process.
 fn get(array: &Array, key: &str, wait: &str) -> Child {
     let mut command = array.tidemill();
     command.args(["room", "get", "r", key, "--wait", wait]);
@@ -212,11 +212,11 @@ fn get_waits_for_put() {
         !never.status.success() && why.contains("nobody has put it"),
         "{why}"
     );
-    // They wait on when the server is there again.
+    // They continue to wait when the server is online again.
     array.kill_server();
     array.start_server();
     array.wait_for_elements(3);
-    // What is still being written is not there yet.
+    // A file that is still being written does not count.
     let mut file = std::fs::File::create(array.at("rooms/r/later")).unwrap();
     file.write_all(b"half ").unwrap();
     std::thread::sleep(Duration::from_millis(300));
@@ -238,7 +238,7 @@ fn get_waits_for_put() {
     let all = waits.map(got);
     let expected: [&[u8]; 5] = [b"half whole", b"other\n", b"linked\n", b"other\n", b"put"];
     assert_eq!(all, expected);
-    // Not without end where there can be none.
+    // A get does not wait indefinitely for a key that cannot appear.
     let folder = array.run(&["room", "get", "r", "by", "--wait", "60s"]);
     assert!(
         !folder.ok && folder.err.contains("is no file"),
@@ -269,7 +269,7 @@ fn room_ends_with_its_time_and_last_member() {
         "{}",
         nobody.err
     );
-    // Who ends what keeps it there ends the program, too, and it leaves.
+    // Ending the member's process ends its program, too, and the member leaves.
     let mut command = array.tidemill();
     let mut child = command
         .args(["room", "join", "r", "--", "sleep", "1000"])

@@ -1,4 +1,4 @@
-//! Rules: files dropped into a real mount, analysed by real kernels, through kills.
+//! Tests rules: files that arrive in a real mount are processed by real kernels, with kills.
 
 use crate::array::{Array, Options, wait};
 use serde_json::Value;
@@ -115,7 +115,7 @@ fn kills_lose_no_firing_and_repeat_none() {
         array.sh("ls w/out | wc -l; cat w/out/* | paste -sd+ | bc"),
         "100\n1300\n"
     );
-    // Each was named once: a second result of a file would be a second version, or another name.
+    // Each output was named once: a second result of a file would be a second version, or another name.
     let versions = array.sh("cd w/out; for f in *; do getfattr --only-values -n user.tidemill.version $f 2>/dev/null; echo; done | sort -u");
     assert!(["1\n", "\n"].contains(&versions.as_str()), "{versions}");
     let log = array.json(&["rule", "log", "count", "-n", "1000"]);
@@ -168,7 +168,7 @@ pattern = "*.txt"; retries = 0;
 task = { kernel = "/bin/sh"; args = [ "-c", "wc -l < \"$1\"", "sh", "${file}" ]; output = [ "out/${stem}" ]; stdout = "out/${stem}"; };
 "#;
 
-/// Rules that are none, and folders and files that can't have one.
+/// Checks invalid rules, and folders and files that cannot have a rule.
 fn what_is_wrong_is_refused(array: &Array, file: &str, set: &str) {
     for wrong in [
         "nonsense",
@@ -182,7 +182,7 @@ fn what_is_wrong_is_refused(array: &Array, file: &str, set: &str) {
             said.err
         );
     }
-    // Who may write in a folder can't have its files analysed by a rule of it: only whose it is.
+    // A user who may only write in a folder cannot have its files processed by a rule: only its owner can.
     array.sh("chmod 777 c");
     let stranger = "setpriv --reuid 65534 --regid 65534 --clear-groups";
     let said = array.try_sh(&format!("{stranger} {set} c"));
@@ -247,7 +247,7 @@ fn folder_rule_is_set_by_attribute() {
     );
 
     array.sh("mv a c; seq 7 > c/y.txt");
-    // What was there before the rule counts as moved there, now.
+    // Files that existed before the rule count as if they were moved there now.
     done(&array, 3);
     assert_eq!(array.sh("cat c/out/y c/out/before"), "7\n4\n");
     what_is_wrong_is_refused(&array, &file, &set);
@@ -281,13 +281,13 @@ task = { kernel = "/bin/sh"; args = [ "-c", "while read -r line; do echo $line; 
          stdin = "${file}"; output = [ "out/${stem}" ]; stdout = "out/${stem}"; };
 "#;
 
-/// Writes into a file, and waits until its rule's task has read that.
+/// Writes into a file, and waits until its rule's task has read the line.
 fn grow(array: &Array, file: &mut std::fs::File, line: &str) {
     use std::io::Write as _;
     writeln!(file, "{line}").unwrap();
     let folders = [0, 1].map(|element| array.element_folder(element).join("run"));
     let [first, second] = folders.map(|folder| folder.display().to_string());
-    // The kernel has written it, to an output that nobody else sees yet.
+    // The kernel has written the line to an output that no other process sees yet.
     let find = format!("find {first} {second} -type f -exec grep -qsx '{line}' {{}} \\; -print");
     wait(line, || !array.try_sh(&find).out.is_empty());
 }
@@ -315,7 +315,7 @@ fn growing_file_is_read_while_written() {
     assert_eq!(log[0]["object"].to_string(), object);
     assert!(array.run(&["lineage", "/w/out/a"]).out.contains("/w/a.log"));
 
-    // Who goes back and writes over what was read has it read again.
+    // If a writer overwrites bytes that were read, the task reads them again.
     let mut file = create(&array, "b.log").unwrap();
     grow(&array, &mut file, "first");
     file.rewind().unwrap();
@@ -324,7 +324,7 @@ fn growing_file_is_read_while_written() {
     wait("what was sealed counts", || done(&array, 2));
     assert_eq!(array.sh("cat w/out/b"), "FIRST\nlast\n");
 
-    // An element that is killed reads from the beginning.
+    // After a kill of its element, the task reads from the begin.
     let mut file = create(&array, "c.log").unwrap();
     grow(&array, &mut file, "before");
     for element in 0..2 {
@@ -343,7 +343,7 @@ fn growing_file_is_read_while_written() {
     assert_eq!(array.sh("cat w/out/c"), "before\nafter\nlater\n");
     assert_eq!(show(&array)["firings"].as_object().unwrap().len(), 1);
 
-    // Its writer dies: what it has written is the version.
+    // The writer dies: the bytes that it has written are the version.
     let mut file = create(&array, "d.log").unwrap();
     grow(&array, &mut file, "all");
     array.kill_mount();
@@ -369,7 +369,7 @@ fn growing_file_that_is_removed_ends_its_task() {
     });
     let log = array.json(&["rule", "log", "count"]);
     assert_eq!(log.as_array().unwrap().len(), 1);
-    // Ignores its input and ends at once: that counts when its input is sealed.
+    // The task ignores its input and ends at once: its result counts when its input is sealed.
     let early = GROWING.replace("while read", "exit 0; while read");
     add(&array, &early, &["--replace"]);
     array.sh("seq 1000000 > w/b.log");

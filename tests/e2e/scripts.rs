@@ -1,4 +1,4 @@
-//! Job scripts that are refused, each with an error that says what, where and what to do.
+//! Checks job scripts that are refused, each with an error that says what, where and what to do.
 
 use crate::array::Array;
 

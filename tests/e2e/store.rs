@@ -1,4 +1,4 @@
-//! The disk under the server's database fills up and is freed again.
+//! Tests a full disk of the server's database, and its recovery.
 
 use crate::array::{Array, Device, Options, wait};
 
@@ -7,7 +7,7 @@ fn trouble(array: &Array) -> String {
     status["trouble"].as_str().unwrap().to_owned()
 }
 
-/// Makes folders until there is no space for another; gives how many there are.
+/// Makes folders until there is no space for another; returns their number.
 fn make_folders(array: &Array, from: usize) -> usize {
     let mut made = from;
     loop {
@@ -52,7 +52,7 @@ fn names_and_jobs_resume_when_disk_has_space() {
         "{}",
         refused.err
     );
-    // The task ends in a while, and that can't be kept.
+    // The task ends after a while, and the end cannot be stored.
     wait("the dispatcher waits", || {
         trouble(&array).starts_with("jobs wait: ")
     });
@@ -65,7 +65,7 @@ fn names_and_jobs_resume_when_disk_has_space() {
     assert_eq!(trouble(&array), "");
     array.sh(&format!("mkdir w/{made}"));
 
-    // Killed with a full disk, and started again with room.
+    // The server is killed with a full disk, and restarted with free space.
     disk.fill();
     let more = make_folders(&array, made + 1);
     array.kill_server();
@@ -82,7 +82,7 @@ fn names_and_jobs_resume_when_disk_has_space() {
     let again = copy.replace("sleep 6; ", "").replace("mid", "mid2");
     array.done(array.submit(&again.replace("\"out\"", "\"out2\"")));
 
-    // A job is deleted whole, or not at all.
+    // A job is deleted completely, or not at all.
     disk.fill();
     let made = make_folders(&array, more + 1);
     let whole = array.json(&["jobs", &job.to_string()]);
@@ -119,7 +119,7 @@ fn files_and_jobs_are_removed_on_full_disk() {
     array.sh("for n in $(seq 1 100); do rm w/f$n; done; : > w/f101");
     assert!(array.run(&["jobs", "--delete", &job.to_string()]).ok);
 
-    // When it starts, too.
+    // The same applies at the start.
     array.kill_server();
     array.start_server();
     array.wait_for_elements(2);

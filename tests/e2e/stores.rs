@@ -1,4 +1,4 @@
-//! Elements whose files are in stores of each kind, by real servers: SFTP always, the others where they are installed
+//! Tests elements whose files are in stores of each kind, with real servers: SFTP always, the others if they are installed
 //! (`scripts/stores.sh`).
 
 use crate::array::{Array, said, wait};
@@ -8,7 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use tidemill_bridge::{Bridge, Listed};
 
-/// Two elements that store, number 2 of the burst tier, and number 3 whose files are in the store.
+/// An array with two elements that store, element 2 of the burst tier, and element 3, whose files are in the store.
 struct There {
     array: Array,
     server: Server,
@@ -16,7 +16,7 @@ struct There {
     runtime: tokio::runtime::Runtime,
 }
 
-/// A file of keys, as its element wants it.
+/// Writes a file of keys in the form for its element.
 fn keys(array: &Array, lines: &str) -> PathBuf {
     let path = array.path("keys");
     std::fs::write(&path, lines).unwrap();
@@ -90,8 +90,8 @@ impl There {
     }
 }
 
-/// What drains is there, whole, under its names; what is replaced or removed is so there; nothing is lost when the element is
-/// killed or the store is away.
+/// Drained files are stored there, complete, under their names; replaced and deleted files are replaced and deleted there; no file is
+/// lost when the element is killed or the store is offline.
 fn files_of_an_array_are_there(server: Server) {
     let Some(mut there) = There::start(server) else {
         return;

@@ -1,4 +1,4 @@
-//! Files that lie on several elements, in an array of real processes.
+//! Tests files on several elements, in an array of real processes.
 
 use crate::array::{Array, Options, wait};
 use crate::chance::Chance;
@@ -16,7 +16,7 @@ fn three(remote: bool) -> Option<Array> {
     })
 }
 
-/// The object files of a striped file's parts.
+/// Returns the object files of a striped file's parts.
 fn parts(array: &Array, path: &str) -> Vec<PathBuf> {
     let layout = array.json(&["layout", path]);
     assert_eq!(layout["layout"], "striped", "{layout}");
@@ -56,7 +56,7 @@ fn striped_file_is_read_back_from_all_elements() {
         assert!(std::fs::read(array.at("d/f")).unwrap() == bytes);
         sealed(&array, "/d/f");
         assert!(got(&array, "/d/f") == bytes);
-        // Each part is the file's stripes one after the other.
+        // Each part consists of the file's stripes, one after the other.
         for (index, part) in parts(&array, "/d/f").iter().enumerate() {
             let stripes = bytes.chunks(64 << 10).skip(index).step_by(3);
             assert!(std::fs::read(part).unwrap() == stripes.collect::<Vec<_>>().concat());
@@ -83,7 +83,7 @@ fn striped_file_is_read_back_from_all_elements() {
     }
 }
 
-/// One change of a file.
+/// Makes one random change of a file.
 fn change(chance: &mut Chance, file: &File, bytes: &[u8]) {
     let offset = chance.next(700_000);
     match chance.next(8) {
@@ -179,16 +179,16 @@ fn tasks_read_striped_file_as_one_on_any_element() {
         for output in ["o", "o0", "o1", "o2"] {
             assert_eq!(array.sh(&format!("cat {output}")), sum);
         }
-        // Two of three parts had to come.
+        // Two of three parts were transferred.
         let jobs = array.json(&["jobs", "1"]);
         let tasks = jobs["tasks"].as_array().unwrap().iter();
-        // A task that ran beside the first may have brought it for both.
+        // A task that ran at the same time as the first may have transferred it for both.
         let there = tasks.filter(|task| task["element"] == 0);
         let moved: u64 = there
             .map(|task| task["moved_bytes"].as_u64().unwrap())
             .sum();
         assert!((640 << 10..=768 << 10).contains(&moved), "{moved}");
-        // What a job makes in such a folder is a file like others.
+        // An output of a job in such a folder is a normal file.
         let lineage = array.run(&["lineage", "/o1"]);
         assert!(
             lineage.ok && lineage.out.contains("d/f"),
@@ -228,7 +228,7 @@ fn rebuilt_array_has_its_striped_files() {
     assert!(std::fs::read(array.at("d/h")).unwrap() == bytes[..50_000]);
     let check = array.run(&["check", "--age", "0"]);
     assert!(check.ok, "{}{}", check.out, check.err);
-    // Of each part there is a copy elsewhere.
+    // Each part has a copy on another element.
     array.kill_element(0);
     std::fs::rename(&lost, array.path("lost")).unwrap();
     assert!(got(&array, "/d/h") == bytes[..50_000]);
@@ -252,7 +252,7 @@ fn invalid_striping_is_refused_with_reason() {
         let said = array.run(&["put", "--stripe", bad, local.to_str().unwrap(), "/g"]);
         assert!(!said.ok, "{bad}");
     }
-    // More elements than there are.
+    // The stripe count exceeds the number of elements.
     assert!(array.run(&["stripe", "/d", "4096,4"]).ok);
     let said = array.try_sh("echo x > d/g");
     assert!(
@@ -278,7 +278,7 @@ fn invalid_striping_is_refused_with_reason() {
             .try_sh("setfattr -n user.tidemill.stripe -v 4096 f")
             .ok
     );
-    // A folder below may say otherwise.
+    // A subfolder may have another setting.
     assert!(array.run(&["stripe", "/d", "off"]).ok);
     array.sh("echo x > d/g");
     assert_eq!(array.json(&["layout", "/d/g"])["layout"], "whole");
@@ -299,7 +299,7 @@ fn parts_leave_drained_element_unnoticed_by_readers() {
         let open = File::open(array.at("d/a")).unwrap();
         let mut read = vec![0; 100];
         open.read_exact_at(&mut read, 0).unwrap();
-        // What is being written there ends there, and goes then.
+        // A file that is being written there is completed there, and is moved then.
         let mut writing = File::create(array.at("d/w")).unwrap();
         writing.write_all(&bytes[..100_000]).unwrap();
         assert!(array.run(&["element", "drain", "0"]).ok);
@@ -368,13 +368,13 @@ fn remaining_bytes_of_damaged_striped_file_can_be_read() {
         stripe.fill(0);
     }
     assert!(std::fs::read(back).unwrap() == bytes);
-    // Of one that is not damaged it is what it is without.
+    // Without damage, the output equals that without the flag.
     put(&array, &bytes, &["--stripe", "64KiB,3"], "/f");
     assert!(array.run(&["get", "--damaged", "/f", back]).ok);
     assert!(std::fs::read(back).unwrap() == bytes);
 }
 
-/// What `layout` says of a file: the element of each part.
+/// Returns the element of each part of a file, from `layout`.
 fn elements(array: &Array, path: &str) -> Vec<u64> {
     let layout = array.json(&["layout", path]);
     let parts = layout["parts"].as_array().unwrap().iter();
@@ -383,7 +383,7 @@ fn elements(array: &Array, path: &str) -> Vec<u64> {
         .collect()
 }
 
-/// A file with stripes of 64 KiB on three elements.
+/// Stores a file with stripes of 64 KiB on three elements.
 fn with_stripes(array: &Array, bytes: &[u8]) {
     array.sh("mkdir d");
     assert!(array.run(&["stripe", "/d", "64KiB"]).ok);
@@ -391,7 +391,7 @@ fn with_stripes(array: &Array, bytes: &[u8]) {
     sealed(array, "/d/f");
 }
 
-/// What part `index` of three holds of a file with stripes of 64 KiB.
+/// Returns the bytes in part `index` of three of a file with stripes of 64 KiB.
 fn part_of(bytes: &[u8], index: usize) -> Vec<u8> {
     let stripes = bytes.chunks(64 << 10).skip(index).step_by(3);
     stripes.flatten().copied().collect()
@@ -431,7 +431,7 @@ fn ranges_move_only_their_bytes_and_explain_shows_it() {
         let bytes = Chance(6).bytes((1 << 20) + 77);
         with_stripes(&array, &bytes);
         let lies = elements(&array, "/d/f");
-        // The end of the first stripe and the begin of the second, and the last bytes; all where the first part is not.
+        // The end of the first stripe and the begin of the second, and the last bytes; the task runs where the first part is not.
         let ranges = "65000-66000,1048600-1048652";
         let script = format!(
             r#"name = "j"; workdir = "/"; tasks = ( {{ name = "t"; kernel = "cat"; type = "program"; args = [ "head", "d/f" ]; stdout = "o";
@@ -461,7 +461,7 @@ fn ranges_move_only_their_bytes_and_explain_shows_it() {
             said.out
         );
         assert!(said.out.contains("546 B pulled"), "{}", said.out);
-        // Elsewhere more would have to come: what is asked for, not the file.
+        // On another element more would be transferred: the requested bytes, not the file.
         let explained = array.json(&["explain", &job.to_string()]);
         for estimate in explained["decisions"][0]["estimates"].as_array().unwrap() {
             let bytes = estimate["transfer_bytes"].as_u64().unwrap();
@@ -470,7 +470,7 @@ fn ranges_move_only_their_bytes_and_explain_shows_it() {
     }
 }
 
-/// What a job is said to move before it is submitted.
+/// Returns the number of transferred bytes in the plan of a job before its submission.
 fn planned(array: &Array, script: &str) -> u64 {
     let file = array.path("planned.conf");
     std::fs::write(&file, script).unwrap();
@@ -478,7 +478,7 @@ fn planned(array: &Array, script: &str) -> u64 {
     dry["plan"]["moved_bytes"].as_u64().unwrap()
 }
 
-/// What a job moves in the simulation of its trace.
+/// Returns the number of transferred bytes in the simulation of a job's trace.
 fn simulated(array: &Array, job: u64) -> u64 {
     let trace = array.path("trace.json");
     let trace = trace.to_str().unwrap();
@@ -555,7 +555,7 @@ fn selection_beyond_file_is_refused_once_known() {
     assert!(said.contains("it has no part 3"), "{said}");
     let said = refused(r#"{ file = "whole"; part = 1; }"#);
     assert!(said.contains("it has no part 1"), "{said}");
-    // Of what is still to be written only the element knows it, and tries no more.
+    // Only the element detects a wrong range of a future file, and does not try again.
     let late = r#"name = "j"; workdir = "/"; tasks = (
         { name = "make"; kernel = "cp"; type = "program"; args = [ "whole", "made" ]; input = [ "whole" ]; output = [ "made" ]; },
         { name = "fits"; kernel = "cp"; type = "program"; args = [ "made", "o" ]; input = ( { file = "made"; bytes = "2-3"; } ); output = [ "o" ]; },
@@ -613,7 +613,7 @@ fn results_of_parts_are_cached_separately() {
     sums.dedup();
     // The first stripe is the begin of the first part.
     assert_eq!(sums.len(), inputs.len() - 1);
-    // The same file, striped otherwise: its ranges are the same, its parts are others.
+    // The same file with another stripe size: its ranges are the same, its parts differ.
     assert!(array.run(&["stripe", "/d", "128KiB"]).ok);
     std::fs::write(array.at("d/new"), &bytes).unwrap();
     array.sh("mv d/new d/f");
@@ -655,11 +655,11 @@ fn existing_files_are_rewritten_striped_or_whole() {
             array.sh("getfattr --only-values -n user.tidemill.copies d/f"),
             "2"
         );
-        // Who had it open reads on.
+        // A reader with the old file open can continue to read.
         let mut read = Vec::new();
         std::io::Read::read_to_end(&mut open, &mut read).unwrap();
         assert!(read == bytes);
-        // One that is written is left alone.
+        // A file that is open for writing is not changed.
         let mut written = OpenOptions::new()
             .append(true)
             .open(array.at("d/f"))
@@ -674,7 +674,7 @@ fn existing_files_are_rewritten_striped_or_whole() {
         drop(written);
         let bytes = [&bytes[..], b"more"].concat();
         assert!(got(&array, "/d/f") == bytes);
-        // From whatever copy there is.
+        // The file is made from any available copy.
         wait("it has its copies", || {
             let layout = array.json(&["layout", "/d/f"]);
             layout["parts"].as_array().unwrap().iter().all(|part| {
@@ -689,7 +689,7 @@ fn existing_files_are_rewritten_striped_or_whole() {
         assert!(got(&array, "/d/f") == bytes);
         array.start_element(0);
         array.wait_for_elements(3);
-        // A folder with all that is in it, each file once.
+        // A folder with all its contents, each file once.
         let done = array.json(&["stripe", "--rewrite", "/d", "8KiB"]);
         assert_eq!(done["files"], 3, "{done}");
         assert_eq!(parts(&array, "/d/f").len(), 3);
@@ -714,7 +714,7 @@ fn job_reads_parts_of_version_at_submission() {
     let job = array.submit(script);
     std::fs::write(array.at("d/f"), b"another").unwrap();
     sealed(&array, "/d/f");
-    // A server that starts again knows what was meant.
+    // A restarted server uses the same versions.
     array.kill_server();
     array.start_server();
     array.wait_for_elements(3);

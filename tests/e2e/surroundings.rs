@@ -1,4 +1,4 @@
-//! What tasks find around them: variables, folders of programs, and folders of the host that are shown read-only.
+//! Tests the environment of tasks: variables, folders of programs, and folders of the host that are shown read-only.
 
 use crate::array::{Array, Options};
 use serde_json::Value;
@@ -6,7 +6,7 @@ use std::fs::{Permissions, create_dir_all, set_permissions, write};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 
-/// Software as hosts have it, which all may read, and what nobody may.
+/// Software as on hosts, which all users may read, and files that no user may read.
 struct Host(tempfile::TempDir);
 
 impl Host {
@@ -37,7 +37,7 @@ impl Host {
         self.0.path().join(path).to_str().unwrap().to_owned()
     }
 
-    /// An array whose element 1 shows software, and element 0 nothing.
+    /// Starts an array whose element 1 shows software, and element 0 nothing.
     fn array(&self) -> Option<Array> {
         let options = Options {
             elements: 1,
@@ -57,7 +57,7 @@ impl Host {
     }
 }
 
-/// Four tasks alike, each of a file of its own, on all elements in turn if nothing else is said.
+/// Returns four similar tasks, each with a file of its own, on all elements in turn by default.
 fn script(all: &str, task: &str) -> String {
     let tasks = (1..=4).map(|i| {
         format!("{{ name = \"t{i}\"; input = [ \"in{i}\" ]; output = [ \"out{i}\" ]; stdout = \"out{i}\"; {task} }}")
@@ -77,7 +77,7 @@ fn elements(job: &Value) -> Vec<u64> {
 }
 
 impl Host {
-    /// Tasks that run `hello` with all that it needs.
+    /// Returns tasks that run `hello` with everything it needs.
     fn hello(&self) -> String {
         let around = format!(
             "path = [ \"{}\" ]; folders = [ \"{}\" ]; environment = {{ HELLO_LIB = \"{}\"; EVERY = \"one\"; }};",
@@ -105,7 +105,7 @@ fn tasks_run_where_their_folders_are_and_find_them() {
     let words = std::fs::read_to_string(host.at("sw/lib/words")).unwrap();
     assert_eq!(words, "hello from the host\n");
     assert!(!Path::new(&host.at("sw/lib/new")).exists());
-    // A server that was killed meanwhile knows what its tasks asked for.
+    // A server that was killed in between knows the environment that its tasks requested.
     let late = hello
         .replace("\"in1\"", "\"late\"")
         .replace("\"out", "\"then");
@@ -116,7 +116,7 @@ fn tasks_run_where_their_folders_are_and_find_them() {
     array.sh("echo late > w/late");
     assert_eq!(elements(&array.done(waiting)), [1; 4]);
     assert_eq!(array.sh("cat w/then1"), out);
-    // What the administrator has for all is found without asking.
+    // Software that the administrator provides for all is found without a request.
     let everywhere = array.done(array.submit(&script("", "kernel = \"everywhere\";")));
     assert_eq!(elements(&everywhere), [1; 4]);
     assert_eq!(array.sh("cat w/out1"), "always\n");
@@ -237,8 +237,8 @@ fn invalid_surroundings_are_refused_with_alternatives() {
 fn private_files_are_not_read_and_libraries_stay_inside() {
     let host = Host::new();
     let Some(array) = host.array() else { return };
-    // Within what is shown nothing is open that is not open to all, not even to root's jobs, and links out of it lead
-    // nowhere. What was not asked for is closed.
+    // Shown folders contain only files that are open to all users, even for root's jobs, and links out of them have no target. Folders
+    // that were not requested are closed.
     let sw = format!("folders = [ \"{}\" ];", host.at("sw"));
     for (file, folders) in [
         ("sw/lib/key", &*sw),
@@ -255,7 +255,7 @@ fn private_files_are_not_read_and_libraries_stay_inside() {
         let logs = array.run(&["logs", &failed["job"].to_string()]).out;
         assert!(logs.contains("ermission denied"), "{file}: {logs}");
     }
-    // Libraries that a task brings are loaded within the sandbox only: what starts its kernel does without them.
+    // Libraries of a task are loaded only within the sandbox: the program that starts its kernel does not use them.
     let fake = format!(
         "environment = {{ LD_LIBRARY_PATH = \"{}\"; }};",
         host.at("sw/fake")

@@ -1,4 +1,4 @@
-//! Files that several mounts write at the same time, in an array of real processes.
+//! Tests files that several mounts write at the same time, in an array of real processes.
 
 use crate::array::{Array, Options, OtherMount, wait};
 use crate::chance::Chance;
@@ -7,9 +7,9 @@ use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// An array with two mounts more, and the folders of all three.
+/// An array with two more mounts, and the folders of all three.
 struct Three {
-    // They end first.
+    // These are dropped first.
     others: Vec<OtherMount>,
     array: Array,
 }
@@ -80,7 +80,7 @@ fn concurrent_writes_of_mounts_form_one_file() {
         let mut chance = Chance(3);
         let mut expected = Vec::new();
         let files: Vec<File> = (0..3).map(|mount| three.open(mount, "f")).collect();
-        // Strips of a size that fits no page go round over the writers.
+        // The writers take turns with strips of a size that fits no page.
         for strip in 0..60 {
             let bytes = chance.bytes_above_zero(47_008);
             let offset = strip * bytes.len();
@@ -113,7 +113,7 @@ fn concurrent_writes_of_mounts_form_one_file() {
         );
         let check = three.array.run(&["check", "--age", "0"]);
         assert!(check.ok, "{}{}", check.out, check.err);
-        // It goes on as any file.
+        // The file works like any file.
         three
             .array
             .sh("echo more >> f; tail -c 5 f; cp f g; cmp f g; mv g h; rm h");
@@ -126,7 +126,7 @@ fn concurrent_writes_of_mounts_form_one_file() {
     }
 }
 
-/// Reads by a file that was open before.
+/// Reads through a file that was open before.
 fn reads_some(file: &File, offset: u64, expected: &[u8], what: &str) {
     let mut read = vec![0; 30_000];
     let count = file.read_at(&mut read, offset).unwrap();
@@ -139,7 +139,7 @@ fn reads_some(file: &File, offset: u64, expected: &[u8], what: &str) {
     );
 }
 
-/// Writes, cuts, fsyncs, closes and opens by chance on three mounts, each state that is visible to all looked at through all.
+/// Writes, truncates, fsyncs, closes and opens at random on three mounts. Each state that is visible to all is checked through all.
 fn random_changes(remote: bool, seed: u64, steps: usize) {
     let Some(three) = Three::start(remote) else {
         return;
@@ -163,7 +163,7 @@ fn random_changes(remote: bool, seed: u64, steps: usize) {
                 file.write_all_at(&bytes, offset).unwrap();
                 done.push(format!("{step}: {mount} writes {offset}+{length}"));
                 put(&mut expected, usize::try_from(offset).unwrap(), &bytes);
-                // Whose turn it is has told the others.
+                // The mount whose turn it is has notified the others.
                 file.sync_data().unwrap();
             }
             6 => {
@@ -273,7 +273,7 @@ fn counting_under_locks_is_exact() {
         let Some(three) = Three::start(remote) else {
             return;
         };
-        // All write it before anybody locks it.
+        // All write to the file before any process locks it.
         let files: Vec<File> = (0..3).map(|mount| three.open(mount, "f")).collect();
         for (mount, file) in files.iter().enumerate() {
             file.write_all_at(b"............", 100 + 12 * mount as u64)
@@ -331,7 +331,7 @@ fn write_permission_is_required_to_join_writers() {
     let refused = write();
     let said = String::from_utf8_lossy(&refused.stderr);
     assert!(said.contains("Permission denied"), "{said}");
-    // Who may writes it, though the mount of the other writer belongs to root.
+    // A user with write permission writes the file, although the mount of the other writer belongs to root.
     three.array.sh("chmod 666 f");
     wait("the mode is seen", || write().status.success());
     drop(writer);

@@ -1,9 +1,9 @@
-//! Real runs, recorded, replayed and predicted.
+//! Tests recordings of real runs, which are replayed and predicted.
 
 use crate::array::{Array, Options};
 use serde_json::Value;
 
-/// Eight files, eight tasks that take a while over each, one that reads all.
+/// Returns a job with eight files, eight tasks that take some time for one file each, and a task that reads all.
 fn script(name: &str) -> String {
     let parts = (0..8).map(|index| {
         format!(
@@ -54,7 +54,7 @@ fn recorded_run_is_replayed_and_predicts_similar_run() {
     let replayed = array.json(&["plan", "run", &file]);
     assert_eq!(replayed["placement"], "recorded");
     assert_eq!(replayed["tasks"].as_array().unwrap().len(), 9);
-    // Nine tasks of which eight take 0.2 s, two at a time.
+    // There are nine tasks; eight of them take 0.2 s, two at a time.
     assert!(
         number(&replayed["makespan_ns"]) > 800_000_000,
         "{replayed:#}"
@@ -83,7 +83,7 @@ fn recorded_run_is_replayed_and_predicts_similar_run() {
     refuses(&array);
 }
 
-/// A trace has all that its job shows, in an order that can have been.
+/// Checks that a trace has the same data as its job, in a possible order.
 fn check(trace: &Value, job: &Value) {
     assert_eq!(trace["format"], "tidemill-trace");
     assert_eq!(trace["policy"], "min-wait");

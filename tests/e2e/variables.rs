@@ -1,4 +1,4 @@
-//! What scientific files hold, and where it lies, in an array of real processes.
+//! Tests the variables of scientific files and the locations of their bytes, in an array of real processes.
 
 use crate::array::{Array, Options};
 use serde_json::Value;
@@ -40,7 +40,7 @@ fn sum(of: &Value, what: &str) -> u64 {
         .sum()
 }
 
-/// Record variables of classic files lie between each other.
+/// Checks that record variables of classic files, which are interleaved, are counted.
 fn records_are_counted(array: &Array) {
     put(array, "cdf1.nc", &[]);
     let shown = array.json(&["variables", "/cdf1.nc", "packed"]);
@@ -80,7 +80,7 @@ fn variables_are_shown_with_parts_and_elements() {
             (&big["type"], &big["chunk_shape"]),
             (&"float32".into(), &serde_json::json!([2, 4, 3]))
         );
-        // The places are those of the layout, and all bytes of the chunks are somewhere.
+        // The places are those of the layout, and all bytes of the chunks are on some element.
         let layout = array.json(&["layout", "/netcdf4.nc"]);
         let elements: Vec<&Value> = layout["parts"]
             .as_array()

@@ -1,4 +1,5 @@
-//! Elements in memory: what goes there, where it goes when there is no more room, and what the end of their host loses.
+//! Tests elements in memory: which files are stored there, where files are stored when the memory is full, and which files the end of
+//! their host loses.
 
 use crate::array::{Array, folder_of_nobody, said, wait};
 use crate::require;
@@ -10,12 +11,12 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::thread::JoinHandle;
 
-/// The element in memory of these arrays; 0 and 1 are on a disk.
+/// Id of the element in memory of these arrays; elements 0 and 1 are on a disk.
 const MEMORY: u64 = 2;
 const MEMORY_INDEX: usize = 2;
 const MIB: usize = 1 << 20;
 
-/// An array with an element in memory that has 128 MiB, and a folder that asks for it.
+/// Starts an array with an element in memory of 128 MiB, and a folder that requests it.
 fn start() -> Option<Array> {
     let mut array = Array::start()?;
     array.add_element(&["--medium", "memory", "--capacity", "128MiB"]);
@@ -27,13 +28,13 @@ fn start() -> Option<Array> {
     Some(array)
 }
 
-/// Where the first copy of a file lies.
+/// Returns the element with the first copy of a file.
 fn element_of(array: &Array, path: &str) -> u64 {
     let layout = array.json(&["layout", path]);
     layout["parts"][0]["copies"][0]["element"].as_u64().unwrap()
 }
 
-/// Bytes that differ from place to place, so that none can stand for another.
+/// Returns bytes that differ from place to place, so that a wrong place is detected.
 fn bytes(count: usize, seed: u64) -> Vec<u8> {
     let words = (0..count as u64 / 8).map(|n| (n ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     words.flat_map(u64::to_le_bytes).collect()
@@ -74,7 +75,7 @@ fn files_in_memory_on_request_survive_every_kill() {
         (&"memory".into(), &0.into())
     );
     assert!(array.run(&["status"]).out.contains("store, memory"));
-    // Whatever it needs, a task runs elsewhere, and so its output lies elsewhere.
+    // A task runs on another element in any case, and so its output is stored there.
     let job = array.submit(
         r#"name = "j"; workdir = "/m"; tasks = (
             { name = "t"; kernel = "/bin/cat"; args = ["below/f"]; input = ["below/f"]; output = ["out"]; stdout = "out"; },
@@ -84,7 +85,7 @@ fn files_in_memory_on_request_survive_every_kill() {
     array.done(job);
     assert!(element_of(&array, "/m/out") < MEMORY && element_of(&array, "/m/light") < MEMORY);
     assert!(std::fs::read(array.at("m/light")).unwrap() == content);
-    // Who has it open reads on while its element is gone; it is there again, with all that it had.
+    // A reader with an open file can read on while its element is offline; after the restart, the element has all its files.
     let open = std::fs::File::open(array.at("m/below/f")).unwrap();
     array.kill_element(MEMORY_INDEX);
     let mut read = vec![0; content.len()];
@@ -99,7 +100,7 @@ fn files_in_memory_on_request_survive_every_kill() {
     array.start_mount();
     assert!(std::fs::read(array.at("m/below/f")).unwrap() == content);
     assert!(array.run(&["check", "--age", "0"]).ok);
-    // What is written again begins as what it was, and is in memory as well.
+    // A rewritten file begins with its old content, and is in memory as well.
     array.sh("printf more >> m/below/f");
     assert_eq!(element_of(&array, "/m/below/f"), MEMORY);
     let drained = array.run(&["element", "drain", "2", "--wait"]);
@@ -115,7 +116,7 @@ fn files_in_memory_on_request_survive_every_kill() {
     assert!(element_of(&array, "/m/late") < MEMORY);
 }
 
-/// Writes 40 MiB in pieces, at the end or where they belong; gives what it wrote.
+/// Writes 40 MiB in pieces, at the end or at their offsets; returns the content.
 fn write(path: PathBuf, seed: u64, append: bool) -> JoinHandle<Vec<u8>> {
     std::thread::spawn(move || {
         let content = bytes(40 * MIB, seed);
@@ -143,12 +144,12 @@ fn write(path: PathBuf, seed: u64, append: bool) -> JoinHandle<Vec<u8>> {
 #[test]
 fn file_that_outgrows_memory_continues_elsewhere() {
     let Some(array) = start() else { return };
-    // Another user has taken most of it.
+    // Another user has taken most of the memory.
     array.sh(
         "setpriv --reuid 65534 --regid 65534 --clear-groups sh -c 'head -c 80000000 /dev/zero | tr \"\\0\" x > m/theirs'",
     );
     assert_eq!(element_of(&array, "/m/theirs"), MEMORY);
-    // In place, by appends and by writes anywhere, three at a time.
+    // In place, by appends and by writes at any offset, three at a time.
     let names = ["m/appended", "m/written", "m/another"];
     let writers = [
         write(array.at(names[0]), 1, true),
@@ -168,7 +169,7 @@ fn file_that_outgrows_memory_continues_elsewhere() {
     assert_eq!(element_of(&array, "/m/theirs"), MEMORY);
     let theirs = array.sh("wc -c < m/theirs; tr -d x < m/theirs | wc -c");
     assert_eq!(theirs, "80000000\n0\n");
-    // By what the kernel writes of a memory map, and where the file only becomes longer.
+    // The Linux kernel writes pages of a memory map, and a file only becomes longer.
     array.sh("python3 -c \"
 import mmap, os
 f = os.open('m/mapped', os.O_RDWR | os.O_CREAT)
@@ -187,7 +188,7 @@ for at in range(0, 60 << 20, 4096):
             .out
             .contains("asked for memory in vain")
     );
-    // What went elsewhere takes no memory any more.
+    // Files that were moved to disks use no memory any more.
     array.sh("rm m/theirs m/appended m/written m/another m/mapped");
     wait("memory is free again", || {
         element(&array, MEMORY)["free_bytes"].as_u64() > Some(100 << 20)
@@ -199,7 +200,7 @@ for at in range(0, 60 << 20, 4096):
     });
 }
 
-/// The files that are named as lost with the memory they were in.
+/// Returns the files that are reported as lost with their memory.
 fn lost(array: &Array) -> Vec<String> {
     let mut command = array.tidemill();
     let said = command
@@ -218,8 +219,7 @@ fn lost(array: &Array) -> Vec<String> {
     paths
 }
 
-/// The host ends: files that only its memory had are reported as lost, also files being written, and nothing else is
-/// lost.
+/// The host ends: files that were only in its memory are reported as lost, also files being written, and no other file is lost.
 #[test]
 fn files_lost_with_host_memory_are_reported() {
     let Some(mut array) = start() else { return };
@@ -248,12 +248,12 @@ fn files_lost_with_host_memory_are_reported() {
     assert_eq!(array.sh("cat m/two/kept d/disk"), "kept\ndisk\n");
     let check = array.run(&["check", "--age", "0"]);
     assert!(!check.ok && check.out.contains("/m/gone"), "{}", check.out);
-    // It is known for good.
+    // The loss is recorded permanently.
     array.kill_server();
     array.start_server();
     array.wait_for_elements(3);
     assert_eq!(lost(&array), named);
-    // What has another copy is made anew in memory, what is written again is there again.
+    // A file with another copy is recreated in memory, and a file that is written again is available again.
     array.sh("echo new > m/again; rm m/gone m/open m/probe");
     wait("all is well", || array.run(&["health"]).ok);
     assert_eq!(array.sh("cat m/again m/two/kept"), "new\nkept\n");
@@ -306,7 +306,7 @@ fn ordinary_user_gets_shared_memory_up_to_limit() {
     };
     let places = (place("/m/small"), place("/m/large"));
     let down = tidemill(&["down"]);
-    // It is known that there is one.
+    // A later start knows that the memory element exists.
     let again = tidemill(&["up"]);
     let read = run("cat", &[&format!("{dir}/mnt/m/small")]);
     let down_again = tidemill(&["down"]);

@@ -8,7 +8,7 @@ use tidemill_core::shown::line;
 use tidemill_label::apps::{Application, Applications};
 use tidemill_wire::v1;
 
-/// What `tidemill apps` shows.
+/// Output of `tidemill apps`.
 #[derive(Debug)]
 pub(crate) struct AppsView(pub(crate) Applications);
 
@@ -91,7 +91,7 @@ impl View for AppsView {
     }
 }
 
-/// `None`: no kernel ran for it.
+/// Returns the energy of an application; `None`: no kernel ran for it.
 fn drew(app: &Application) -> Option<v1::Reckoned> {
     let count = |count: u64| u32::try_from(count).unwrap_or(u32::MAX);
     let reckoned = v1::Reckoned {

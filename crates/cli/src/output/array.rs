@@ -1,4 +1,4 @@
-//! The array as a whole: its elements, its server, its running jobs.
+//! State of the whole array: its elements, its server, its running jobs.
 
 use super::health::{HealthView, conditions_json, conditions_text};
 use super::{View, energy, table, write_table};
@@ -9,12 +9,12 @@ use tidemill_core::score::{energy_class, speed_class};
 use tidemill_wire::convert::state_name;
 use tidemill_wire::v1;
 
-/// What `tidemill status` shows.
+/// Output of `tidemill status`.
 #[derive(Debug)]
 pub(crate) struct ArrayView {
-    /// Where the server was reached.
+    /// Address at which the server was reached.
     pub(crate) endpoint: String,
-    /// What it said.
+    /// Reply of the server.
     pub(crate) status: v1::StatusReply,
     /// Jobs that have not ended.
     pub(crate) running: Vec<v1::Job>,
@@ -218,7 +218,7 @@ impl ArrayView {
                 continue;
             };
             let id = element.element;
-            // That of an element which does not wake is a state, and shown with these.
+            // The trouble of an element that does not wake is a state, and is shown with the states.
             if element.up && !sleep.trouble.is_empty() {
                 writeln!(out, "\nelement {id}: {}", sleep.trouble)?;
             }
@@ -311,7 +311,7 @@ fn state_of(element: &v1::Element) -> String {
     }
 }
 
-/// What it has drawn, and by what that is known; null if it is not.
+/// Returns the energy of an element and the method that determined it; null if it is not known.
 fn energy_json(element: &v1::Element) -> Value {
     let Some(drawn) = &element.drawn else {
         return Value::Null;
@@ -336,7 +336,7 @@ fn sleep_json(element: &v1::Element) -> Value {
     })
 }
 
-/// Named resources, as flags say them.
+/// Returns the named resources in the form of flags.
 fn resources(element: &v1::Element) -> String {
     let named = element.resources.iter();
     let named: Vec<String> = named
@@ -354,7 +354,7 @@ fn mount_json(mount: &v1::Mount) -> Value {
     })
 }
 
-/// How the array is, in a word, as `tidemill health` has it.
+/// Returns the health of the array in one word, like `tidemill health`.
 fn health_word(status: &v1::StatusReply) -> &'static str {
     let copies = status.copies.clone().unwrap_or_default();
     let view = HealthView {
@@ -394,7 +394,7 @@ fn unsealed_json(unsealed: &v1::Unsealed) -> Value {
     })
 }
 
-/// What an element is for, and where what it keeps lies.
+/// Returns the role of an element, and the location of its files.
 fn role_of(element: &v1::Element) -> String {
     let outside = element.outside.as_ref().map(|_| "outside".to_owned());
     let more = [&element.tier, &element.medium];
@@ -478,13 +478,13 @@ fn tier(element: &v1::Element) -> &str {
     }
 }
 
-/// What its meter says, if it has one.
+/// Returns the measured power, if the element has a meter.
 fn measured(element: &v1::Element) -> Value {
     let has_meter = !element.measured_by.is_empty();
     has_meter.then_some(element.measured_milli).into()
 }
 
-/// The name of a state that came over the network.
+/// Returns the name of a state from the network.
 pub(crate) fn state(number: i32) -> &'static str {
     state_name(v1::State::try_from(number).unwrap_or(v1::State::Unspecified))
 }

@@ -9,7 +9,7 @@ use tidemill_core::shown::line;
 use tidemill_element::outside::packs::recovery::Recovered;
 use tidemill_wire::v1;
 
-/// What `tidemill bridge list` shows.
+/// Output of `tidemill bridge list`.
 #[derive(Debug)]
 pub(crate) struct BridgesView(pub(crate) Vec<v1::Bridge>);
 
@@ -68,7 +68,7 @@ fn bound(bridge: &v1::Bridge, shown: impl Fn(&v1::Binding) -> String) -> String 
     bridge.binding.as_ref().map_or("-".to_owned(), shown)
 }
 
-/// What `tidemill element recover` has found.
+/// Output of `tidemill element recover`.
 #[derive(Debug)]
 pub(crate) struct RecoveredView(pub(crate) Vec<Recovered>);
 
@@ -101,7 +101,7 @@ impl View for RecoveredView {
     }
 }
 
-/// One bridge.
+/// Returns a bridge as JSON.
 pub(crate) fn bridge_json(bridge: &v1::Bridge) -> Value {
     let binding = bridge.binding.as_ref().map(|binding| {
         json!({

@@ -1,4 +1,4 @@
-//! What a check of the array has found.
+//! Results of a check of the array.
 
 use super::View;
 use crate::format;
@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use tidemill_core::shown::{escaped, line};
 use tidemill_wire::v1;
 
-/// One thing that is wrong.
+/// One fault.
 #[derive(Debug)]
 pub(crate) struct FindingView(pub(crate) v1::Finding);
 
@@ -40,7 +40,7 @@ impl View for FindingView {
     }
 }
 
-/// How much was looked at.
+/// Number of checked objects.
 #[derive(Debug)]
 pub(crate) struct CheckedView {
     pub(crate) checked: v1::Checked,

@@ -1,13 +1,13 @@
-//! What runs of kernels drew above idle, for people and programs.
+//! Energy of kernels above idle, for people and programs.
 
 use crate::format;
 use serde_json::{Value, json};
 use tidemill_wire::v1;
 
-/// By what it is known.
+/// Method that determined the energy.
 pub(crate) const RECKONED: &str = "reckoned by processor time and configured power";
 
-/// `1.250 J above idle; 2 runs not known`; `None` where nothing ran of which it could be told.
+/// Returns the energy in short form, such as `1.250 J above idle; 2 runs not known`; `None` if no run has a known energy.
 pub(crate) fn short(energy: Option<&v1::Reckoned>) -> Option<String> {
     let energy = energy.filter(|energy| energy.runs > 0)?;
     let known = format!("{:.3} J above idle", joules(energy.microjoules));
@@ -17,7 +17,7 @@ pub(crate) fn short(energy: Option<&v1::Reckoned>) -> Option<String> {
     })
 }
 
-/// The same, and by what it is known, or why it is not.
+/// Returns the energy and the method that determined it, or the reason why it is not known.
 pub(crate) fn text(energy: Option<&v1::Reckoned>) -> Option<String> {
     let ran = energy.filter(|energy| energy.runs + energy.unknown > 0)?;
     Some(match short(Some(ran)) {
@@ -26,7 +26,7 @@ pub(crate) fn text(energy: Option<&v1::Reckoned>) -> Option<String> {
     })
 }
 
-/// Null where nothing ran.
+/// Returns the energy as JSON; null if no kernel ran.
 pub(crate) fn value(energy: Option<&v1::Reckoned>) -> Value {
     let Some(energy) = energy else {
         return Value::Null;
@@ -39,7 +39,7 @@ pub(crate) fn value(energy: Option<&v1::Reckoned>) -> Value {
     })
 }
 
-/// In joules, to the thousandth.
+/// Converts microjoules to joules, rounded to thousandths.
 #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
 pub(crate) fn joules(micro: u64) -> f64 {
     (micro as f64 / 1e6 * 1000.0).round() / 1000.0

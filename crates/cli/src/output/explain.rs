@@ -1,4 +1,4 @@
-//! Why tasks ran where they did.
+//! Reasons for the placement of tasks.
 
 use super::{View, energy, table, write_table};
 use crate::format;
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use std::io::{self, Write};
 use tidemill_wire::v1;
 
-/// The dispatcher's decisions.
+/// Decisions of the dispatcher.
 #[derive(Debug)]
 pub(crate) struct ExplainView(pub(crate) Vec<v1::Decision>);
 
@@ -97,7 +97,7 @@ fn write_costs(out: &mut dyn Write, decision: &v1::Decision) -> io::Result<()> {
     }
 }
 
-/// Which bytes of its inputs a task reads, of those that it does not read all of.
+/// Writes the selected bytes of the inputs that a task reads only partly.
 fn write_selections(out: &mut dyn Write, decision: &v1::Decision) -> io::Result<()> {
     let some = decision.inputs.iter().zip(&decision.selections);
     for (input, selection) in some.filter(|(_, selection)| !selection.is_empty()) {
@@ -106,7 +106,7 @@ fn write_selections(out: &mut dyn Write, decision: &v1::Decision) -> io::Result<
     Ok(())
 }
 
-/// Where what it handed to other tasks of the job was, if that was to be in memory.
+/// Writes the location of outputs for other tasks of the job, if they were requested in memory.
 fn write_handed_on(out: &mut dyn Write, decision: &v1::Decision) -> io::Result<()> {
     let outputs = format::count(decision.handed_on, "output");
     match (decision.handed_on, decision.in_memory_bytes) {
@@ -123,7 +123,7 @@ fn write_handed_on(out: &mut dyn Write, decision: &v1::Decision) -> io::Result<(
     }
 }
 
-/// What it read while that was made, if it may.
+/// Writes the number of streaming inputs that the task read while they were written, if it may read any.
 fn write_fed(out: &mut dyn Write, decision: &v1::Decision) -> io::Result<()> {
     let fed = format::count(u64::from(decision.fed), "input");
     match (decision.pipelined, decision.fed) {

@@ -8,16 +8,16 @@ use std::io::{self, Write};
 use tidemill_core::shown::{escaped, line};
 use tidemill_wire::v1;
 
-/// What `tidemill ls` shows of one folder.
+/// Output of `tidemill ls` for one folder.
 #[derive(Debug)]
 pub(crate) struct FolderView {
     /// Path of the folder, or of the file if only one was named.
     pub(crate) path: Path,
-    /// What is in it.
+    /// Entries of the folder.
     pub(crate) entries: Vec<v1::Entry>,
-    /// Everything about each.
+    /// Whether all details of each entry are shown.
     pub(crate) long: bool,
-    /// Its path above.
+    /// Whether the path is shown above.
     pub(crate) titled: bool,
 }
 
@@ -58,12 +58,12 @@ impl View for FolderView {
     }
 }
 
-/// The entry's name as text; bytes that are no UTF-8 are replaced.
+/// Returns the entry's name as text; invalid UTF-8 is replaced.
 pub(crate) fn name(entry: &v1::Entry) -> String {
     String::from_utf8_lossy(&entry.name).into_owned()
 }
 
-/// Kind of an entry.
+/// Returns the kind of an entry.
 pub(crate) fn kind(entry: &v1::Entry) -> v1::Kind {
     entry
         .attr

@@ -1,4 +1,4 @@
-//! Files that were found.
+//! Results of `tidemill find`.
 
 use super::View;
 use serde_json::{Value, json};
@@ -8,10 +8,10 @@ use std::path::Path;
 use tidemill_core::shown::{escaped, line};
 use tidemill_wire::v1;
 
-/// A file that was found.
+/// File that was found.
 #[derive(Debug)]
 pub(crate) struct FoundView<'a> {
-    /// Where the array is mounted, if its path is to be told as there.
+    /// Mount point of the array, if the path is shown below it.
     pub(crate) mount: Option<&'a Path>,
     pub(crate) file: v1::Found,
 }

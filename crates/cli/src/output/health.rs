@@ -1,4 +1,4 @@
-//! Whether files can be had.
+//! Availability of files.
 
 use super::View;
 use crate::format;
@@ -7,18 +7,18 @@ use std::io::{self, Write};
 use tidemill_core::shown::{escaped, line};
 use tidemill_wire::{condition, v1};
 
-/// What `tidemill health` shows.
+/// Output of `tidemill health`.
 #[derive(Debug)]
 pub(crate) struct HealthView {
     pub(crate) health: v1::HealthReply,
-    /// The array's.
+    /// Elements of the array.
     pub(crate) elements: Vec<v1::Element>,
-    /// The states that an administrator must act on, the worst first.
+    /// States that an administrator must act on, the worst first.
     pub(crate) conditions: Vec<v1::Condition>,
 }
 
 impl HealthView {
-    /// 0: all is well; 3: something is missing; 4: files can't be had.
+    /// Returns the exit code: 0 if there is no fault, 3 if elements or replicas are missing, 4 if files are not available.
     pub(crate) fn exit(&self) -> u8 {
         match self.word() {
             "well" => 0,
@@ -27,7 +27,7 @@ impl HealthView {
         }
     }
 
-    /// How the array is, in a word for programs.
+    /// Returns the health of the array in one word for programs.
     pub(super) fn word(&self) -> &'static str {
         let health = &self.health;
         let worst = self.conditions.iter().map(|one| one.exit).max();
@@ -46,19 +46,19 @@ impl HealthView {
         }
     }
 
-    /// Elements that say what is wrong with them.
+    /// Returns the elements that report a fault.
     fn troubled(&self) -> impl Iterator<Item = &v1::Element> {
         let elements = self.elements.iter();
         elements.filter(|one| one.up && !one.trouble.is_empty())
     }
 
-    /// Whether copies are missing of which none can be made.
+    /// Returns whether replicas are missing and none of them can be made.
     fn has_no_room(&self) -> bool {
         let health = &self.health;
         health.short > 0 && health.resting >= health.short && health.mending == 0
     }
 
-    /// Time that making the missing copies will take, in nanoseconds; `None` if that can't be told.
+    /// Returns the time until the missing replicas are made, in nanoseconds; `None` if it is not known.
     fn left_ns(&self) -> Option<u64> {
         let health = &self.health;
         if self.has_no_room() {
@@ -200,13 +200,13 @@ impl View for HealthView {
     }
 }
 
-/// Whether a state ends by itself when copies have been made.
+/// Returns whether a state ends by itself when replicas have been made.
 fn is_mending(one: &v1::Condition) -> bool {
     let kinds = [condition::COPIES_MISSING, condition::FILES_DAMAGED];
     kinds.iter().any(|kind| kind.name == one.name)
 }
 
-/// One line for each state: its name, where it is, its cause and its remedy.
+/// Writes one line for each state: its name, element, cause and remedy.
 pub(super) fn conditions_text(conditions: &[v1::Condition], out: &mut dyn Write) -> io::Result<()> {
     for one in conditions {
         let element = one.element.map(|element| format!("element {element}: "));
@@ -220,7 +220,7 @@ pub(super) fn conditions_text(conditions: &[v1::Condition], out: &mut dyn Write)
     Ok(())
 }
 
-/// The same for programs.
+/// Returns the states for programs.
 pub(super) fn conditions_json(conditions: &[v1::Condition]) -> Vec<Value> {
     let state = |one: &v1::Condition| {
         json!({
@@ -238,7 +238,7 @@ fn troubled_json(one: &v1::Element) -> Value {
     json!({ "element": one.element, "trouble": one.trouble })
 }
 
-/// One file that is not well.
+/// Writes one file with a fault.
 pub(super) fn ailing_text(one: &v1::Ailing, out: &mut dyn Write) -> io::Result<()> {
     let elements: Vec<String> = one.elements.iter().map(ToString::to_string).collect();
     writeln!(

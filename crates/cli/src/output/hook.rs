@@ -1,4 +1,4 @@
-//! Hooks: what they do, and how their maps and rounds went.
+//! Hooks: their settings, and the results of their maps and rounds.
 
 use super::rule::{counts, rule_json};
 use super::{View, table, write_table};
@@ -9,7 +9,7 @@ use tidemill_client::users;
 use tidemill_core::shown::line;
 use tidemill_wire::v1;
 
-/// What `tidemill hook list` shows.
+/// Output of `tidemill hook list`.
 #[derive(Debug)]
 pub(crate) struct HooksView(pub(crate) Vec<v1::Rule>);
 
@@ -42,7 +42,7 @@ impl View for HooksView {
     }
 }
 
-/// What `tidemill hook show` shows.
+/// Output of `tidemill hook show`.
 #[derive(Debug)]
 pub(crate) struct HookView(pub(crate) v1::Rule);
 
@@ -104,7 +104,7 @@ impl View for HookView {
     }
 }
 
-/// A hook as JSON: the rule that it is, and what it says more.
+/// Returns a hook as JSON: the fields of a rule, and those of a hook.
 pub(crate) fn hook_json(rule: &v1::Rule) -> Value {
     let mut shown = rule_json(rule);
     let hook = rule.hook.clone().unwrap_or_default();

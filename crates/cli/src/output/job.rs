@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use std::io::{self, Write};
 use tidemill_wire::v1;
 
-/// A list of jobs.
+/// List of jobs.
 #[derive(Debug)]
 pub(crate) struct JobsView(pub(crate) Vec<v1::Job>);
 
@@ -106,12 +106,12 @@ impl View for JobView {
     }
 }
 
-/// One change of a job that is watched.
+/// One change of a watched job.
 #[derive(Debug)]
 pub(crate) struct ChangeView<'a> {
     /// The job.
     pub(crate) job: &'a v1::Job,
-    /// Tasks whose state is new.
+    /// Tasks with a new state.
     pub(crate) changed: &'a [v1::Task],
 }
 
@@ -151,7 +151,7 @@ impl View for ChangeView<'_> {
     }
 }
 
-/// What tasks wrote, standard output (`>`) before standard error (`|`), and why they failed.
+/// Output of tasks, standard output (`>`) before standard error (`|`), and the reasons of failures.
 #[derive(Debug)]
 pub(crate) struct LogsView(pub(crate) Vec<v1::Task>);
 
@@ -193,7 +193,7 @@ impl View for LogsView {
     }
 }
 
-/// `job 3 montage: running, 12 of 36 tasks done`.
+/// Returns a summary, such as `job 3 montage: running, 12 of 36 tasks done`.
 pub(crate) fn headline(job: &v1::Job) -> String {
     let count = |name: &str| job.tasks_by_state.get(name).copied().unwrap_or(0);
     let mut text = format!(
@@ -215,8 +215,8 @@ pub(crate) fn headline(job: &v1::Job) -> String {
     }
 }
 
-/// `waits for /w/a and 2 more files`, if it waits for inputs that are not there yet; else why tasks of it wait that
-/// have all inputs, if that is more than a place in a queue.
+/// Returns `waits for /w/a and 2 more files`, if the job waits for inputs that do not exist yet. Otherwise returns the reason why tasks
+/// with all inputs wait, if the reason is more than a place in a queue.
 pub(crate) fn waits(job: &v1::Job) -> Option<String> {
     if let Some(first) = job.awaited.first() {
         let more = job.awaited_total.saturating_sub(1);
@@ -230,7 +230,7 @@ pub(crate) fn waits(job: &v1::Job) -> Option<String> {
     Some(format!("{tasks} held up: {why}"))
 }
 
-/// The policy's name; jobs that name none take the array's.
+/// Returns the policy's name; jobs without a policy have the array's policy.
 fn policy(job: &v1::Job) -> &str {
     if job.policy.is_empty() {
         "default"
@@ -239,12 +239,12 @@ fn policy(job: &v1::Job) -> &str {
     }
 }
 
-/// Tasks that ended well.
+/// Returns the number of tasks that succeeded.
 fn done_tasks(job: &v1::Job) -> u32 {
     job.tasks_by_state.get("done").copied().unwrap_or(0)
 }
 
-/// Tasks at their end, good or bad.
+/// Returns the number of tasks that have ended, with success or without.
 pub(crate) fn ended_tasks(job: &v1::Job) -> u32 {
     let ended = ["done", "failed", "cancelled"];
     ended
@@ -253,13 +253,13 @@ pub(crate) fn ended_tasks(job: &v1::Job) -> u32 {
         .sum()
 }
 
-/// Whether a job has come to its end.
+/// Returns whether a job has ended.
 pub(crate) fn has_ended(job: &v1::Job) -> bool {
     use v1::State;
     matches!(job.state(), State::Done | State::Failed | State::Cancelled)
 }
 
-/// The element a task was sent to, as text.
+/// Returns the element that a task was sent to, as text.
 fn element(task: &v1::Task) -> String {
     if has_element(task) {
         task.element.to_string()
@@ -268,7 +268,7 @@ fn element(task: &v1::Task) -> String {
     }
 }
 
-/// Whether it was sent anywhere. A task that was cancelled before has no try.
+/// Returns whether a task was sent to an element. A task that was cancelled before has no try.
 fn has_element(task: &v1::Task) -> bool {
     use v1::State;
     match task.state() {
@@ -300,7 +300,7 @@ fn note(task: &v1::Task) -> String {
     }
 }
 
-/// Time between two points; until now if the second is not known, `-` if the first is not.
+/// Returns the time between two points; until now if the second is not known, `-` if the first is not.
 fn lasted(from: i64, to: i64) -> String {
     if from == 0 {
         return "-".into();
@@ -315,7 +315,7 @@ fn lasted(from: i64, to: i64) -> String {
     format::span(u64::try_from(to - from).unwrap_or(0))
 }
 
-/// A job as JSON, with the tasks it has.
+/// Returns a job as JSON, with its tasks.
 pub(crate) fn job_json(job: &v1::Job) -> Value {
     json!({
         "job": job.job,

@@ -1,4 +1,4 @@
-//! Where the bytes of a file are.
+//! Locations of the bytes of a file.
 
 use super::{View, table, write_table};
 use crate::files::Path;
@@ -9,14 +9,14 @@ use std::io::{self, Write};
 use tidemill_core::shown::line;
 use tidemill_wire::v1;
 
-/// What `tidemill layout` shows of one file.
+/// Output of `tidemill layout` for one file.
 #[derive(Debug)]
 pub(crate) struct LayoutView {
-    /// Its path.
+    /// Path.
     pub(crate) path: Path,
-    /// As the server says it.
+    /// Layout in the server's form.
     pub(crate) layout: Value,
-    /// The array's.
+    /// Elements of the array.
     pub(crate) elements: Vec<v1::Element>,
 }
 
@@ -88,7 +88,7 @@ impl LayoutView {
         Some(&found.host)
     }
 
-    /// What is not as it should be.
+    /// Returns a note about a fault of a part.
     fn note(&self, part: &Value, wanted: u64) -> Option<String> {
         let copies = part["copies"].as_array()?;
         let current: Vec<u64> = copies

@@ -1,4 +1,4 @@
-//! Lineage as the server answers it, as JSON.
+//! Lineage reply of the server, as JSON.
 
 use serde_json::{Map, Value, json};
 use tidemill_core::id::{ObjectId, TaskId};
@@ -6,7 +6,7 @@ use tidemill_core::lineage::difference::Difference;
 use tidemill_core::lineage::{Graph, Vertex};
 use tidemill_wire::v1;
 
-/// The answer as JSON, as far as it is in the graph, and the ids of what was found in it.
+/// Returns the reply as JSON, limited to the graph, and the ids of the found vertices.
 pub(crate) fn json(reply: &v1::LineageReply, graph: &Graph, found: Option<&[Vertex]>) -> Value {
     let versions = reply.versions.iter();
     let versions = versions.filter(|version| graph.version(ObjectId(version.object)).is_some());
@@ -35,7 +35,7 @@ pub(crate) fn json(reply: &v1::LineageReply, graph: &Graph, found: Option<&[Vert
     document
 }
 
-/// Differences as JSON.
+/// Returns differences as JSON.
 pub(crate) fn difference(differences: &[Difference]) -> Value {
     let one = |one: &Difference| json!({ "run": one.run, "what": one.what, "first": one.first, "second": one.second });
     json!({ "differences": differences.iter().map(one).collect::<Vec<_>>() })
@@ -71,7 +71,7 @@ fn annotations(version: &v1::Version) -> Map<String, Value> {
     version.annotations.iter().map(one).collect()
 }
 
-/// What a task asked to find around it.
+/// Returns the environment that a task requested.
 pub(super) fn surroundings(given: Option<&v1::Surroundings>) -> Option<Value> {
     given.map(
         |one| json!({ "environment": one.environment, "path": one.path, "folders": one.folders }),

@@ -1,5 +1,5 @@
-//! How results are printed: one trait, a text and a JSON form behind it. What a command shows is a [`View`],
-//! which knows both of its forms and nothing of where they go.
+//! Printing of results: one trait with a text and a JSON form. The output of a command is a [`View`], which has both forms and does not
+//! know its destination.
 
 pub(crate) mod apps;
 pub(crate) mod array;
@@ -34,15 +34,15 @@ use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use tidemill_core::shown;
 
-/// Something a command shows.
+/// Output of a command.
 pub(crate) trait View {
-    /// For people.
+    /// Writes the text for people.
     fn text(&self, out: &mut dyn Write) -> io::Result<()>;
-    /// For programs: sizes in bytes, times in nanoseconds.
+    /// Returns the value for programs: sizes in bytes, times in nanoseconds.
     fn json(&self) -> Value;
 }
 
-/// Where views go.
+/// Destination of views.
 pub(crate) trait Output: std::fmt::Debug + Send + Sync {
     /// Prints one view.
     ///
@@ -50,7 +50,7 @@ pub(crate) trait Output: std::fmt::Debug + Send + Sync {
     /// If standard output can't be written.
     fn show(&self, view: &dyn View) -> io::Result<()>;
 
-    /// Prints one step of something that goes on: JSON takes one line for it.
+    /// Prints one step of a continuous output: one line in JSON.
     ///
     /// # Errors
     /// If standard output can't be written.
@@ -59,12 +59,12 @@ pub(crate) trait Output: std::fmt::Debug + Send + Sync {
     }
 }
 
-/// Chooses by the flag `--json`.
+/// Chooses the destination by the flag `--json`.
 pub(crate) fn choose(json: bool) -> Box<dyn Output> {
     if json { Box::new(Json) } else { Box::new(Text) }
 }
 
-/// For people. Names and messages may be anybody's: what a terminal would obey is not passed on to it.
+/// Destination for people. Names and messages may come from untrusted users: control sequences for the terminal are not printed.
 #[derive(Debug)]
 struct Text;
 
@@ -78,7 +78,7 @@ impl Output for Text {
     }
 }
 
-/// For programs.
+/// Destination for programs.
 #[derive(Debug)]
 struct Json;
 
@@ -96,7 +96,7 @@ impl Output for Json {
     }
 }
 
-/// JSON in which the control characters are escaped that JSON itself lets pass (from U+007F on); it says the same.
+/// Escapes the control characters that JSON itself allows (from U+007F on); the value stays the same.
 fn harmless(json: &str) -> String {
     let mut text = String::with_capacity(json.len());
     for c in json.chars() {
@@ -109,12 +109,12 @@ fn harmless(json: &str) -> String {
     text
 }
 
-/// A path or name of this machine as JSON has it: [`shown::escaped`].
+/// Returns a path or name of this machine in its JSON form: [`shown::escaped`].
 pub(crate) fn exact(path: impl AsRef<OsStr>) -> String {
     shown::escaped(path.as_ref().as_bytes())
 }
 
-/// A sentence that says what was done, and the same as data.
+/// A sentence that reports an action, and the same as data.
 #[derive(Debug)]
 pub(crate) struct Said {
     text: String,
@@ -122,7 +122,7 @@ pub(crate) struct Said {
 }
 
 impl Said {
-    /// Both forms at once.
+    /// Makes both forms.
     pub(crate) fn new(text: impl Into<String>, json: Value) -> Self {
         Self {
             text: text.into(),
@@ -144,7 +144,7 @@ impl View for Said {
     }
 }
 
-/// A table without borders; the columns in `right` are aligned to the right.
+/// Returns a table without borders; the columns in `right` are aligned to the right.
 pub(crate) fn table(header: &[&str], right: &[usize]) -> Table {
     let mut table = Table::new();
     table
@@ -160,7 +160,7 @@ pub(crate) fn table(header: &[&str], right: &[usize]) -> Table {
     table
 }
 
-/// Writes a table without the blanks that its last column leaves.
+/// Writes a table without the trailing blanks of its last column.
 pub(crate) fn write_table(out: &mut dyn Write, table: &Table) -> io::Result<()> {
     for line in table.lines() {
         writeln!(out, "{}", line.trim_end())?;

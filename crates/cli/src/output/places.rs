@@ -1,4 +1,4 @@
-//! Where files lie: elements that are emptied, files that move, and the labels that do it.
+//! Places of files: elements that are drained, files that move, and the labels that move them.
 
 use super::{View, table, write_table};
 use crate::files::Path;
@@ -15,15 +15,15 @@ fn now_ns() -> i64 {
     i64::try_from(nanos).unwrap_or(i64::MAX)
 }
 
-/// How far an element is emptied.
+/// Progress of an element's drain.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DrainView(pub(crate) v1::Drain);
 
 impl DrainView {
-    /// Whether nothing is left there.
+    /// Returns whether no file is left on the element.
     pub(crate) fn is_empty(&self) -> bool {
         let drain = &self.0;
-        // One that is away removes nothing and ends nothing, and is not asked to before it is taken out.
+        // An offline element removes no file and completes no label, and does not need to before it is removed.
         let there = match drain.away {
             true => 0,
             false => drain.removals + drain.labels,
@@ -32,7 +32,7 @@ impl DrainView {
         !drain.listing && left == 0
     }
 
-    /// How long it will still take at the rate so far, in nanoseconds, if that is known.
+    /// Returns the remaining time at the rate so far, in nanoseconds, if it is known.
     fn left_ns(&self) -> Option<u64> {
         let drain = &self.0;
         let taken = u128::from(now_ns().saturating_sub(drain.began).unsigned_abs());
@@ -127,11 +127,11 @@ impl View for DrainView {
     }
 }
 
-/// What will move because somebody asked for it.
+/// Files that will move on request.
 #[derive(Debug)]
 pub(crate) struct MovedView {
     pub(crate) path: Path,
-    /// Where it goes; none if that was given up.
+    /// Target elements; empty if the move was cancelled.
     pub(crate) elements: Vec<u32>,
     pub(crate) moved: v1::MoveReply,
 }
@@ -178,7 +178,7 @@ impl View for MovedView {
     }
 }
 
-/// What goes from which element to which.
+/// Files that move between elements.
 #[derive(Debug)]
 pub(crate) struct RebalanceView(pub(crate) v1::RebalanceReply);
 
@@ -232,7 +232,7 @@ impl View for RebalanceView {
     }
 }
 
-/// How far what lies in the burst tier of files has drained, or what is stored of them has been copied there.
+/// Progress of copying files from the burst tier to stores, or from stores to the burst tier.
 #[derive(Debug)]
 pub(crate) struct StagedView {
     pub(crate) path: Path,

@@ -1,4 +1,4 @@
-//! What a simulation tells.
+//! Results of a simulation.
 
 use super::{View, table, write_table};
 use crate::format;
@@ -6,11 +6,11 @@ use serde_json::Value;
 use std::io::{self, Write};
 use tidemill_plan::sim::Report;
 
-/// A simulated job.
+/// Simulated job.
 #[derive(Debug)]
 pub(crate) struct ReportView {
     pub(crate) report: Report,
-    /// Whether people want to see every task.
+    /// Whether the text shows every task.
     pub(crate) tasks: bool,
 }
 
@@ -49,7 +49,7 @@ impl View for ReportView {
     }
 }
 
-/// The numbers of cores, ranges of them in short.
+/// Returns the numbers of cores, with ranges in short form.
 fn numbers(cores: &[u32]) -> String {
     match cores {
         [] => "-".to_owned(),

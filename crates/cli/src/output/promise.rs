@@ -8,7 +8,7 @@ use tidemill_client::users;
 use tidemill_core::shown::{escaped, line};
 use tidemill_wire::v1;
 
-/// What `tidemill stage list` shows.
+/// Output of `tidemill stage list`.
 #[derive(Debug)]
 pub(crate) struct PromisesView(pub(crate) Vec<v1::Promise>);
 
@@ -45,7 +45,7 @@ impl View for PromisesView {
     }
 }
 
-/// A promise, for programs.
+/// Returns a promise as JSON.
 pub(crate) fn promise_json(promise: &v1::Promise) -> Value {
     json!({
         "promise": promise.id,

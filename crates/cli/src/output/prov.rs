@@ -1,19 +1,19 @@
-//! Lineage as PROV-JSON (W3C Member Submission, 24 April 2013): versions are entities, runs activities, users agents and
-//! the code of kernels plans. Names are in the namespace `urn:tidemill:` and carry the array, whose ids they are of, so that
-//! documents of several arrays can be put together.
+//! Lineage as PROV-JSON (W3C Member Submission, 24 April 2013): versions are entities, runs activities, users agents and the code of
+//! kernels plans. Names are in the namespace `urn:tidemill:` and contain the array of their ids, so that documents of several arrays can
+//! be combined.
 //!
-//! A task that was not run, since a result was there, is an activity that was informed by the one that made that: only
-//! that one has times and a place. Every name that is used is described.
+//! A task that did not run, because a result existed, is an activity that was informed by the activity that made the result: only that
+//! one has times and a place. Every name in the document is described.
 
 use serde_json::{Map, Value, json};
 use tidemill_core::id::{ObjectId, TaskId};
 use tidemill_core::label::Owner;
 use tidemill_core::lineage::{Graph, Record, Version, Writer, iso_time};
 
-/// Derivations that are told of one run; who wants more has `used` and `wasGeneratedBy`.
+/// Maximum number of derivations of one run; `used` and `wasGeneratedBy` contain all relations.
 const DERIVATIONS_MAX: usize = 10_000;
 
-/// The whole graph of an array as a PROV-JSON document. Sections without a member are left out.
+/// Returns the whole graph of an array as a PROV-JSON document. Empty sections are left out.
 pub(crate) fn document(graph: &Graph, array: u64) -> Value {
     let mut document = Document {
         sections: Map::new(),
@@ -27,13 +27,13 @@ pub(crate) fn document(graph: &Graph, array: u64) -> Value {
         document.run(graph, record);
     }
     if let Some(cut) = &graph.cut {
-        // Stands for all that was left out.
+        // This entity stands for everything that was left out.
         document.add("entity", "tidemill:left-out", json!({ "prov:label": cut }));
     }
     Value::Object(document.sections)
 }
 
-/// Who a version is attributed to, if that may be shown.
+/// Returns the user to whom a version is attributed, if it may be shown.
 fn author(graph: &Graph, version: &Version) -> Option<Owner> {
     match version.writer {
         _ if version.hidden => None,
@@ -45,10 +45,10 @@ fn author(graph: &Graph, version: &Version) -> Option<Owner> {
     }
 }
 
-/// The sections of a document: identifier to attributes in each.
+/// Sections of a document: identifier to attributes in each.
 struct Document {
     sections: Map<String, Value>,
-    /// What the ids of the array begin with.
+    /// Prefix of the array's ids.
     array: String,
 }
 
@@ -61,7 +61,7 @@ impl Document {
         self.section(section)[id] = attributes;
     }
 
-    /// Describes what is named, if nothing says more of it.
+    /// Describes a name, if there is no other description.
     fn mention(&mut self, section: &str, id: &str, label: &str) {
         let there = self.section(section).get(id).is_some();
         if !there {
@@ -69,7 +69,7 @@ impl Document {
         }
     }
 
-    /// A relation needs no name of its own, but an identifier.
+    /// Adds a relation. It needs an identifier, but no name of its own.
     fn relate(&mut self, kind: &str, attributes: Value) {
         let count = self.section(kind).as_object().map_or(0, Map::len);
         self.add(kind, &format!("_:{kind}{:08}", count + 1), attributes);
@@ -83,7 +83,7 @@ impl Document {
         format!("{}/task-{task}", self.array)
     }
 
-    /// The entity of an object, of which perhaps nothing is known.
+    /// Returns the entity of an object, which may have no other description.
     fn named(&mut self, object: ObjectId) -> String {
         let id = self.object(object);
         self.mention("entity", &id, &format!("object {object}"));
@@ -102,7 +102,7 @@ impl Document {
         id
     }
 
-    /// The code of a kernel.
+    /// Returns the plan for the code of a kernel.
     fn plan(&mut self, record: &Record) -> Option<String> {
         if record.kernel_hash.is_empty() {
             return None;
@@ -182,7 +182,7 @@ impl Document {
         }
     }
 
-    /// What really ran, of whom and by which code.
+    /// Adds a run, its user and its code.
     fn activity(&mut self, id: &str, record: &Record) {
         self.add("activity", id, self::activity(record));
         if record.hidden {
@@ -212,7 +212,7 @@ fn entity(version: &Version) -> Value {
     if let Some(hash) = &version.hash {
         attributes["tidemill:blake3"] = json!(hash);
     }
-    // Attribute names are qualified, with characters that users' names may not have, so that these are values.
+    // Attribute names are qualified, with characters that users' names may not contain, so these are values.
     let pairs = version.annotations.iter();
     let pairs: Vec<String> = pairs
         .map(|(name, value)| format!("{name}={value}"))
@@ -250,7 +250,7 @@ fn activity(record: &Record) -> Value {
         "tidemill:writtenBytes": typed(record.written_bytes, "xsd:unsignedLong"),
         "tidemill:exit": typed(record.exit, "xsd:int"),
     });
-    // An array is a set of values in PROV-JSON, so that the order of arguments needs one string.
+    // An array is a set of values in PROV-JSON, so the order of arguments needs a single string.
     if !record.args.is_empty() {
         attributes["tidemill:args"] = json!(json!(record.args).to_string());
     }
@@ -260,7 +260,7 @@ fn activity(record: &Record) -> Value {
     attributes
 }
 
-/// A literal with its type, as text: 64-bit numbers do not survive readers that know only doubles.
+/// Returns a literal with its type, as text: readers that know only doubles would change 64-bit numbers.
 fn typed(value: impl ToString, kind: &str) -> Value {
     json!({ "$": value.to_string(), "type": kind })
 }
@@ -273,7 +273,7 @@ mod tests {
 
     const ARRAY: u64 = 0xabc;
 
-    /// A file of a client, and what a task made of it.
+    /// Returns a graph with a client's file and the output that a task made from it.
     fn graph(hidden: bool) -> Graph {
         let (uid, gid) = (1000, 100);
         let mut graph = Graph::default();
@@ -339,7 +339,7 @@ mod tests {
         assert_eq!(size["$"], "18446744073709551615");
     }
 
-    /// All names that relations use, each with the section that must describe it.
+    /// Returns all names that relations use, each with the section that must describe it.
     fn used(document: &Value) -> Vec<(&'static str, String)> {
         const SECTIONS: [(&str, &str); 11] = [
             ("prov:entity", "entity"),
@@ -371,7 +371,7 @@ mod tests {
     fn prov_describes_every_reference_and_lists_derivations() {
         let mut graph = graph(false);
         let mut again = graph.record(TaskId(13)).unwrap().clone();
-        // Of what it read and made nothing is known but the ids.
+        // Only the ids of its inputs and outputs are known.
         (again.task, again.reused) = (TaskId(20), Some(TaskId(5)));
         again.inputs[0].1 = ObjectId(70);
         again.outputs[0].1 = ObjectId(71);
@@ -398,7 +398,7 @@ mod tests {
         let entity = &document["entity"]["tidemill:0000000000000abc/object-2"];
         assert_eq!(entity["tidemill:blake3"], "cafe");
         assert_eq!(entity["tidemill:annotation"], json!(["center=UChicago"]));
-        // What was not run has no time; what made its result has.
+        // A task that did not run has no time; the task that made its result has.
         let activity =
             |task: &str| &document["activity"][format!("tidemill:0000000000000abc/task-{task}")];
         for (task, ran) in [("5", true), ("13", true), ("20", false), ("21", false)] {

@@ -1,4 +1,4 @@
-//! What a reduction found.
+//! Results of a reduction.
 
 use super::{View, table, write_table};
 use serde_json::Value as Json;
@@ -6,10 +6,10 @@ use std::io::{self, Write};
 use tidemill_core::shown::line;
 use tidemill_kernel::reduction::{Axis, Form, Table};
 
-/// Cells that are shown in columns; more of them as CSV.
+/// Maximum number of cells that are shown in columns; a larger result is shown as CSV.
 const ROWS_MAX: usize = 1000;
 
-/// A result.
+/// Result.
 #[derive(Debug)]
 pub(crate) struct TableView(pub(crate) Table);
 

@@ -1,4 +1,4 @@
-//! What a job cost: per kernel, and in bytes moved against the same job run on one client.
+//! Costs of a job: for each kernel, and in bytes transferred compared with the same job on one client.
 
 use super::{View, energy, table, write_table};
 use crate::format;
@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 use tidemill_wire::v1;
 
-/// Tasks of one kernel together.
+/// Sum of the tasks of one kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct KernelSum {
     tasks: u64,
@@ -16,34 +16,34 @@ pub(crate) struct KernelSum {
     read_bytes: u64,
     written_bytes: u64,
     moved_bytes: u64,
-    /// Outputs for other tasks of the job that were to be in memory, and the bytes of those that were.
+    /// Number of outputs for other tasks of the job that were requested in memory, and number of bytes that were in memory.
     handed_on: u64,
     in_memory_bytes: u64,
 }
 
-/// What `tidemill report` shows. Made from the records that elements kept of each task.
+/// Output of `tidemill report`, made from the records that elements keep of each task.
 #[derive(Debug)]
 pub(crate) struct ReportView {
     job: v1::Job,
     kernels: Vec<(String, KernelSum)>,
     total: KernelSum,
-    /// Pulled to elements of role `host`.
+    /// Number of bytes transferred to elements of role `host`.
     to_host_bytes: u64,
-    /// Of files whose size was asked for: inputs that no task made, outputs that no task reads.
+    /// Files whose size was requested: inputs that no task made, outputs that no task reads.
     inputs: FileSum,
     results: FileSum,
 }
 
-/// Files and what is known of their sizes today.
+/// Number of files, and their present sizes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct FileSum {
     files: usize,
     bytes: u64,
-    /// Files that are gone.
+    /// Number of deleted files.
     unknown: usize,
 }
 
-/// Paths at the edge of a job: (inputs that no task of it makes, outputs that no task of it reads).
+/// Returns the paths at the edge of a job: (inputs that no task of it makes, outputs that no task of it reads).
 pub(crate) fn edges(job: &v1::Job) -> (BTreeSet<String>, BTreeSet<String>) {
     let path = |name: &String| {
         if name.starts_with('/') {
@@ -66,8 +66,7 @@ pub(crate) fn edges(job: &v1::Job) -> (BTreeSet<String>, BTreeSet<String>) {
 }
 
 impl ReportView {
-    /// `sizes` has the sizes of the files that [`edges`] names, as far as they can be had; `hosts` are the
-    /// elements of role `host`.
+    /// Makes a report. `sizes` contains the known sizes of the files that [`edges`] returns; `hosts` are the elements of role `host`.
     pub(crate) fn new(job: v1::Job, sizes: &BTreeMap<String, u64>, hosts: &BTreeSet<u32>) -> Self {
         let mut kernels: Vec<(String, KernelSum)> = Vec::new();
         let (mut total, mut to_host_bytes) = (KernelSum::default(), 0);
@@ -104,17 +103,17 @@ impl ReportView {
         }
     }
 
-    /// What one client would move that keeps nothing: all inputs of every task, all outputs back.
+    /// Returns the number of bytes that a client without a cache would transfer: all inputs of every task, and all outputs back.
     fn offline(&self) -> u64 {
         self.total.read_bytes + self.total.written_bytes
     }
 
-    /// What one client would move that keeps everything it has seen: outer inputs once, all outputs back.
+    /// Returns the number of bytes that a client with an unlimited cache would transfer: outer inputs once, and all outputs back.
     fn offline_cached(&self) -> u64 {
         self.inputs.bytes + self.total.written_bytes
     }
 
-    /// What left the storage elements for anything but another storage element, plus the results.
+    /// Returns the number of bytes that were sent from storage elements to anything except other storage elements, plus the results.
     fn left(&self) -> u64 {
         self.to_host_bytes + self.results.bytes
     }
@@ -181,7 +180,7 @@ impl FileSum {
 }
 
 impl ReportView {
-    /// What tasks handed to each other that was to be in memory.
+    /// Returns a text about files between tasks that were requested in memory.
     fn handed_on(&self) -> Option<String> {
         let files = format::count(self.total.handed_on, "file");
         let some = self.total.handed_on > 0;
@@ -314,7 +313,7 @@ mod tests {
         }
     }
 
-    /// Two maps over one outer file each, a shared header, and a reduce on the host.
+    /// Returns a job of two maps over one outer file each, a shared header, and a reduce on the host.
     fn job() -> v1::Job {
         v1::Job {
             workdir: "/w".into(),

@@ -9,7 +9,7 @@ use tidemill_core::shown::line;
 use tidemill_wire::route::ChannelState;
 use tidemill_wire::v1;
 
-/// What `tidemill room list` shows.
+/// Output of `tidemill room list`.
 #[derive(Debug)]
 pub(crate) struct RoomsView(pub(crate) Vec<v1::Room>);
 
@@ -54,7 +54,7 @@ impl View for RoomsView {
     }
 }
 
-/// What `tidemill channel list` shows: channels, and how each stands if its element says so.
+/// Output of `tidemill channel list`: channels, and their states if their elements report them.
 #[derive(Debug)]
 pub(crate) struct ChannelsView(pub(crate) Vec<(v1::Channel, Option<ChannelState>)>);
 
@@ -101,7 +101,7 @@ impl View for ChannelsView {
     }
 }
 
-/// A channel as JSON.
+/// Returns a channel as JSON.
 pub(crate) fn channel_json(channel: &v1::Channel) -> Value {
     json!({
         "room": channel.room,
@@ -115,7 +115,7 @@ pub(crate) fn channel_json(channel: &v1::Channel) -> Value {
     })
 }
 
-/// A room as JSON.
+/// Returns a room as JSON.
 pub(crate) fn room_json(room: &v1::Room) -> Value {
     let member = |one: &v1::RoomMember| {
         json!({

@@ -8,7 +8,7 @@ use tidemill_client::users;
 use tidemill_core::shown::{line, lines};
 use tidemill_wire::v1;
 
-/// What `tidemill rule list` shows.
+/// Output of `tidemill rule list`.
 #[derive(Debug)]
 pub(crate) struct RulesView(pub(crate) Vec<v1::Rule>);
 
@@ -38,7 +38,7 @@ impl View for RulesView {
     }
 }
 
-/// How many firings of a rule are in which state.
+/// Returns the number of firings of a rule in each state.
 pub(super) fn counts(rule: &v1::Rule) -> String {
     let mut firings: Vec<_> = rule.firings.iter().collect();
     firings.sort();
@@ -65,7 +65,7 @@ fn whose(rule: &v1::Rule) -> String {
     }
 }
 
-/// What `tidemill rule show` shows.
+/// Output of `tidemill rule show`.
 #[derive(Debug)]
 pub(crate) struct RuleView(pub(crate) v1::Rule);
 
@@ -100,7 +100,7 @@ impl View for RuleView {
     }
 }
 
-/// A rule as JSON.
+/// Returns a rule as JSON.
 pub(crate) fn rule_json(rule: &v1::Rule) -> Value {
     let mut shown = json!({
         "rule": rule.rule,
@@ -123,7 +123,7 @@ pub(crate) fn rule_json(rule: &v1::Rule) -> Value {
     shown
 }
 
-/// What `tidemill rule test` shows.
+/// Output of `tidemill rule test`.
 #[derive(Debug)]
 pub(crate) struct TestView(pub(crate) v1::TestRuleReply);
 
@@ -150,7 +150,7 @@ impl View for TestView {
     }
 }
 
-/// What `tidemill rule log` shows.
+/// Output of `tidemill rule log`.
 #[derive(Debug)]
 pub(crate) struct LogView(pub(crate) Vec<v1::Firing>);
 

@@ -1,4 +1,4 @@
-//! What a scrub has found.
+//! Results of a scrub.
 
 use super::View;
 use super::health::{ailing_json, ailing_text, scrub_json};
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use std::io::{self, Write};
 use tidemill_wire::v1;
 
-/// A scrub that was asked for.
+/// Requested scrub.
 #[derive(Debug)]
 pub(crate) struct AskedView(pub(crate) v1::ScrubReply);
 
@@ -42,7 +42,7 @@ fn away_text(away: &[u32], out: &mut dyn Write) -> io::Result<()> {
     Ok(())
 }
 
-/// A scrub that has ended.
+/// Completed scrub.
 #[derive(Debug)]
 pub(crate) struct ScrubView {
     pub(crate) reply: v1::ScrubsReply,

@@ -8,7 +8,7 @@ use tidemill_client::users;
 use tidemill_core::shown::line;
 use tidemill_wire::v1;
 
-/// What `tidemill token list` shows.
+/// Output of `tidemill token list`.
 #[derive(Debug)]
 pub(crate) struct TokensView(pub(crate) Vec<v1::AccessToken>);
 
@@ -43,12 +43,12 @@ impl View for TokensView {
     }
 }
 
-/// Whom its bearer acts as.
+/// Returns the user of the token's bearer.
 pub(crate) fn whose(token: &v1::AccessToken) -> String {
     token.uid.map_or_else(|| "anybody".into(), users::name)
 }
 
-/// A token as JSON.
+/// Returns a token as JSON.
 pub(crate) fn token_json(token: &v1::AccessToken) -> Value {
     json!({
         "token": token.token,

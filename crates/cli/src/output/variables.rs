@@ -1,4 +1,4 @@
-//! The variables of a scientific file.
+//! Variables of a scientific file.
 
 use super::{View, exact, table, write_table};
 use crate::format;
@@ -8,33 +8,33 @@ use std::io::{self, Write};
 use tidemill_core::shown::line;
 use tidemill_format::{Attribute, Filter, Format, Order, Storage, Value, Variable};
 
-/// What `tidemill variables` shows.
+/// Output of `tidemill variables`.
 #[derive(Debug)]
 pub(crate) struct VariablesView {
-    /// The file, as it was named.
+    /// File, as it was named.
     pub(crate) path: OsString,
-    /// Its format.
+    /// Format of the file.
     pub(crate) format: Format,
-    /// What is said about all of it.
+    /// Attributes of the whole file.
     pub(crate) attributes: Vec<Attribute>,
-    /// Its variables, or some of them.
+    /// Variables, or some of them.
     pub(crate) variables: Vec<Shown>,
     /// Whether their attributes are shown.
     pub(crate) detailed: bool,
 }
 
-/// A variable, and where its bytes lie.
+/// Variable, and the locations of its bytes.
 #[derive(Debug)]
 pub(crate) struct Shown {
     pub(crate) variable: Variable,
     pub(crate) places: Vec<Place>,
     /// Whether there are more pieces than were counted.
     pub(crate) more: bool,
-    /// Why its bytes can't be found.
+    /// Reason why its bytes can't be located.
     pub(crate) why: Option<String>,
 }
 
-/// Bytes of a variable that are in one part.
+/// Bytes of a variable in one part.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Place {
     pub(crate) part: Option<usize>,
@@ -151,7 +151,7 @@ fn format_name(format: Format) -> String {
     }
 }
 
-/// `time=120*, lat=90`: the star says that it can grow.
+/// Returns the dimensions, such as `time=120*, lat=90`: the star marks a dimension that can grow.
 fn dimensions(variable: &Variable) -> String {
     let one = |dimension: &tidemill_format::Dimension| {
         let star = if dimension.unlimited { "*" } else { "" };

@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use tempfile::NamedTempFile;
 
-/// A file that has no name yet.
+/// File without a name so far.
 #[derive(Debug)]
 pub(crate) struct Whole {
     to: PathBuf,
@@ -15,7 +15,7 @@ pub(crate) struct Whole {
 }
 
 impl Whole {
-    /// Begins a file that replaces `to`, or the target of the link `to`.
+    /// Creates a file that replaces `to`, or the target of the link `to`.
     ///
     /// # Errors
     /// If no file can be made in the directory of `to`.

@@ -70,7 +70,7 @@ fn arrivals_report_each_file_once_in_order_despite_kills() {
     std::thread::scope(|scope| {
         let made = scope.spawn(|| array.sh(make));
         while !made.is_finished() {
-            // The read ends when the agent ends; a waiting program starts another agent.
+            // Dropping this value ends the agent; a waiting program starts another.
             drop(again(&array, &folder));
             std::thread::sleep(std::time::Duration::from_millis(100));
         }

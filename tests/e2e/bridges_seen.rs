@@ -197,7 +197,7 @@ fn failing_changing_or_large_stores_harm_nobody_else() {
     gone_and_back(&seen);
     wrong_keys(&seen);
     folders_of_that_name(&seen);
-    // If the test ends the mount, everything in it ends.
+    // A mount with all these open requests ends, too.
     seen.array.kill_mount();
     seen.array.start_mount();
     seen.array.sh("ls bridges/dir");

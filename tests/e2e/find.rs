@@ -336,7 +336,7 @@ fn find_by_producing_job_and_kernel() {
         "{}",
         refused.err
     );
-    // Other users do not see the owner of a job, except for the built-in kernel.
+    // Other users do not see the job that made a file; they see only a built-in kernel.
     array.sh("chmod 755 .; chmod 644 n1 n2");
     let as_bob = |expression| find_as(&array, BOB, expression, "").unwrap();
     let none: [&str; 0] = [];

@@ -79,7 +79,7 @@ assert any(link.endswith('/new-files') for link in links), links
         other.path.display()
     );
     labels.said_by(&script);
-    // A caller that knows only a folder cannot find another folder with the name of the control folder.
+    // An application that gets only a folder is not misled by another folder with the name of the control folder.
     labels.said_by(
         "
 mount = os.environ['TIDEMILL_MOUNT'] + '/w'

@@ -1,6 +1,6 @@
 //! Watches the limits of all running kernels. One thread checks only the time limits, exactly; another checks the other limits every
 //! [`TICK`]. If counting the files that a kernel has written takes long, a separate thread counts them, so that no kernel delays the
-//! checks of others. Causes of kills are stored in [`State`], which the waiter of the run reads.
+//! checks of others. Causes of kills are stored in `State`, which the waiter of the run reads.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -96,7 +96,7 @@ fn arrivals_report_each_file_once_in_order_despite_kills() {
     expected.push("end".into());
     expected.sort_unstable();
     assert_eq!(sorted, expected);
-    // From the begin, with the command line as root: all present files, in the same order.
+    // From the start, with the command line as root: all present files, in the same order.
     let user = |path: &&str| !path.starts_with("/closed/") && *path != "/run/private";
     let known = array.run(&["watch", "/**", "--from", &begin, "--count", "1502"]);
     let known: Vec<&str> = known.out.lines().filter(user).collect();

@@ -66,7 +66,7 @@ fn follow_reads_file_while_it_is_written() {
     // For a file without a writer, the output equals that of `cat`.
     let closed = array.run(&["cat", "--wait", "/f"]);
     assert_eq!(closed.out.len(), 14 + (3 << 20));
-    // A new version is read from its begin.
+    // A new version is read from its start.
     let mut file = std::fs::File::create(&path).unwrap();
     file.write_all(b"new").unwrap();
     let mut reader = follow(&array, "/f");

@@ -324,7 +324,7 @@ fn growing_file_is_read_while_written() {
     wait("what was sealed counts", || done(&array, 2));
     assert_eq!(array.sh("cat w/out/b"), "FIRST\nlast\n");
 
-    // After a kill of its element, the task reads from the begin.
+    // After a kill of its element, the task reads from the start.
     let mut file = create(&array, "c.log").unwrap();
     grow(&array, &mut file, "before");
     for element in 0..2 {

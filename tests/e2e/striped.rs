@@ -431,7 +431,7 @@ fn ranges_move_only_their_bytes_and_explain_shows_it() {
         let bytes = Chance(6).bytes((1 << 20) + 77);
         with_stripes(&array, &bytes);
         let lies = elements(&array, "/d/f");
-        // The end of the first stripe and the begin of the second, and the last bytes; the task runs where the first part is not.
+        // The end of the first stripe and the start of the second, and the last bytes; the task runs where the first part is not.
         let ranges = "65000-66000,1048600-1048652";
         let script = format!(
             r#"name = "j"; workdir = "/"; tasks = ( {{ name = "t"; kernel = "cat"; type = "program"; args = [ "head", "d/f" ]; stdout = "o";
@@ -611,7 +611,7 @@ fn results_of_parts_are_cached_separately() {
     let mut sums: Vec<&String> = first.iter().map(|(_, sum)| sum).collect();
     sums.sort();
     sums.dedup();
-    // The first stripe is the begin of the first part.
+    // The first stripe is the start of the first part.
     assert_eq!(sums.len(), inputs.len() - 1);
     // The same file with another stripe size: its ranges are the same, its parts differ.
     assert!(array.run(&["stripe", "/d", "128KiB"]).ok);

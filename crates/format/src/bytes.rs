@@ -167,7 +167,7 @@ impl<'a> Source<'a> {
     }
 }
 
-/// Piece of a header that is parsed from its begin to its end. Its numbers are little-endian.
+/// Piece of a header that is parsed from its start to its end. Its numbers are little-endian.
 pub(crate) struct Cursor {
     data: Vec<u8>,
     at: usize,

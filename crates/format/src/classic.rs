@@ -1,6 +1,6 @@
 //! netCDF classic: CDF-1, CDF-2 (64-bit offset) and CDF-5 (64-bit data).
 //!
-//! The header is one piece at the begin of the file. Variables of fixed size are contiguous. Variables whose first dimension is the
+//! The header is one piece at the start of the file. Variables of fixed size are contiguous. Variables whose first dimension is the
 //! record dimension are interleaved: each record contains one slice of each variable. The reader follows the format's specification,
 //! appendix B of the netCDF user's guide.
 

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Bytes, Error, Result};
 
-/// Maximum size of the begin of a file that contains its header line, in bytes.
+/// Maximum size of the start of a file that contains its header line, in bytes.
 const HEADER_BYTES_MAX: u64 = 1 << 20;
 /// Number of bytes that are read first.
 const SHORT_BYTES: u64 = 16 << 10;
@@ -21,7 +21,7 @@ const MISSING_MAX: usize = 32;
 const TEXT_MAX: usize = 1024;
 /// Maximum number of names in an error.
 const NAMES_TOLD: usize = 20;
-/// Optional mark at the begin of a UTF-8 file.
+/// Optional mark at the start of a UTF-8 file.
 pub const MARK: &[u8] = &[0xef, 0xbb, 0xbf];
 
 /// One column of a text file, and the format of its lines.
@@ -79,7 +79,7 @@ type Cut<'a> = (Cow<'a, [u8]>, Option<&'a [u8]>);
 /// Reason why a line cannot be divided into columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LineError {
-    /// A quote is not closed. The next line may belong to it: this is known only to a reader that starts at the begin of the file.
+    /// A quote is not closed. The next line may belong to it: this is known only to a reader that starts at the start of the file.
     #[error("quotes are opened and not closed: a line must end outside of them")]
     Open,
     /// Text follows the quote that closes a column.

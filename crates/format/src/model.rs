@@ -210,7 +210,7 @@ pub enum Storage {
     Records {
         /// Offset of the first one in the file.
         offset: u64,
-        /// Distance from the begin of one to the begin of the next, in bytes.
+        /// Distance from the start of one to the start of the next, in bytes.
         stride: u64,
     },
     /// Pieces of one shape, each with its own location.

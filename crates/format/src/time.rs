@@ -208,7 +208,7 @@ pub struct Moment {
 }
 
 impl fmt::Display for Moment {
-    /// Writes the day, and the time unless it is the begin of the day.
+    /// Writes the day, and the time unless it is the start of the day.
     #[expect(clippy::cast_possible_truncation, reason = "a day has few seconds")]
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.date.fmt(out)?;
@@ -362,7 +362,7 @@ impl Units {
         (month + (seconds - start) / (end - start)) / of_one
     }
 
-    /// Returns the second of the calendar at `months` months after the begin: on the same day of the month, or its last day.
+    /// Returns the second of the calendar at `months` months after the start: on the same day of the month, or its last day.
     fn after(&self, months: i64) -> f64 {
         let Some(since) = self.calendar.at(self.since) else {
             return f64::NAN;
@@ -401,7 +401,7 @@ impl Units {
         self.calendar == other.calendar || is_gregorian(self) && is_gregorian(other)
     }
 
-    /// Returns the values from the begin of one text (`1990-01`) to the end of another (`1999-12`, to the last moment of that month): the
+    /// Returns the values from the start of one text (`1990-01`) to the end of another (`1999-12`, to the last moment of that month): the
     /// first value, and the value after the last.
     ///
     /// # Errors

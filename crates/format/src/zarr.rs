@@ -50,7 +50,7 @@ pub struct Index {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Shard {
     chunks: Vec<u64>,
-    /// Whether the index is at the begin, and not at the end.
+    /// Whether the index is at the start, and not at the end.
     first: bool,
     /// Whether a checksum of four bytes follows it.
     checksum: bool,

@@ -1,4 +1,4 @@
-//! Kernels of one's own in Rust.
+//! Kernels of users in Rust.
 //!
 //! One trait and one macro make a kernel that exports the interface of `tidemill_kernel.h`: as a shared object
 //! (`crate-type = ["cdylib"]`) and, built for `wasm32-unknown-unknown`, as a WebAssembly module. This crate has no

@@ -38,7 +38,7 @@ pub(crate) trait Stream: Send + Debug {
     /// Processes the next piece and writes the output that follows from it.
     fn push(&mut self, bytes: &[u8], out: &mut dyn Write) -> Result<(), BuiltinError>;
 
-    /// Marks the begin of another input. Most streams treat all inputs as one.
+    /// Marks the start of another input. Most streams treat all inputs as one.
     fn next_input(&mut self, _: &mut dyn Write) -> Result<(), BuiltinError> {
         Ok(())
     }

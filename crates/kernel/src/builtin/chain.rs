@@ -65,7 +65,7 @@ pub(crate) struct LinkError {
     pub(crate) source: BuiltinError,
 }
 
-/// Begin of a chain: it accepts bytes, and writes the rest of the output at their end.
+/// Start of a chain: it accepts bytes, and writes the rest of the output at their end.
 pub(crate) trait Sink: Write {
     /// Ends the input.
     fn finish(self: Box<Self>) -> Result<(), LinkError>;

@@ -317,7 +317,7 @@ impl Decrypt {
         }
     }
 
-    /// Takes the header from the begin of `bytes`; returns the rest.
+    /// Takes the header from the start of `bytes`; returns the rest.
     fn header<'a>(&mut self, bytes: &'a [u8]) -> Result<&'a [u8], BuiltinError> {
         if self.chunks.is_some() {
             return Ok(bytes);

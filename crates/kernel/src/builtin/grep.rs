@@ -190,7 +190,7 @@ impl<F: FnMut(&SinkMatch<'_>) -> io::Result<()>> Sink for Each<F> {
     }
 }
 
-/// Splits bytes into the rest of the first line, whole lines, and the begin of the last line; `None` if they contain no newline.
+/// Splits bytes into the rest of the first line, whole lines, and the start of the last line; `None` if they contain no newline.
 fn lines(bytes: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
     let first = memchr::memchr(b'\n', bytes)? + 1;
     let last = memchr::memrchr(b'\n', bytes)? + 1;
@@ -312,7 +312,7 @@ impl Fold for Count {
 struct Lines {
     search: Search,
     show: Show,
-    /// Begin of the current line.
+    /// Start of the current line.
     begun: Vec<u8>,
     /// Offset of that line in the input.
     offset: u64,

@@ -90,7 +90,7 @@ struct Corner {
     shape: Vec<u64>,
 }
 
-/// Bytes of an input and their positions in the whole: begin, length, begin in the whole.
+/// Bytes of an input and their positions in the whole: start, length, start in the whole.
 pub(super) type Extents = Vec<(usize, usize, u64)>;
 
 impl Laid {

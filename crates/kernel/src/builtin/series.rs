@@ -156,7 +156,7 @@ fn share(
     let mut shares = Vec::new();
     let (mut at, mut rest) = (offset, file);
     while !rest.is_empty() {
-        // Shares begin at the begin of blocks of values.
+        // Shares begin at the start of blocks of values.
         let to_next = SHARE_BYTES - usize::try_from(at % SHARE_BYTES as u64).unwrap_or_default();
         let (share, others) = rest.split_at(rest.len().min(to_next));
         shares.push((at, share));

@@ -5,7 +5,7 @@
 //!   `mean` and all three of `linreg` are the `f64` nearest to the true value, `stddev` is less than one unit in the last place from it.
 //! - **Floats** are summed in blocks of 4096 values that begin at multiples of 4096, around a value of the block (or its mean), and the
 //!   results of blocks are combined exactly. So results do not depend on how the input was cut: a fold keeps the bytes of incomplete
-//!   blocks, which are none if pieces begin and end at multiples of 32 KiB (`f64`) or 16 KiB (`f32`). With s the true standard deviation
+//!   blocks, which are none if pieces start and end at multiples of 32 KiB (`f64`) or 16 KiB (`f32`). With s the true standard deviation
 //!   of the population: the error of `mean` is at most 320 × 2⁻⁵³ × s and half a unit in its last place, that of `sum` n times that, that
 //!   of `stddev` at most 3 × 10⁻¹³ × s, whatever the mean is. Blocks with values that are missing or not finite are summed exactly.
 //! - **NaN** makes `sum`, `mean`, `stddev` and `linreg` NaN. `max` and `min` ignore it, unless all values are NaN. Infinities make `sum`

@@ -36,7 +36,7 @@ struct Words {
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Stretch {
     end: u64,
-    /// Whether a word reaches to its begin, and to its end.
+    /// Whether a word reaches to its start, and to its end.
     word_at: (bool, bool),
 }
 

@@ -151,7 +151,7 @@ impl Filter {
 /// Returns the signal within the band, filtered forwards and backwards so that nothing is shifted.
 fn band(signal: &[f64], rate: f64) -> Vec<f64> {
     let filters = (Filter::high(BAND.0, rate), Filter::low(BAND.1, rate));
-    // The filter starts from the first value, so that the begin is no step.
+    // The filter starts from the first value, so that the start is no step.
     let first = signal
         .iter()
         .copied()

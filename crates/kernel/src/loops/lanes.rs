@@ -218,7 +218,7 @@ pub(crate) unsafe fn tile<V: Lanes, const M: usize, const C: usize>(
 /// Size of a cache line, in bytes.
 const LINE_BYTES: usize = 64;
 
-/// Numbers that begin at the begin of a cache line.
+/// Numbers that begin at the start of a cache line.
 #[derive(Debug, Default)]
 pub(crate) struct Lines<T> {
     memory: Vec<T>,

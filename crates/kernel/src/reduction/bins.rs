@@ -99,7 +99,7 @@ impl Edges {
         finite && many && (0..self.bins).all(|bin| self.edge(bin) < self.edge(bin + 1))
     }
 
-    /// Returns the begin of a bin; for the number of bins, the end of the last one.
+    /// Returns the start of a bin; for the number of bins, the end of the last one.
     fn edge(self, bin: u32) -> f64 {
         if bin == self.bins {
             return self.high;

@@ -221,7 +221,7 @@ fn strides(task: &Task, item: &Item) -> Option<Vec<usize>> {
     Some(strides)
 }
 
-/// Returns the destinations of the indices of a dimension that is not reduced, and the distance of the first one from the begin of the
+/// Returns the destinations of the indices of a dimension that is not reduced, and the distance of the first one from the start of the
 /// box. `cells` is the distance from one index to the next in the box. Returns `None` if a destination is outside of the box.
 fn leads(
     target: &Target,

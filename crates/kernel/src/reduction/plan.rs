@@ -342,7 +342,7 @@ impl<'a> File<'a> {
         }))
     }
 
-    /// Returns begin and end of the cell of each index, if the file has them.
+    /// Returns start and end of the cell of each index, if the file has them.
     pub(super) fn intervals(&self, dimension: usize) -> Result<Option<Vec<(f64, f64)>>> {
         let sorted = |(one, two): (f64, f64)| (one.min(two), one.max(two));
         let pairs = self.pairs(dimension)?;
@@ -661,7 +661,7 @@ fn scalars(
             let found = file.known(dimension)?;
             let runs = file.selection[dimension].clone();
             let mut values = chosen(&found.values, &runs);
-            // The first and the last value have a begin and an end, if the file has them.
+            // The first and the last value have a start and an end, if the file has them.
             if (place == 0 || place + 1 == every) && !found.turned {
                 let pairs = file.pairs(dimension).ok().flatten().unwrap_or_default();
                 for which in [|pair: &(f64, f64)| pair.0, |pair: &(f64, f64)| pair.1] {

@@ -256,7 +256,7 @@ impl By {
         )
     }
 
-    /// Returns begin and end of a group.
+    /// Returns start and end of a group.
     pub(super) fn period(self, group: i64, units: &Units) -> (f64, f64) {
         let day = |month: i64, day: i64| {
             let (year, month) = (month.div_euclid(12), month.rem_euclid(12) + 1);

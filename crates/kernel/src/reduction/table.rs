@@ -32,7 +32,7 @@ pub struct Coordinate {
     pub values: Vec<f64>,
     /// Attributes from the file.
     pub attributes: Vec<Attribute>,
-    /// Begin and end of each, if it is more than a point.
+    /// Start and end of each, if it is more than a point.
     pub bounds: Option<Vec<(f64, f64)>>,
 }
 
@@ -284,7 +284,7 @@ impl Plan {
         attributes
     }
 
-    /// Returns the axis of bins: the values below, the bins, and the values above, each by its begin.
+    /// Returns the axis of bins: the values below, the bins, and the values above, each by its start.
     fn bin_axis(&self, edges: Edges) -> Axis {
         let mut name = "bin".to_owned();
         while self.axes.iter().any(|axis| axis.name == name) {

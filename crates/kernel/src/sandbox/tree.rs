@@ -37,7 +37,7 @@ pub(super) fn program(
     answers: BTreeMap<u32, Answer>,
     others: impl Fn(u32) -> Answer,
 ) -> BpfProgram {
-    // Begin of each run of calls with the same answer.
+    // Start of each run of calls with the same answer.
     let mut runs: BTreeMap<u32, Answer> = BTreeMap::from([(0, others(0))]);
     for (number, answer) in answers {
         runs.insert(number, answer);

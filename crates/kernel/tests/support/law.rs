@@ -22,7 +22,7 @@ pub(crate) fn series(length: usize, salt: u64) -> Vec<u8> {
     (0..length).map(|_| (chance.next() >> 32) as u8).collect()
 }
 
-/// Returns a cut of all inputs: input, begin, end of each piece.
+/// Returns a cut of all inputs: input, start, end of each piece.
 pub(crate) fn cuts(inputs: &[Vec<u8>], seed: u64) -> Vec<(usize, usize, usize)> {
     let mut chance = Chance(seed);
     let mut pieces = Vec::new();

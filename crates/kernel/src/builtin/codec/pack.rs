@@ -162,7 +162,7 @@ pub(super) struct Gzip {
     level: CompressionLvl,
 }
 
-/// Size of a member, in bytes: the empty window of 32 KiB at its begin then costs a small part of a percent.
+/// Size of a member, in bytes: the empty window of 32 KiB at its start then costs a small part of a percent.
 const MEMBER_BYTES: usize = 1 << 20;
 
 impl Gzip {

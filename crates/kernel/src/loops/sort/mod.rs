@@ -196,7 +196,7 @@ impl<T: Value> Sorting<'_, T> {
     }
 }
 
-/// Destinations of the values of one part: the begin of its place in each range, and the number of values.
+/// Destinations of the values of one part: the start of its place in each range, and the number of values.
 struct Places<K>(Vec<(*mut K, usize)>);
 
 // SAFETY: each place is written by the one thread that owns it.

@@ -1,5 +1,6 @@
-//! Copies: a sealed object may lie on several elements, under one id. What is to be done so that there are as many as
-//! wanted, on elements of different hosts first, and none where none is to be any more. A move is a copy and then a removal.
+//! Copies: decides the next step for a sealed object that may have copies on several elements under one id. The steps lead to the wanted
+//! number of copies, on elements of different hosts first, and to no copy on an element that is to lose its copies. A move is a copy
+//! followed by a removal. This module does no I/O.
 
 use crate::id::{ElementId, ObjectId};
 use crate::layout::RESERVE_BYTES;
@@ -7,20 +8,20 @@ use crate::random::Source;
 use std::fmt;
 use std::str::FromStr;
 
-/// Copies of one object, the first included.
+/// Maximum number of copies of one object, including the first.
 pub const COPIES_MAX: u32 = 8;
 
-/// How many copies there are to be of a version, as people say it: `2`, or `2,now`.
+/// Wanted number of copies of a version, in the user's notation: `2`, or `2,now`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanted {
-    /// So many, the first included.
+    /// Number of copies, including the first.
     pub copies: u32,
-    /// Whoever waits for the seal waits for them, too.
+    /// Whether callers that wait for the seal also wait for the copies.
     pub now: bool,
 }
 
 impl Wanted {
-    /// The file itself.
+    /// A single copy.
     pub const ONE: Self = Self {
         copies: 1,
         now: false,
@@ -53,129 +54,130 @@ impl fmt::Display for Wanted {
     }
 }
 
-/// How one element has an object.
+/// State of the copy of an object on one element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CopyState {
-    /// A label is making it.
+    /// A label is writing the copy.
     Coming,
-    /// All of it is there.
+    /// The copy is complete.
     Current,
-    /// All of it is there, on an element of the burst tier: it is none of those that are wanted, and stays until its room is.
+    /// The copy is complete and stored on an element of the burst tier. It does not count as one of the wanted copies and stays until its
+    /// space is needed.
     Burst,
-    /// The element has been away for longer than the array waits.
+    /// The element has been offline for longer than the array waits.
     Lost,
-    /// All of it is there, and is to go from there as soon as there are enough others.
+    /// The copy is complete and is to be removed as soon as there are enough other copies.
     Leaving,
-    /// The same of an element that has been away for longer than the array waits.
+    /// The copy is to be removed like `Leaving`, and its element has been offline for longer than the array waits.
     LostLeaving,
-    /// It is about to be removed there.
+    /// The copy is about to be removed.
     Going,
-    /// What is there is not what was sealed.
+    /// The content of the copy differs from the sealed content.
     Damaged,
 }
 
-/// An element that is up.
+/// Element that is online.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Site {
-    /// Which.
+    /// Id of the element.
     pub element: ElementId,
-    /// What it shares its fate with: its host.
+    /// Failure domain of the element: its host.
     pub host: String,
-    /// Bytes it can still take.
+    /// Free space, in bytes.
     pub free_bytes: u64,
-    /// Whether copies may be put there: it keeps data, and answers.
+    /// Whether copies may be stored on the element: it keeps data, and answers.
     pub takes: bool,
-    /// Whether what it keeps lies in memory: copies are put there only if it is named.
+    /// Whether the element stores data in memory: it gets a copy only if it is named as the target.
     pub memory: bool,
-    /// Whether it is of the burst tier: no copies are put there.
+    /// Whether the element belongs to the burst tier, which gets no copies.
     pub burst: bool,
-    /// Whether its files stay in a store outside of the array: what drains goes there rather than elsewhere, other copies only if
-    /// there is no other place.
+    /// Whether the element stores its files in a store outside of the array. Drained files prefer such an element. It gets other copies
+    /// only if no other element can take them.
     pub outside: bool,
 }
 
-/// An object and who has it.
+/// Object and the elements that hold it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kept {
-    /// Which.
+    /// Id of the object.
     pub object: ObjectId,
-    /// Its length in bytes.
+    /// Size, in bytes.
     pub size: u64,
-    /// How many copies there should be.
+    /// Wanted number of copies.
     pub wanted: usize,
-    /// The elements that have it or will, the first copy first.
+    /// Elements that have or will have a copy, the first copy first.
     pub holders: Vec<(ElementId, CopyState)>,
-    /// The element that is to have one of the copies, if one was named.
+    /// Element that is to have one of the copies, if one was named.
     pub target: Option<ElementId>,
-    /// How many elements there are that could have copies, whether they are full or away for a moment or not.
+    /// Number of elements that could have copies, including elements that are full or temporarily offline.
     pub places: usize,
 }
 
-/// What is to be done next.
+/// Next step for an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// Nothing: there are enough.
+    /// No step: there are enough copies.
     Enough,
-    /// Nothing before a label has ended.
+    /// No step before a label has ended.
     Wait,
-    /// Another copy; or one in the place of the one that is damaged there.
+    /// Make another copy, or replace the corrupt copy of that element.
     Make {
-        /// An element that has one.
+        /// Element that has a copy.
         from: ElementId,
-        /// The element that is to have one.
+        /// Element that is to have a copy.
         to: ElementId,
     },
-    /// These are more than are wanted, or are to go.
+    /// Remove copies that are surplus or are to be removed.
     Remove {
-        /// They.
+        /// Elements that lose their copies.
         goes: Vec<ElementId>,
-        /// One that stays and is the first from now on.
+        /// Element whose copy stays and becomes the first one.
         first: ElementId,
     },
-    /// There are more than are wanted, but none may go before an element that has one is up again.
+    /// There are more copies than wanted, but no copy may be removed before an element with a copy is online again.
     Later,
-    /// No element that is up has one.
+    /// No element that is online has a copy.
     NoSource,
-    /// No element that is up can take one.
+    /// No element that is online can take a copy.
     NoPlace,
-    /// What was to move is where it was to go, and what it was moved from is needed all the same: there is no other place for as
-    /// many copies as are wanted.
+    /// A moved copy has reached its target, but the copy at the source is still needed: no other element can hold the wanted number of
+    /// copies.
     Stay,
 }
 
 impl Kept {
-    /// How many copies would be left if nothing came of those that are being made and those that are to go had gone.
+    /// Returns the number of copies that would remain if no copy under way succeeded and all copies that are to be removed were removed.
     #[must_use]
     pub fn left(&self) -> usize {
         self.of(&[CopyState::Current]).count()
     }
 
-    /// How many copies there are that can be read, now or when their elements are up again.
+    /// Returns the number of copies that can be read, now or when their elements are online again.
     #[must_use]
     pub fn has(&self) -> usize {
         let there = [CopyState::Current, CopyState::Burst, CopyState::Leaving];
         self.of(&there).count()
     }
 
-    /// Whether there are as many copies as there can be, beside those in the burst tier.
+    /// Returns whether the object has as many copies as possible, not counting copies in the burst tier.
     #[must_use]
     pub fn is_stored(&self) -> bool {
         self.left() >= self.enough()
     }
 
-    /// As many as are wanted, or as there are elements for.
+    /// Returns the wanted number of copies, or the number of possible elements if that is smaller.
     fn enough(&self) -> usize {
         self.wanted.min(self.places).max(1)
     }
 
-    /// Whether only places are to change: nothing is in danger.
+    /// Returns whether copies only change their places, so that no data is in danger.
     #[must_use]
     pub fn only_moves(&self) -> bool {
         let more = self.left() < self.has() || self.target.is_some();
         more && self.has() >= self.wanted
     }
 
-    /// Whether it is copied for another reason than that it is new.
+    /// Returns whether the object is copied for another reason than being new.
     #[must_use]
     pub fn can_wait(&self) -> bool {
         let old = [CopyState::Leaving, CopyState::LostLeaving, CopyState::Lost];
@@ -188,7 +190,7 @@ impl Kept {
         wanted.map(|(element, _)| *element)
     }
 
-    /// What is to be done next, where these elements are up.
+    /// Returns the next step, given the elements that are online.
     #[must_use]
     pub fn next(&self, sites: &[Site]) -> Next {
         let site = |element: ElementId| sites.iter().find(|site| site.element == element);
@@ -241,12 +243,12 @@ impl Kept {
         }
     }
 
-    /// What is to be done if no other copy is to be made now; those that are current are on these elements that are up.
+    /// Returns the next step if no other copy is to be made now. `up` lists the elements that are online and have current copies.
     fn settled(&self, up: &[&Site]) -> Option<Next> {
         let leaving: Vec<ElementId> = self
             .of(&[CopyState::Leaving, CopyState::LostLeaving])
             .collect();
-        // What is to go goes, too, where there are not enough elements for as many copies as are wanted.
+        // Copies that are to be removed are removed even if there are too few elements for the wanted number of copies.
         if up.len() >= self.enough() && !leaving.is_empty() {
             return Some(Next::Remove {
                 goes: leaving,
@@ -271,7 +273,7 @@ impl Kept {
         })
     }
 
-    /// Where another copy goes: to a host that has none, if there is one.
+    /// Returns the element for another copy: an element on a host without a copy, if there is one.
     fn best<'a>(
         &self,
         takes: impl Iterator<Item = &'a Site>,
@@ -288,8 +290,8 @@ impl Kept {
         })
     }
 
-    /// What is to be done with copies that are damaged: they are made anew where they are, so that nobody has to be told of
-    /// another place. One that is not the first goes instead if there are enough without it.
+    /// Returns the step for corrupt copies. A corrupt copy is rewritten where it is stored, so that the places of the object do not change.
+    /// If there are enough copies without a corrupt copy, and it is not the first, it is removed instead.
     fn mend(&self, damaged: &[&Site], from: Option<&Site>) -> Option<Next> {
         let from = from?.element;
         let coming = self.of(&[CopyState::Coming]).count();
@@ -306,12 +308,12 @@ impl Kept {
         Some(Next::Make { from, to })
     }
 
-    /// Whether an element has room for it.
+    /// Returns whether an element has space for the object.
     fn fits(&self, site: &Site) -> bool {
         site.free_bytes >= self.size.saturating_add(RESERVE_BYTES)
     }
 
-    /// A label makes a copy there from now on.
+    /// Records that a label now makes a copy on element `to`.
     pub fn comes(&mut self, to: ElementId) {
         match self.holders.iter_mut().find(|(element, _)| *element == to) {
             Some((_, state)) => *state = CopyState::Coming,
@@ -319,7 +321,7 @@ impl Kept {
         }
     }
 
-    /// These are about to be removed from now on, and this one that stays is the first.
+    /// Records that the copies on `goes` are now being removed, and that the copy on `first`, which stays, is the first one.
     pub fn go(&mut self, goes: &[ElementId], first: ElementId) {
         for (element, state) in &mut self.holders {
             if goes.contains(element) {
@@ -335,13 +337,13 @@ impl Kept {
         }
     }
 
-    /// A number for each object and element: copies of many objects spread over elements that are alike.
+    /// Returns a pseudorandom number for each pair of object and element, so that copies of many objects spread over equal elements.
     fn draw(&self, element: ElementId) -> u64 {
         let element = Source::seeded(element.0.into()).next_u64();
         Source::seeded(self.object.0 ^ element).next_u64()
     }
 
-    /// Those beyond what is wanted: never the first copy, sooner one that shares its host with one that stays.
+    /// Returns the step that removes surplus copies: never the first copy, and preferably a copy that shares its host with another one.
     fn surplus(&self, up: &[&Site]) -> Next {
         let first = self.holders.first().map(|(element, _)| *element);
         let mut stays: Vec<&Site> = up.to_vec();
@@ -445,7 +447,7 @@ mod tests {
         );
         let leaving = kept(1, &[(0, Leaving), (2, Current)]);
         assert_eq!(leaving.next(&some), removed(&[0], 2));
-        // Never before it is elsewhere, and on an element that is up.
+        // A copy is removed only after another copy exists on an element that is online.
         assert_eq!(made(kept(1, &[(0, Leaving)]).next(&some)), (0, 2));
         let away = kept(1, &[(0, Leaving), (3, Current)]);
         assert_ne!(away.next(&some), removed(&[0], 3));
@@ -493,7 +495,7 @@ mod tests {
         left.remove(0);
         let lost = kept(2, &[(0, Lost), (1, Current)]);
         assert_eq!(made(lost.next(&left)), (1, 2));
-        // One that is only away for a moment is waited for.
+        // An element that is only temporarily offline is waited for.
         let away = kept(2, &[(0, Current), (1, Current)]);
         assert_eq!(away.next(&left), Next::Enough);
         assert_eq!(kept(2, &[(0, Lost)]).next(&left), Next::NoSource);
@@ -504,7 +506,7 @@ mod tests {
     #[test]
     fn damaged_copy_is_recreated_in_place() {
         let all = sites(&["a", "b", "c"]);
-        // The first one, too, and before any other is made.
+        // The first copy is rewritten, too, and before any other copy is made.
         let mut first = kept(2, &[(0, Damaged), (1, Current)]);
         assert_eq!(made(first.next(&all)), (1, 0));
         first.comes(ElementId(0));
@@ -514,7 +516,7 @@ mod tests {
             made(kept(2, &[(0, Current), (1, Damaged)]).next(&all)),
             (0, 1)
         );
-        // One that is too much goes, but never the first.
+        // A surplus copy is removed, but never the first one.
         let three = kept(2, &[(0, Current), (1, Damaged), (2, Current)]);
         assert_eq!(
             three.next(&all),
@@ -525,7 +527,7 @@ mod tests {
         );
         let three = kept(2, &[(0, Damaged), (1, Current), (2, Current)]);
         assert_eq!(made(three.next(&all)), (1, 0));
-        // Nothing can be done for the only one.
+        // Nothing can be done for the only copy.
         assert_eq!(kept(1, &[(0, Damaged)]).next(&all), Next::NoSource);
         let gone = kept(2, &[(0, Damaged), (1, Lost)]);
         assert_eq!(gone.next(&all), Next::NoSource);
@@ -541,7 +543,7 @@ mod tests {
         assert_eq!(damaged.next(&all), Next::Later);
         all[0].free_bytes = MUCH;
         assert_eq!(made(damaged.next(&all)), (1, 0));
-        // Or where its element is away.
+        // The same holds if the copy's element is offline.
         all.remove(0);
         let away = kept(2, &[(0, Damaged), (1, Current)]);
         assert_eq!(made(away.next(&all)), (1, 2));
@@ -579,7 +581,7 @@ mod tests {
         assert_eq!(sole.next(&all), Next::Wait);
         sole.holders[1].1 = Current;
         assert_eq!(sole.next(&all), removed(&[0], 1));
-        // The copy is away for a moment: both are kept until it is back.
+        // The element of the copy is temporarily offline: both copies are kept until it is online again.
         assert_eq!(sole.next(&all[..1]), Next::Later);
         sole.holders = vec![(ElementId(1), Current), (ElementId(0), Going)];
         assert_eq!(sole.next(&all), Next::Enough);
@@ -602,7 +604,7 @@ mod tests {
     fn leaving_copy_needs_no_more_copies_than_places() {
         let all = sites(&["a", "b"]);
         let mut two = kept(2, &[(0, Leaving), (1, Current)]);
-        // There is one that is full or away.
+        // Another element exists, but it is full or offline.
         assert_eq!(two.next(&all), Next::NoPlace);
         two.places = 1;
         assert_eq!(two.next(&all), removed(&[0], 1));
@@ -621,7 +623,7 @@ mod tests {
         assert_eq!(moved.next(&all), Next::Wait);
         moved.holders[1].1 = Current;
         assert_eq!(moved.next(&all), removed(&[0], 2));
-        // As many as are wanted can only be where it is to go from, too.
+        // The wanted number of copies needs the element that is to be emptied.
         moved.wanted = 2;
         moved.places = 2;
         assert_eq!(made(moved.next(&all)).1, 1);
@@ -632,8 +634,7 @@ mod tests {
         assert_eq!(moved.next(&all), Next::NoPlace);
     }
 
-    /// Whatever the elements do, the steps lead to copies at the wanted places, and at least one copy exists at all
-    /// times.
+    /// For all behaviour of the elements, the steps lead to copies at the wanted places, and at least one copy exists at all times.
     #[test]
     fn copy_steps_reach_wanted_count_and_never_lose_last_copy() {
         for seed in 0..2000 {

@@ -1,5 +1,5 @@
-//! What the dispatcher is told and what it answers with. The server turns network traffic into events
-//! and actions into network traffic; a simulator does the same in virtual time.
+//! Input events and output actions of the dispatcher: plain data without I/O. The server turns network traffic into events and actions into
+//! network traffic; a simulator does the same in virtual time.
 
 use crate::folder;
 use crate::id::{ElementId, Inode, JobId, LabelId, ObjectId, TaskId};
@@ -11,248 +11,248 @@ use crate::surroundings::Surroundings;
 use crate::time::Time;
 use std::collections::BTreeMap;
 
-/// What an element is for, as far as placement of work goes.
+/// Purpose of an element in the placement of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Role {
-    /// Keeps files and runs kernels.
+    /// Element that stores files and runs kernels.
     Store,
-    /// The server's own cores: runs reduce and unaligned tasks under the hybrid policy, keeps only
-    /// their outputs (AnalyzeThis §3.2, "Hybrid").
+    /// The server's own cores: they run reduce and unaligned tasks under the hybrid policy and store only the outputs of these tasks
+    /// (AnalyzeThis §3.2, "Hybrid").
     Host,
 }
 
-/// How often and how long a kernel ran on an element.
+/// Number of runs of a kernel on an element, and their duration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct History {
-    /// Runs that ended well.
+    /// Number of runs that succeeded.
     pub runs: u64,
-    /// Their run times together, in nanoseconds.
+    /// Sum of their run times, in nanoseconds.
     pub total_ns: u64,
-    /// Bytes of their inputs together.
+    /// Sum of the sizes of their inputs, in bytes.
     pub input_bytes: u64,
 }
 
-/// What is known of an element: its status object.
+/// Status object of an element: the dispatcher's knowledge of the element.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ElementView {
-    /// What it is for.
+    /// Purpose of the element.
     pub role: Role,
-    /// What it has for kernels that run at once.
+    /// Resources of the element for kernels that run at the same time.
     pub offers: Offers,
-    /// Bytes it holds.
+    /// Capacity, in bytes.
     pub capacity_bytes: u64,
-    /// Bytes free.
+    /// Free space, in bytes.
     pub free_bytes: u64,
     /// Rate at which it can pull from another element, in bytes per second (measured, or configured).
     pub link_bytes_per_sec: u64,
-    /// Rate of its device in bytes per second, as configured; 0: nobody said.
+    /// Rate of its device in bytes per second, as configured; 0 if no rate is configured.
     pub device_bytes_per_sec: u64,
-    /// Power that it draws at full load in thousandths of a watt, as configured; 0: nobody said.
+    /// Power that the element draws at full load, in thousandths of a watt, as configured; 0 if no power is configured.
     pub watts_milli: u64,
     /// Run-time history per kernel name.
     pub history: BTreeMap<String, History>,
 }
 
-/// Something that happened.
+/// Event that the driver passes to the dispatcher.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// An element joined or came back. Labels that it holds are still its own: those that were taken
-    /// back when it was declared down and that nothing has overtaken since count as sent again, the
-    /// others are aborted. After this event `Dispatcher::wants` says of what was sent what the element should have.
+    /// An element joined or reconnected. The labels on the element still belong to it. The dispatcher had revoked them when the element was
+    /// declared down: a label that nothing has replaced since then counts as sent again, and the other labels are aborted. After this
+    /// event, `Dispatcher::wants` returns the labels that the element should have among those that were sent.
     ElementUp {
-        /// Which.
+        /// Id of the element.
         element: ElementId,
-        /// What it is like.
+        /// Status of the element.
         view: ElementView,
     },
-    /// An element is lost: its connection ended and did not come back in time. Also for an element of
-    /// the array that did not come in time after a restart of the server: until one of the two events
-    /// the dispatcher waits for an element that it has only heard of.
+    /// An element is lost: its connection ended and the element did not reconnect in time. The driver also sends this event for an element
+    /// of the array that did not connect in time after a restart of the server. Until one of the two events arrives, the dispatcher waits
+    /// for an element that it only knows by its id.
     ElementDown {
-        /// Which.
+        /// Id of the element.
         element: ElementId,
     },
-    /// An element sleeps. It is not lost: what it has is neither made again nor taken from it, and what is only there waits.
+    /// An element is suspended. It is not lost: its data is not recreated, its work is not revoked, and tasks that need data of this
+    /// element alone wait.
     ElementAsleep {
-        /// Which.
+        /// Id of the element.
         element: ElementId,
     },
-    /// A new status object.
+    /// An element has a new status object.
     ElementStatus {
-        /// Which.
+        /// Id of the element.
         element: ElementId,
-        /// What it is like now.
+        /// New status of the element.
         view: ElementView,
     },
-    /// What an element says of programs of its host. What it does not name stays as it was; when it comes up nothing
-    /// is known.
+    /// An element reports programs of its host. The state of a program that is not listed does not change. When an element connects, the
+    /// dispatcher knows nothing about its programs.
     Programs {
-        /// Which.
+        /// Id of the element.
         element: ElementId,
-        /// Those that it has.
+        /// Programs that the host has.
         found: Vec<String>,
-        /// Those that it does not have.
+        /// Programs that the host does not have.
         missing: Vec<String>,
     },
-    /// A job was accepted (or is brought back after a restart of the server). Its policy's name must
-    /// have been checked with `policy::by_name`; an unknown one counts as the array's default.
-    /// After a restart all jobs are brought back before the first element is let in: what an element
-    /// has that no job speaks for is aborted.
+    /// A job was accepted, or is restored after a restart of the server. The driver must have checked the policy's name with
+    /// `policy::by_name`; an unknown name counts as the array's default. After a restart, all jobs are restored before the first element is
+    /// admitted: labels on an element that belong to no job are aborted.
     Submitted(Box<JobSpec>),
     /// A file that jobs wait for was sealed.
     FileSealed {
-        /// Its full path in the namespace.
+        /// Full path of the file in the namespace.
         path: String,
-        /// Its sealed version.
+        /// Sealed version of the file.
         placed: Placed,
     },
     /// An element began a label.
     Started {
-        /// Where.
+        /// Id of the element.
         element: ElementId,
-        /// Which.
+        /// Id of the label.
         label: LabelId,
     },
     /// An element ended a label.
     Finished {
-        /// Where.
+        /// Id of the element.
         element: ElementId,
-        /// Which.
+        /// Id of the label.
         label: LabelId,
-        /// How.
+        /// Result of the label.
         outcome: Box<Outcome>,
     },
     /// The owner cancelled a job.
     Cancel {
-        /// Which.
+        /// Id of the job.
         job: JobId,
     },
-    /// An element is to do something that belongs to no job. It is forgotten if that can't be sent now.
+    /// An element is to execute an operation that belongs to no job. The dispatcher drops the operation if it can't be sent now.
     Errand {
-        /// Which one.
+        /// Id of the element.
         element: ElementId,
-        /// With whose rights.
+        /// User whose rights the operation has.
         owner: Owner,
-        /// What.
+        /// Operation to execute.
         operation: Operation,
     },
-    /// An element has a copy of an object that another holds, or has it no more. Of objects that no job reads nothing need
-    /// be told.
+    /// An element has gained or lost a copy of an object that another element holds. The driver need not send this event for objects that
+    /// no job reads.
     Copied {
-        /// The object.
+        /// Id of the object.
         object: ObjectId,
-        /// The element.
+        /// Id of the element.
         element: ElementId,
-        /// Whether it is there.
+        /// Whether the element has the copy.
         there: bool,
     },
-    /// An object that jobs read lies in these, in their order: what is said of copies is said of them.
+    /// An object that jobs read consists of these parts, in this order. Events about copies of the object refer to copies of its parts.
     Parted {
-        /// The object.
+        /// Id of the object.
         object: ObjectId,
-        /// What it is made of. Other copies of the parts than the first are told by [`Event::Copied`].
+        /// Layout of the object. [`Event::Copied`] reports copies of the parts other than the first copies.
         layout: Layout,
     },
-    /// No more tasks are placed on an element, which is being emptied, or they are again. What it has goes on.
+    /// An element is being drained and gets no more tasks, or gets tasks again. Work that the element already has continues.
     Emptied {
-        /// The element.
+        /// Id of the element.
         element: ElementId,
-        /// Whether it is.
+        /// Whether the element is being drained.
         emptied: bool,
     },
-    /// Such a label is under way from before a restart.
+    /// A label that belongs to no job is under way since before a restart.
     ErrandSent {
-        /// Where.
+        /// Id of the element.
         element: ElementId,
-        /// Which.
+        /// Id of the label.
         label: LabelId,
-        /// What it does.
+        /// Operation of the label.
         operation: Operation,
     },
 }
 
-/// A job as the dispatcher takes it: names resolved, ids issued.
+/// Job as the dispatcher takes it: names are resolved and ids are issued.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JobSpec {
-    /// Its handle.
+    /// Id of the job.
     pub job: JobId,
-    /// Whose rights its tasks have.
+    /// User whose rights its tasks have.
     pub owner: Owner,
     /// Name of the policy; `None` for the array's default.
     pub policy: Option<String>,
-    /// Its tasks in the script's order. Dependencies have been checked to be acyclic.
+    /// Tasks of the job in the script's order. Their dependencies have been checked to be acyclic.
     pub tasks: Vec<TaskSpec>,
 }
 
 /// One task of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TaskSpec {
-    /// Its id.
+    /// Id of the task.
     pub task: TaskId,
-    /// Its name in the script.
+    /// Name of the task in the script.
     pub name: String,
-    /// Its code.
+    /// Code of the task.
     pub kernel: Kernel,
-    /// Its arguments.
+    /// Arguments of the task.
     pub args: Vec<String>,
-    /// All it reads.
+    /// All inputs of the task.
     pub inputs: Vec<InputSpec>,
-    /// All it writes.
+    /// All outputs of the task.
     pub outputs: Vec<OutputSpec>,
     /// Name of the input that is its standard input.
     pub stdin: Option<String>,
     /// Name of the output that takes its standard output.
     pub stdout: Option<String>,
-    /// The element it must run on, if the script says so.
+    /// Element on which the task must run, if the script names one.
     pub element: Option<ElementId>,
-    /// How often it may be tried again after a failure that another try can mend.
+    /// Maximum number of retries after failures that a retry can cure.
     pub retries: u32,
-    /// What must be free on its element for it to run.
+    /// Resources that must be free on the element before the task runs.
     pub needs: Needs,
-    /// Programs that its element's host must have, in order, each once; then folders that it must show, with a slash at
-    /// the end.
+    /// Programs that the element's host must have, in order, each once; then folders that the host must expose, each with a slash at the
+    /// end.
     pub programs: Vec<String>,
     /// Bounds on a run.
     pub limits: Limits,
-    /// What it finds around it.
+    /// Environment of the task.
     pub surroundings: Surroundings,
-    /// What it is of the task that the script names.
+    /// Role of this task within the task that the script names.
     pub share: Share,
-    /// Set when the job comes back after a restart and the task had ended already.
+    /// How the task had ended, if the job is restored after a restart. `None` if the task had not ended.
     pub ended: Option<Ended>,
 }
 
-/// What a task is of the one that a script names (Active Storage §4).
+/// Role of a task within the task that a script names (Active Storage §4).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Share {
-    /// All of it.
+    /// The whole task.
     #[default]
     All,
-    /// One of its components: it runs where its first input is.
+    /// One of its components: it runs where its first input is stored.
     Component,
-    /// Its outputs: files striped as its first input is, whose parts components have made. The other inputs are these, those
-    /// of the first output first. Nothing runs.
+    /// Its outputs: files that are striped like its first input, and whose parts were written by components. The other inputs are these
+    /// parts, those of the first output first. No kernel runs.
     Join,
-    /// Its result, which a kernel makes of what components gave.
+    /// Its result: a kernel merges the results of the components.
     Merge,
 }
 
-/// How a task had ended before a restart.
+/// State of a task before a restart.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// Well, with these outputs, in the order of `outputs`.
+    /// The task succeeded with these outputs, in the order of `outputs`.
     Done(Vec<Placed>),
-    /// Badly.
+    /// The task failed.
     Failed,
-    /// It had been sent under this label with these output objects and is not known to have ended.
+    /// The task had been sent under this label with these output objects, and no end of the label is known.
     Sent {
-        /// The label.
+        /// Id of the label.
         label: LabelId,
-        /// Where.
+        /// Element to which the label was sent.
         element: ElementId,
-        /// The ids its outputs will have, in the order of `outputs`.
+        /// Ids that its outputs will have, in the order of `outputs`.
         objects: Vec<ObjectId>,
-        /// Tries before this one.
+        /// Number of tries before this one.
         tries: u32,
     },
 }
@@ -260,60 +260,61 @@ pub enum Ended {
 /// One input of a task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InputSpec {
-    /// The name the kernel sees.
+    /// Name that the kernel sees.
     pub name: String,
     /// Full path in the namespace.
     pub path: String,
-    /// Where it comes from.
+    /// Origin of the input.
     pub origin: Origin,
-    /// What of it the task reads.
+    /// Selection of the input that the task reads.
     pub selection: Selection,
-    /// Whether the task reads it forward, so that it may begin while the task that makes it runs.
+    /// Whether the task reads the input forward, so that the task may begin while the producer of the input runs.
     pub pipelined: bool,
 }
 
-/// Where an input comes from.
+/// Origin of an input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// A file that was sealed when the job was submitted: this very version is used.
+    /// File that was sealed when the job was submitted: the task uses exactly this version.
     File(Placed),
-    /// A file that is still to be written (smart folder). A job that is brought back after a restart
-    /// gives a file that was found before as `File`.
+    /// File that does not exist yet (smart folder). A job that is restored after a restart lists a file that was found before as `File`.
     Awaited,
-    /// An output of a task of the same job: (task, index among its outputs).
+    /// Output of a task of the same job: (task, index among its outputs).
     Task(TaskId, usize),
 }
 
 /// One output of a task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OutputSpec {
-    /// The name the kernel writes; of a [folder] it ends in a slash.
+    /// Name that the kernel writes; the name of a [folder] ends in a slash.
     pub name: String,
     /// Full path in the namespace, without a slash at its end.
     pub path: String,
-    /// The inode that the name will have; of a folder the first of as many as it takes ids.
+    /// Inode that the name will have; for a folder, the first inode of a range with one inode for each of its ids.
     pub inode: Inode,
-    /// Whether it is a part of what will have the name, and has none itself.
+    /// Whether the output is a part of a named file and has no name of its own.
     pub part: bool,
-    /// Whether it is to be in memory; see [`Output`](crate::label::Output).
+    /// Whether the output is to be stored in memory; see [`Output`](crate::label::Output).
     pub memory: bool,
 }
 
 impl OutputSpec {
-    /// Whether it is a folder.
+    /// Returns whether the output is a folder.
     #[must_use]
     pub fn is_folder(&self) -> bool {
         folder::is_folder(&self.name)
     }
 
-    /// What its job claims by it: a folder with a slash at the end, and all below it. `None`: what it is a part of is claimed.
+    /// Returns the path that the job claims for this output. The path of a folder has a slash at the end and includes everything below the
+    /// folder. Returns `None` for a part, because the job claims the path of the whole file.
     #[must_use]
     pub fn claimed(&self) -> Option<String> {
         let slash = if self.is_folder() { "/" } else { "" };
         (!self.part).then(|| format!("{}{slash}", self.path))
     }
 
-    /// The files that it is, as outputs of their own: itself, or what of `sealed` lies in the folder that it is.
+    /// Returns the files of this output as outputs of their own: the output itself, or the files of `sealed` that belong to the output
+    /// folder.
     #[must_use]
     pub fn files(&self, placed: Placed, sealed: &[Sealed]) -> Vec<(Self, Placed)> {
         if !self.is_folder() {
@@ -347,15 +348,15 @@ impl OutputSpec {
 pub enum TaskState {
     /// Some input does not exist yet.
     Waiting,
-    /// All inputs exist; no element has been found for it yet.
+    /// All inputs exist, and no element has been chosen for the task yet.
     Ready,
-    /// An element has it in its queue.
+    /// An element has the task in its queue.
     Sent,
-    /// It runs.
+    /// The task runs.
     Running,
-    /// It ended well.
+    /// The task succeeded.
     Done,
-    /// It ended badly and will not be tried again.
+    /// The task failed and will not be retried.
     Failed,
     /// The job was cancelled, or a task it depends on failed.
     Cancelled,
@@ -368,140 +369,141 @@ pub enum JobState {
     Running,
     /// All tasks ended well.
     Done,
-    /// Some task failed and nothing more can run.
+    /// Some task has not ended.
     Failed,
-    /// The owner cancelled it.
+    /// The owner cancelled the job.
     Cancelled,
 }
 
-/// What an element would cost a task.
+/// Estimated costs of running a task on an element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Estimate {
-    /// The element.
+    /// Id of the element.
     pub element: ElementId,
-    /// Until a core is free, in nanoseconds.
+    /// Time until a core is free, in nanoseconds.
     pub wait_ns: u64,
-    /// To pull inputs that are elsewhere, in nanoseconds.
+    /// Time to pull inputs that are stored elsewhere, in nanoseconds.
     pub transfer_ns: u64,
-    /// Bytes of inputs that are elsewhere.
+    /// Size of inputs that are stored elsewhere, in bytes.
     pub transfer_bytes: u64,
-    /// To run the kernel there, by its history, in nanoseconds; 0 if it has none.
+    /// Time to run the kernel on this element according to its history, in nanoseconds; 0 if it has no history.
     pub run_ns: u64,
 }
 
-/// Why a task was sent where it was: what `tidemill explain` shows.
+/// Reason for the placement of a task: the data that `tidemill explain` shows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decision {
-    /// The task.
+    /// Id of the task.
     pub task: TaskId,
-    /// The label of this try.
+    /// Label of this try.
     pub label: LabelId,
-    /// Where it went.
+    /// Element to which the task was sent.
     pub element: ElementId,
-    /// When.
+    /// Time of the decision.
     pub at: Time,
-    /// The policy that chose, or `pinned`.
+    /// Policy that chose the element, or `pinned`.
     pub policy: String,
-    /// The policy's reason in one sentence.
+    /// Reason of the policy, in one sentence.
     pub reason: String,
-    /// Whether it was sent along with a task it depends on (mini DAG).
+    /// Whether the task was sent together with a task on which it depends (mini DAG).
     pub chained: bool,
-    /// All the elements that could have been chosen.
+    /// Estimates for all candidate elements.
     pub estimates: Vec<Estimate>,
 }
 
-/// Something the driver must do. Actions are to be carried out in order.
+/// Action that the driver must carry out. The driver carries out actions in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Send a batch of labels (whole mini DAGs, errands) to an element: the labels that their tasks are now tries
-    /// of. One that was taken back with its element and is taken up again is sent again.
+    /// Send a batch of labels (whole mini DAGs, errands) to an element. Each label is now the try of its task. A label that was revoked
+    /// with its element and is resumed is sent again.
     Send {
-        /// Where.
+        /// Id of the element.
         element: ElementId,
-        /// In an order that respects dependencies.
+        /// Labels in an order that respects dependencies.
         labels: Vec<Label>,
     },
-    /// Tell an element to give up a label.
+    /// Ask an element to abort a label.
     Abort {
-        /// Where.
+        /// Id of the element.
         element: ElementId,
-        /// Which.
+        /// Id of the label.
         label: LabelId,
     },
-    /// Tell an element to give a label back unless it has begun it. The label stays the try of its task until the
-    /// element says that it ended as [`Recalled`](crate::label::FailureKind::Recalled), or otherwise.
+    /// Ask an element to return a label unless the label has begun. The label stays the try of its task until the element reports its end
+    /// as [`Recalled`](crate::label::FailureKind::Recalled) or with another result.
     Recall {
-        /// Where.
+        /// Id of the element.
         element: ElementId,
-        /// Which.
+        /// Id of the label.
         label: LabelId,
     },
-    /// Keep this for `explain`.
+    /// Store this decision for `explain`.
     Decided(Box<Decision>),
-    /// A task ended well: publish the names of its outputs, record its lineage.
+    /// A task succeeded: publish the names of its outputs and record its lineage.
     ///
-    /// Once per task, except when the outputs were lost with their element and the task was run again
-    /// because others needed them (its state left `Done` in between). Names that still stand for the
-    /// earlier outputs then switch to these; the earlier objects are an older version.
+    /// This action occurs once per task. There is one exception: the outputs were lost with their element, and the task ran again because
+    /// other tasks needed the outputs (its state left `Done` in between). Names that still refer to the earlier outputs then switch to the
+    /// new ones; the earlier objects are an older version.
     Publish {
-        /// The task.
+        /// Id of the task.
         task: TaskId,
-        /// The label that succeeded.
+        /// Label that succeeded.
         label: LabelId,
-        /// Its outputs in the order of the spec; a folder has the first of its ids and the bytes of all its files.
+        /// Outputs of the task in the order of the spec. A folder has the first of its ids and the total size of all its files in bytes.
         outputs: Vec<Placed>,
     },
-    /// All components of a task have ended well: publish the names of its outputs, whose parts they have made. As often as
-    /// [`Self::Publish`].
+    /// All components of a task succeeded: publish the names of its outputs, whose parts the components wrote. This action occurs as often
+    /// as [`Self::Publish`].
     Join {
-        /// The task that joins them.
+        /// Task that joins the components.
         task: TaskId,
-        /// Its outputs, each with the element of its first part.
+        /// Outputs of the task, each with the element of its first part.
         outputs: Vec<Placed>,
-        /// What each of them is made of.
+        /// Layout of each output.
         layouts: Vec<Striped>,
     },
-    /// A task's state changed.
+    /// The state of a task changed.
     Task {
-        /// The job.
+        /// Id of the job.
         job: JobId,
-        /// The task.
+        /// Id of the task.
         task: TaskId,
-        /// Its new state.
+        /// New state of the task.
         state: TaskState,
-        /// Tries so far, the one under way counted; those that an element's loss or an earlier label's
-        /// failure ended are not.
+        /// Number of tries so far, including the current one. Tries that ended by the loss of an element or by the failure of an earlier
+        /// label do not count.
         tries: u32,
-        /// Why it failed, why it will be tried again, or which element it waits for.
+        /// Reason of a failure or of a retry, or the element that the task waits for.
         failure: Option<Failure>,
-        /// When.
+        /// Time of the change.
         at: Time,
     },
-    /// A job's state changed.
+    /// The state of a job changed.
     Job {
-        /// The job.
+        /// Id of the job.
         job: JobId,
-        /// Its new state.
+        /// New state of the job.
         state: JobState,
-        /// When.
+        /// Time of the change.
         at: Time,
     },
-    /// Objects that no name will ever have (outputs of a try that was overtaken) may be removed.
+    /// Remove objects that will never have a name (outputs of a try that another try replaced).
     Discard {
-        /// Where.
+        /// Id of the element.
         element: ElementId,
-        /// Which.
+        /// Ids of the objects.
         objects: Vec<ObjectId>,
     },
 }
 
-/// Where the dispatcher gets ids for labels and objects; the driver makes sure that they are never reused.
+/// Source of ids for labels and objects. The driver makes sure that ids are never reused.
 pub trait IdSource: std::fmt::Debug + Send {
-    /// Whether a label and this many objects can be had now. If not, nothing is sent; the next event asks again.
+    /// Returns whether a label id and this many object ids are available now. If not, the dispatcher sends nothing and asks again at the
+    /// next event.
     fn ready(&mut self, objects: u64) -> bool;
-    /// A new label id, larger than all before it: after a restart this tells which labels follow which.
+    /// Returns a new label id, larger than all earlier ones: after a restart the order of ids shows the order of labels.
     fn label(&mut self) -> LabelId;
-    /// The first of so many new object ids that follow one another. Like a label's they are asked for only if they were
-    /// [`ready`](Self::ready).
+    /// Returns the first of `count` new consecutive object ids. The dispatcher asks for object ids, like label ids, only after
+    /// [`ready`](Self::ready) returned true.
     fn objects(&mut self, count: u64) -> ObjectId;
 }

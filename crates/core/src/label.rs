@@ -1,7 +1,7 @@
-//! The label: the one unit of work. Everything that happens to data in an array is a label that an
-//! element executes (DESIGN: one mechanism; LABIOS §3.2).
+//! The label: the one unit of work. Every operation on data in an array is a label that an element executes (DESIGN: one mechanism; LABIOS
+//! §3.2). This module defines labels and their outcomes as plain data.
 //!
-//! A label is idempotent by its id: an element that sees an id again answers with the recorded outcome.
+//! A label is idempotent by its id: an element that receives an id again answers with the recorded outcome.
 
 use crate::folder;
 use crate::id::{ElementId, Inode, JobId, LabelId, ObjectId, TaskId};
@@ -11,7 +11,7 @@ use crate::surroundings::Surroundings;
 use crate::time::{Span, Time};
 use std::ops::Range;
 
-/// Who a label works for. Kernels run with these rights.
+/// User for whom a label works. Kernels run with the rights of this user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Owner {
     /// Numeric user id.
@@ -23,66 +23,65 @@ pub struct Owner {
 /// One unit of work for one element.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Label {
-    /// Never reused; an element that sees it twice does it once.
+    /// Id that is never reused. An element that receives it twice executes the label once.
     pub id: LabelId,
-    /// Whose rights it uses.
+    /// User whose rights the label uses.
     pub owner: Owner,
-    /// Labels of the same mini DAG that must have succeeded before: earlier in this batch, or sent to this
-    /// element before and perhaps ended already.
+    /// Labels of the same mini DAG that must have succeeded before. They precede this label in its batch, or were sent to this element
+    /// earlier and may have ended already.
     pub after: Vec<LabelId>,
-    /// What to do.
+    /// Operation to execute.
     pub operation: Operation,
 }
 
-/// What a label does.
+/// Operation of a label.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Operation {
     /// Run a kernel over inputs and keep its outputs.
     Analyse(Box<Analysis>),
-    /// Pull a sealed object from another element and keep it here: under the same id as another copy of it, or as an object
-    /// of its own.
+    /// Pull a sealed object from another element and keep it on this one: as another copy under the same id, or as an object of its own.
     Copy {
-        /// What and where it is.
+        /// Source object and its location.
         from: Input,
-        /// The id, and the file that it is of.
+        /// Id of the copy, and its file.
         to: Output,
-        /// What it is a part of.
+        /// Striped file to which the object belongs as a part.
         part: Option<PartOf>,
     },
-    /// Remove objects; it is no error if one is gone already.
+    /// Remove objects. A missing object is no error.
     Remove {
-        /// Which ones.
+        /// Objects to remove.
         objects: Vec<ObjectId>,
     },
-    /// Read sealed objects and compare them with the hashes that were made of them.
+    /// Read sealed objects and compare their content with their recorded hashes.
     Verify {
-        /// The scrub that this is a part of, for the server.
+        /// Scrub to which this label belongs, for the server.
         scrub: u64,
-        /// Nobody waits for it: everything else comes first.
+        /// Whether nobody waits for the result, so that all other work comes first.
         idle: bool,
-        /// Which ones.
+        /// Objects to verify.
         objects: Vec<ObjectId>,
     },
 }
 
-/// What a label takes up while it is executed. Labels of different lanes don't wait for each other: what a removal
+/// Resource that a label occupies while it is executed. Labels of different lanes do not wait for each other: the space that a removal
 /// frees is needed before a kernel that runs for hours has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Lane {
     /// Cores.
     Kernel,
-    /// No core, though a kernel runs.
+    /// No core, although a kernel runs.
     Light,
     /// The network.
     Copy,
     /// The device, for a moment.
     Remove,
-    /// The device, for long, where nothing else is done.
+    /// The device, for a long time, while it has no other work.
     Verify,
 }
 
 impl Lane {
-    /// All of them.
+    /// All lanes.
     pub const ALL: [Self; 5] = [
         Self::Kernel,
         Self::Light,
@@ -93,7 +92,7 @@ impl Lane {
 }
 
 impl Operation {
-    /// What it takes up.
+    /// Returns the resource that the operation occupies.
     #[must_use]
     pub fn lane(&self) -> Lane {
         match self {
@@ -105,7 +104,8 @@ impl Operation {
         }
     }
 
-    /// What it takes up beyond that while it runs; `None`: nothing that is counted.
+    /// Returns the resources that the operation takes in addition to its lane while it runs. `None` means that no counted resource is
+    /// taken.
     #[must_use]
     pub fn needs(&self) -> Option<&Needs> {
         match self {
@@ -114,7 +114,7 @@ impl Operation {
         }
     }
 
-    /// The objects that there may be when it has ended well: of each range those from its begin on.
+    /// Returns the objects that may exist after the label has succeeded, as open-ended ranges of ids.
     #[must_use]
     pub fn makes(&self) -> Vec<Range<u64>> {
         match self {
@@ -128,42 +128,42 @@ impl Operation {
     }
 }
 
-/// A task as an element runs it.
+/// Task as an element runs it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Analysis {
-    /// The task this label is a try of.
+    /// Task of which this label is a try.
     pub task: TaskId,
-    /// Its job.
+    /// Job of the task.
     pub job: JobId,
     /// The task's name in the job script.
     pub name: String,
-    /// The code to run.
+    /// Code to run.
     pub kernel: Kernel,
-    /// Its arguments, without the kernel's own name.
+    /// Arguments, without the kernel's own name.
     pub args: Vec<String>,
-    /// Everything it may read.
+    /// All inputs that the kernel may read.
     pub inputs: Vec<Input>,
-    /// Everything it must write.
+    /// All outputs that the kernel must write.
     pub outputs: Vec<Output>,
-    /// Name among `inputs` that becomes its standard input.
+    /// Name of the input that is its standard input.
     pub stdin: Option<String>,
-    /// Name among `outputs` that takes its standard output.
+    /// Name of the output that takes its standard output.
     pub stdout: Option<String>,
-    /// Which of `inputs`, by their index, it may be fed through a pipe while the label that makes them runs, one of those that
-    /// it comes after.
+    /// Indices of `inputs` that may be streamed through a pipe while the label that writes them runs. That label is one of those in
+    /// `after`.
     pub pipelined: Vec<u32>,
-    /// What must be free for it to run, and is taken while it does.
+    /// Resources that must be free before the kernel runs, and that are taken while it runs.
     pub needs: Needs,
-    /// Bounds on what it may use.
+    /// Bounds on the run.
     pub limits: Limits,
-    /// What it finds around it.
+    /// Environment of the kernel.
     pub surroundings: Surroundings,
 }
 
-/// Where a kernel's code comes from.
+/// Location of a kernel's code.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kernel {
-    /// A kernel that is part of every element.
+    /// Kernel that is part of every element.
     Builtin(String),
     /// A native `.so` with the entry point `start_kernel`, kept in the array (so also an input).
     Native {
@@ -180,32 +180,32 @@ pub enum Kernel {
         /// Name among the task's inputs.
         input: String,
     },
-    /// A program installed on the element's host: an absolute path, or a name to be found in its PATH.
+    /// Program that is installed on the element's host: an absolute path, or a name that is looked up in PATH.
     Program(String),
-    /// Kernels one behind the other: each takes what the one before writes, as it comes.
+    /// Pipeline of kernels: each kernel reads the output of the previous one while it is written.
     Stack(Box<Stack>),
 }
 
-/// A stack of kernels in one label (LABIOS §3.2: an operation stack). What lies between them is nowhere kept.
+/// Pipeline of kernels in one label (LABIOS §3.2: an operation stack). The data between its kernels is not stored.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Stack {
-    /// As the user wrote it.
+    /// Text of the pipeline as the user wrote it.
     pub text: String,
-    /// Its kernels in their order, none a stack itself.
+    /// Kernels in their order; none is a pipeline itself.
     pub stages: Vec<Stage>,
 }
 
-/// One kernel of a stack.
+/// One kernel of a pipeline.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Stage {
-    /// Its code.
+    /// Code of the kernel.
     pub kernel: Kernel,
-    /// Its arguments, without its own name.
+    /// Arguments, without the kernel's own name.
     pub args: Vec<String>,
 }
 
 impl Kernel {
-    /// The name run-time history is kept under.
+    /// Returns the name under which run-time history is kept.
     #[must_use]
     pub fn name(&self) -> &str {
         match self {
@@ -215,7 +215,7 @@ impl Kernel {
         }
     }
 
-    /// The programs of the element's host that it is made of, in order, each once.
+    /// Returns the programs of the element's host that the kernel uses, in order, each once.
     #[must_use]
     pub fn programs(&self) -> Vec<String> {
         let mut programs = match self {
@@ -233,7 +233,7 @@ impl Kernel {
         programs
     }
 
-    /// Whether its code, or that of one of its stages, is this input of its task.
+    /// Returns whether the code of the kernel, or of one of its stages, is this input of its task.
     #[must_use]
     pub fn is_in(&self, name: &str) -> bool {
         match self {
@@ -244,39 +244,40 @@ impl Kernel {
     }
 }
 
-/// An input of a label.
+/// Input of a label.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Input {
-    /// The path the kernel sees, relative to its private folder.
+    /// Path that the kernel sees, relative to its private folder.
     pub name: String,
-    /// The exact sealed object.
+    /// Exact sealed object.
     pub object: ObjectId,
-    /// The element that holds it; another one than the label's own means that it is pulled first.
+    /// Element that holds the object. If it is not the label's own element, the object is pulled first.
     pub element: ElementId,
-    /// Length in bytes, whatever of it is selected; for an output of an earlier label of the same batch an estimate.
+    /// Size of the whole object in bytes, whatever the selection; an estimate for an output of an earlier label of the same batch.
     pub size: u64,
-    /// What of it the kernel sees.
+    /// Selection that the kernel sees.
     pub selection: Selection,
 }
 
-/// An output of a label.
+/// Output of a label.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Output {
-    /// The path the kernel writes, relative to its private folder; of a [folder] it ends in a slash.
+    /// Path that the kernel writes, relative to its private folder; the path of a [folder] ends in a slash.
     pub name: String,
-    /// The id its bytes will have once sealed; of a folder the first of its ids.
+    /// Id of the bytes once they are sealed; for a folder, the first of its ids.
     pub object: ObjectId,
-    /// The inode its name will have, kept with the object so that names can be rebuilt from elements; of a folder the
-    /// first of as many.
+    /// Inode that the name will have. It is stored with the object so that names can be rebuilt from elements. For a folder, it is the
+    /// first inode of a range of the same length as the ids.
     pub inode: Inode,
-    /// Its full path in the namespace, without a slash at its end.
+    /// Full path in the namespace, without a slash at its end.
     pub path: String,
-    /// Whether it is to be in memory, if its element has some for that: the job's tasks hand it on, and nobody else keeps it.
+    /// Whether the output is to be stored in memory if its element has a memory tier: only the job's tasks read the output, and it is not
+    /// kept afterwards.
     pub memory: bool,
 }
 
 impl Output {
-    /// The objects that it may have.
+    /// Returns the objects that the output may have.
     #[must_use]
     pub fn objects(&self) -> Range<u64> {
         folder::objects(&self.name, self.object)
@@ -286,14 +287,14 @@ impl Output {
 /// Bounds on one run of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Wall-clock time.
+    /// Maximum wall-clock time.
     pub time: Span,
-    /// Address space, in bytes.
+    /// Maximum address space, in bytes.
     pub memory_bytes: u64,
-    /// All that it may write, in bytes.
+    /// Maximum size of all output, in bytes.
     pub output_bytes: u64,
-    /// Cores that it is held to, where the element can; 0: a part of one. `None`: the task did not say how many it needs,
-    /// and may use what nobody else wants.
+    /// Maximum number of cores, enforced where the element can do so; 0 means a fraction of one core. `None` means that the task named no
+    /// number and may use all cores that nobody else wants.
     pub cores: Option<u32>,
 }
 
@@ -308,56 +309,56 @@ impl Default for Limits {
     }
 }
 
-/// Bytes of a kernel's standard output and of its standard error that are kept, from the end.
+/// Maximum size of the stored end of a kernel's standard output and of its standard error, in bytes.
 pub const TAIL_BYTES_MAX: usize = 16 << 10;
 
-/// What became of a label.
+/// Outcome of a label.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// How it ended.
+    /// Sealed outputs, or the failure.
     pub result: Result<Vec<Sealed>, Failure>,
-    /// When its inputs began to be pulled, by the element's clock.
+    /// Time at which the pull of its inputs began, by the element's clock.
     pub start: Time,
-    /// When its kernel began to run, by the element's clock.
+    /// Time at which its kernel began to run, by the element's clock.
     pub kernel_start: Time,
-    /// When its outputs were sealed and its inputs hashed, where that pays, by the element's clock: its core is free.
+    /// Time at which its outputs were sealed and its inputs were hashed (if hashing pays), by the element's clock: its core is free.
     pub end: Time,
-    /// The last part of that time, in which its inputs were hashed.
+    /// Last part of that time, in which its inputs were hashed.
     pub hashing: Span,
-    /// Bytes pulled from other elements.
+    /// Bytes that were pulled from other elements.
     pub moved_bytes: u64,
-    /// Bytes of all its inputs.
+    /// Size of all its inputs, in bytes.
     pub read_bytes: u64,
-    /// Bytes of all its outputs.
+    /// Size of all its outputs, in bytes.
     pub written_bytes: u64,
-    /// Those of them that are in memory only.
+    /// Size of the outputs that are stored in memory only, in bytes.
     pub in_memory_bytes: u64,
-    /// Inputs that its kernel was fed while they were made: its time says nothing of how long it takes.
+    /// Number of inputs that were streamed to the kernel while they were written. If it is not zero, the kernel's time does not tell how
+    /// long the kernel takes.
     pub fed: u32,
     /// User and system time of the kernel.
     pub cpu: Span,
     /// Largest resident set, in bytes.
     pub memory_bytes: u64,
-    /// Set if nothing ran: the outputs are those of this earlier task, whose result was remembered.
+    /// Earlier task whose cached result is returned, if no kernel ran.
     pub reused: Option<TaskId>,
     /// Hash of the kernel's code in hexadecimal (blake3); empty for labels without a kernel.
     pub kernel_hash: String,
-    /// BLAKE3 of the content of each input in hexadecimal, empty for inputs that were not hashed; no entries at all
-    /// if none was.
+    /// BLAKE3 of the content of each input in hexadecimal; empty text for an input that was not hashed. The list is empty if no input was
+    /// hashed.
     pub contents: Vec<String>,
-    /// Of a removal that failed: the objects that are gone all the same.
+    /// Objects that a failed removal removed nevertheless.
     pub removed: Vec<ObjectId>,
-    /// Of objects that were read to be compared: those that are not what they were.
+    /// Objects that a verification found to be corrupt.
     pub damaged: Vec<Damaged>,
-    /// The end of what the kernel wrote to its standard output, at most [`TAIL_BYTES_MAX`] bytes; empty if
-    /// that went to an output.
+    /// End of the kernel's standard output, at most [`TAIL_BYTES_MAX`] bytes; empty if an output took the standard output.
     pub stdout: String,
-    /// The end of what the kernel wrote to its standard error, at most [`TAIL_BYTES_MAX`] bytes.
+    /// End of the kernel's standard error, at most [`TAIL_BYTES_MAX`] bytes.
     pub stderr: String,
 }
 
 impl Outcome {
-    /// Of a label that did nothing else than end so at this time.
+    /// Returns the outcome of a label that had no other effect than ending at this time.
     #[must_use]
     pub fn at(time: Time, result: Result<Vec<Sealed>, Failure>) -> Self {
         Self {
@@ -385,7 +386,7 @@ impl Outcome {
 }
 
 impl Outcome {
-    /// Puts a line before what the kernel wrote to its standard error, of which the first part goes if it is too much.
+    /// Prepends a line to the kernel's standard error. Drops the begin of the standard error if the text becomes too long.
     pub fn say(&mut self, line: &str) {
         let most = TAIL_BYTES_MAX.saturating_sub(line.len());
         let mut from = self.stderr.len().saturating_sub(most);
@@ -396,28 +397,28 @@ impl Outcome {
     }
 }
 
-/// An object that is not what was sealed.
+/// Object that differs from its sealed content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Damaged {
-    /// Which.
+    /// Id of the object.
     pub object: ObjectId,
-    /// What is wrong with it, for people: a part of a sentence whose subject it is.
+    /// Description of the damage for people: a predicate whose subject is the object.
     pub what: String,
 }
 
-/// An output as it was sealed.
+/// Sealed output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sealed {
-    /// The object's id.
+    /// Id of the object.
     pub object: ObjectId,
-    /// Its final length in bytes.
+    /// Final size, in bytes.
     pub size: u64,
-    /// Where it lies in an output that is a folder; empty for one that is a file.
+    /// Path within an output folder; empty for an output that is a file.
     pub name: String,
 }
 
 impl Sealed {
-    /// An output that is a file.
+    /// Returns an output that is a file.
     #[must_use]
     pub fn file(object: ObjectId, size: u64) -> Self {
         let name = String::new();
@@ -425,12 +426,12 @@ impl Sealed {
     }
 }
 
-/// Why a label failed.
+/// Reason of a label's failure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// The class of failure, which decides whether another try makes sense.
+    /// Class of failure, which decides whether a retry makes sense.
     pub kind: FailureKind,
-    /// What was wrong, for the user, in one sentence.
+    /// Explanation for the user, in one sentence.
     pub message: String,
 }
 
@@ -439,36 +440,36 @@ pub struct Failure {
 pub enum FailureKind {
     /// The kernel could not be found, read or loaded.
     Kernel,
-    /// It ended with an exit code other than 0.
+    /// The kernel ended with an exit code other than 0.
     Exit(i32),
-    /// A signal ended it.
+    /// A signal ended the kernel.
     Signal(i32),
-    /// It ran out of time.
+    /// The kernel ran out of time.
     Timeout,
-    /// It wrote more than it may.
+    /// The kernel wrote more than it may.
     OutputLimit,
-    /// It used more memory than it may.
+    /// The kernel used more memory than it may.
     MemoryLimit,
-    /// It ended well but did not write one of its outputs.
+    /// The kernel succeeded but did not write one of its outputs.
     MissingOutput,
-    /// One of its inputs could not be had.
+    /// One of its inputs could not be read or pulled.
     Input,
     /// The element's device is full or failed.
     Device,
-    /// The user cancelled it.
+    /// The user cancelled the task.
     Cancelled,
     /// An earlier label of its batch failed.
     Dependency,
-    /// The element was lost while it ran.
+    /// The element was lost while the label ran.
     ElementLost,
-    /// The server took it back before it began, for an element that had nothing to do.
+    /// The server recalled the label before it began, for an idle element.
     Recalled,
-    /// The element does not have what it needs: it is for another one, or waits for one.
+    /// The element lacks a resource that the label needs: the resource belongs to another element, or the element waits for it.
     Unfit,
 }
 
 impl FailureKind {
-    /// Whether trying again, possibly elsewhere, can help.
+    /// Returns whether a retry, possibly on another element, can help.
     #[must_use]
     pub fn retryable(self) -> bool {
         matches!(

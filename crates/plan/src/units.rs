@@ -1,15 +1,15 @@
-//! Physical quantities: small types over `f64` in SI units, with only the arithmetic that makes sense.
+//! Physical quantities: small types over `f64` in SI units, with only the arithmetic that makes sense. This module parses and prints
+//! quantities and does no I/O.
 //!
-//! Text carries its unit: `"1.5 TB/s"`, `"10 pJ/bit"`, `"$0.30/kWh"`. **`MB` is 10^6 bytes and `MiB` is 2^20**, as in job
-//! scripts, flags and all that is printed. Bits are counted in powers of 1000, as networks do: 1 Gbit/s is
-//! 125 000 000 B/s. A year is 365 days. Unit names are case-sensitive, and a space between number and unit may be left
-//! out. What is read is between [`SI_MIN`] and [`SI_MAX`], so that nothing that is computed of it is infinite; powers,
-//! prices and energies of moving data may be zero as well. What is computed may have either sign (an energy that is
-//! saved is negative).
+//! Text carries its unit: `"1.5 TB/s"`, `"10 pJ/bit"`, `"$0.30/kWh"`. **`MB` is 10^6 bytes and `MiB` is 2^20**, as in job scripts, flags
+//! and all printed output. Bits are counted in powers of 1000, as networks do: 1 Gbit/s is 125 000 000 B/s. A year is 365 days. Unit names
+//! are case-sensitive, and the space between number and unit is optional. A parsed quantity is between [`SI_MIN`] and [`SI_MAX`], so that
+//! no quantity computed from it is infinite; powers, prices and energies of moving data may be zero as well. A computed quantity may have
+//! either sign (an energy that is saved is negative).
 //!
-//! Money is in the [`Currency`] that its text says, and is only ever added to money of the same.
+//! Money is in the [`Currency`] of its text, and is only ever added to money of the same currency.
 //!
-//! Serialised, a quantity is a bare number in its SI unit (bytes, seconds, joules, watts); read, it is text.
+//! A serialised quantity is a bare number in its SI unit (bytes, seconds, joules, watts); a parsed quantity is text.
 
 use serde::de::{Deserialize, Deserializer, Visitor};
 use serde::{Serialize, Serializer};
@@ -20,94 +20,94 @@ use std::ops::{Add, Div, Mul, Neg, Sub};
 use std::str::FromStr;
 use thiserror::Error;
 
-/// Text that is no quantity.
+/// Error in the text of a quantity.
 #[derive(Debug, Clone, PartialEq, Error)]
 pub enum UnitError {
-    /// It does not start with a number.
+    /// The text does not start with a number.
     #[error("\"{text}\" has no number; write {quantity} as \"{example}\"")]
     NoNumber {
-        /// What was read.
+        /// Text that was read.
         text: String,
-        /// What it should have been.
+        /// Expected quantity, in words.
         quantity: &'static str,
-        /// How to write one.
+        /// Example of a valid text.
         example: &'static str,
     },
-    /// A number without a unit.
+    /// The text is a number without a unit.
     #[error("\"{text}\" has no unit; write {quantity} as \"{example}\"")]
     NoUnit {
-        /// What was read.
+        /// Text that was read.
         text: String,
-        /// What it should have been.
+        /// Expected quantity, in words.
         quantity: &'static str,
-        /// How to write one.
+        /// Example of a valid text.
         example: &'static str,
     },
-    /// A unit that does not measure this quantity.
+    /// The unit does not measure this quantity.
     #[error("unknown unit \"{unit}\" in \"{text}\"; {quantity} is in {known}")]
     UnknownUnit {
-        /// What was read.
+        /// Text that was read.
         text: String,
-        /// The part after the number.
+        /// Part of the text after the number.
         unit: String,
-        /// What it should have been.
+        /// Expected quantity, in words.
         quantity: &'static str,
-        /// The units there are.
+        /// Known units of the quantity.
         known: String,
     },
-    /// Zero or less.
+    /// The value is zero or less.
     #[error("\"{text}\" is not above zero, as {quantity} must be")]
     NotPositive {
-        /// What was read.
+        /// Text that was read.
         text: String,
-        /// What it should have been.
+        /// Expected quantity, in words.
         quantity: &'static str,
     },
-    /// Less than nothing.
+    /// The value is negative.
     #[error("\"{text}\" is less than zero, which {quantity} can't be")]
     Negative {
-        /// What was read.
+        /// Text that was read.
         text: String,
-        /// What it should have been.
+        /// Expected quantity, in words.
         quantity: &'static str,
     },
-    /// Beyond [`SI_MIN`] or [`SI_MAX`].
+    /// The value is beyond [`SI_MIN`] or [`SI_MAX`].
     #[error("\"{text}\" is too {} for {quantity}", if *.large { "much" } else { "little" })]
     Absurd {
-        /// What was read.
+        /// Text that was read.
         text: String,
-        /// What it should have been.
+        /// Expected quantity, in words.
         quantity: &'static str,
-        /// Whether it is beyond the upper bound.
+        /// Whether the value is beyond the upper bound.
         large: bool,
     },
-    /// A price that does not say of what currency, or says two.
+    /// The price names no currency, or two currencies.
     #[error("\"{text}\" has {found}; write {quantity} as {example}")]
     Currency {
-        /// What was read.
+        /// Text that was read.
         text: String,
-        /// What it should have been.
+        /// Expected quantity, in words.
         quantity: &'static str,
-        /// What is wrong with it.
+        /// Description of the error.
         found: &'static str,
-        /// How to write one.
+        /// Example of a valid text.
         example: &'static str,
     },
 }
 
-/// Most of a quantity that is read, in its SI unit: products of all that a site has stay far from infinity.
+/// Largest parsed value, in the SI unit of its quantity: products of all values of a site stay far from infinity.
 pub const SI_MAX: f64 = 1e30;
-/// Least of a quantity that is read, in its SI unit, unless it may be zero.
+/// Smallest parsed value, in the SI unit of its quantity, unless the quantity may be zero.
 pub const SI_MIN: f64 = 1e-30;
 
 /// A unit of a quantity.
 #[derive(Debug, Clone, Copy)]
 pub struct Unit {
-    /// As it is written.
+    /// Name of the unit in text.
     pub name: &'static str,
-    /// One of it in the SI unit.
+    /// Value of one such unit in the SI unit.
     pub factor: f64,
-    /// Whether values are printed in it; others are only read.
+    /// Whether values are printed in this unit; the other units are only parsed.
     pub printed: bool,
 }
 
@@ -127,21 +127,21 @@ const fn alias(name: &'static str, factor: f64) -> Unit {
     }
 }
 
-/// What all quantities share.
+/// Common interface of all quantities.
 pub trait Quantity: Copy {
-    /// The quantity in words, with its article: "a size".
+    /// Name of the quantity in words, with its article: "a size".
     const NAME: &'static str;
-    /// One as a user would write it.
+    /// Example in the notation of users.
     const EXAMPLE: &'static str;
-    /// Its units; those that are printed in ascending order.
+    /// Units of the quantity; the printed ones in ascending order.
     const UNITS: &'static [Unit];
-    /// Whether what is read may be zero.
+    /// Whether a parsed value may be zero.
     const MAY_BE_ZERO: bool;
 
-    /// From a number in the SI unit.
+    /// Converts a number in the SI unit to the quantity.
     fn from_si(value: f64) -> Self;
 
-    /// The number in the SI unit.
+    /// Returns the number in the SI unit.
     fn si(self) -> f64;
 }
 
@@ -150,7 +150,7 @@ const KI: f64 = 1024.0;
 const HOUR: f64 = 3600.0;
 const DAY: f64 = 24.0 * HOUR;
 
-/// A number of some unit, with the arithmetic that keeps the unit.
+/// Defines a number of some unit, with the arithmetic that keeps the unit.
 macro_rules! amount {
     ($(#[$doc:meta])* $type:ident) => {
         $(#[$doc])*
@@ -158,15 +158,15 @@ macro_rules! amount {
         pub struct $type(f64);
 
         impl $type {
-            /// Nothing of it.
+            /// Zero amount.
             pub const ZERO: Self = Self(0.0);
 
-            /// From a number in the SI unit.
+            /// Converts a number in the SI unit to the quantity.
             pub const fn new(value: f64) -> Self {
                 Self(value)
             }
 
-            /// The number in the SI unit.
+            /// Returns the number in the SI unit.
             pub const fn get(self) -> f64 {
                 self.0
             }
@@ -228,7 +228,7 @@ macro_rules! amount {
     };
 }
 
-/// An amount that is read from text with its unit.
+/// Defines an amount that is parsed from text with its unit.
 macro_rules! quantity {
     ($(#[$doc:meta])* $type:ident, $name:literal, $example:literal, $may_be_zero:literal, [$($unit:expr),+ $(,)?]) => {
         amount! { $(#[$doc])* $type }
@@ -315,7 +315,7 @@ quantity! {
 }
 
 quantity! {
-    /// What moving or processing one byte costs in time, in seconds per byte: the inverse of a rate.
+    /// Time that moving or processing one byte takes, in seconds per byte: the inverse of a rate.
     SecondsPerByte, "a time per byte", "2 ns/B", false, [unit("ns/B", 1e-9), unit("us/B", 1e-6), unit("s/B", 1.0)]
 }
 
@@ -341,7 +341,7 @@ quantity! {
 }
 
 quantity! {
-    /// What moving data costs in energy, in joules per byte.
+    /// Energy that moving data takes, in joules per byte.
     JoulesPerByte, "an energy per bit", "10 pJ/bit", true, [
         unit("pJ/bit", 8e-12), unit("nJ/bit", 8e-9), alias("pJ/B", 1e-12), alias("nJ/B", 1e-9),
         alias("J/B", 1.0),
@@ -349,12 +349,12 @@ quantity! {
 }
 
 amount! {
-    /// Money, in whatever currency it is counted in; see [`Price`].
+    /// Money in an unspecified currency; see [`Price`].
     Money
 }
 
 amount! {
-    /// The price of energy, in money for a joule.
+    /// Price of energy, in money for a joule.
     MoneyPerJoule
 }
 
@@ -365,7 +365,7 @@ product!(JoulesPerByte * Bytes = Joules);
 product!(MoneyPerJoule * Joules = Money);
 
 impl BytesPerSecond {
-    /// The time one byte takes.
+    /// Returns the time that one byte takes.
     pub fn inverse(self) -> SecondsPerByte {
         SecondsPerByte::new(1.0 / self.0)
     }
@@ -374,14 +374,14 @@ impl BytesPerSecond {
 impl Mul<SecondsPerByte> for BytesPerSecond {
     type Output = f64;
 
-    /// The share of each second that handling this rate takes.
+    /// Returns the share of each second that handling this rate takes.
     fn mul(self, time: SecondsPerByte) -> f64 {
         self.0 * time.0
     }
 }
 
 impl Joules {
-    /// In kilowatt-hours.
+    /// Returns the energy in kilowatt-hours.
     pub fn kilowatt_hours(self) -> f64 {
         self.0 / (1e3 * HOUR)
     }
@@ -390,7 +390,7 @@ impl Joules {
 macro_rules! display {
     ($($type:ident),+) => {$(
         impl fmt::Display for $type {
-            /// In the largest unit of which there is at least one, to four significant digits.
+            /// Prints the quantity in the largest unit that is not larger than the quantity, to four significant digits.
             fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
                 print(*self, formatter)
             }
@@ -408,14 +408,14 @@ display!(
     JoulesPerByte
 );
 
-/// Which money, as it is written: a sign (`$`, `€`) or a code of three capitals (`EUR`). What is written differently is
-/// taken to be different, for a `$` is not one of every country.
+/// Currency in the spelling of its text: a sign (`$`, `€`) or a code of three capitals (`EUR`). Currencies with different spellings are
+/// different, because several countries use `$`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct Currency(String);
 
 impl Currency {
-    /// The currency that a text begins with, and the rest.
+    /// Splits the currency from the begin of a text. Returns the currency and the rest of the text.
     fn split(text: &str) -> (Option<Self>, &str) {
         let sign =
             |letter: char| matches!(letter, '$' | '\u{a2}'..='\u{a5}' | '\u{20a0}'..='\u{20cf}');
@@ -429,8 +429,8 @@ impl Currency {
         (found, rest.trim_start())
     }
 
-    /// Money of it as people read it, whole with thousands apart from a hundred on, else with cents: `$1,818,000`,
-    /// `-$0.25`, `1,818,000 EUR`.
+    /// Formats money of this currency for people. Amounts from a hundred on are whole numbers with separated thousands, and smaller amounts
+    /// have cents: `$1,818,000`, `-$0.25`, `1,818,000 EUR`.
     pub fn show(&self, money: Money) -> String {
         let digits = if money.get().abs() < 100.0 { 2 } else { 0 };
         let amount = thousands(&format!("{:.digits$}", money.get().abs()));
@@ -443,7 +443,7 @@ impl Currency {
     }
 }
 
-/// Letters of a currency's code (ISO 4217).
+/// Number of letters of a currency's code (ISO 4217).
 const CODE_LETTERS: usize = 3;
 
 impl fmt::Display for Currency {
@@ -452,25 +452,25 @@ impl fmt::Display for Currency {
     }
 }
 
-/// Money, or money for a joule, with its currency, as it is read: `"$610"`, `"610 EUR"`, `"€0.30/kWh"`.
+/// Money, or money for a joule, with its currency, as parsed from text: `"$610"`, `"610 EUR"`, `"€0.30/kWh"`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Price<A> {
-    /// How much.
+    /// Amount in the currency.
     pub amount: A,
-    /// Of what.
+    /// Currency of the amount.
     pub currency: Currency,
 }
 
-/// What can have a price.
+/// Quantity that can have a price.
 pub trait Priced: Copy {
-    /// In words, with its article.
+    /// Name in words, with its article.
     const NAME: &'static str;
-    /// As a user would write it.
+    /// Example in the notation of users.
     const EXAMPLE: &'static str;
-    /// What stands behind the currency, with what one of it is in the SI unit.
+    /// Units after the currency, each with its value in the SI unit.
     const UNITS: &'static [(&'static str, f64)];
 
-    /// From a number in the SI unit.
+    /// Converts a number in the SI unit to the quantity.
     fn from_si(value: f64) -> Self;
 }
 
@@ -534,7 +534,7 @@ fn print<Q: Quantity>(quantity: Q, formatter: &mut fmt::Formatter<'_>) -> fmt::R
         .next()
         .expect("every quantity has a unit that is printed");
     let mut chosen = if size == 0.0 {
-        // Nothing is nothing in any unit, and the SI unit reads best.
+        // Zero is zero in any unit, and the SI unit reads best.
         Q::UNITS
             .iter()
             .find(|unit| (unit.factor - 1.0).abs() < f64::EPSILON)
@@ -555,7 +555,7 @@ fn print<Q: Quantity>(quantity: Q, formatter: &mut fmt::Formatter<'_>) -> fmt::R
     )
 }
 
-/// A number to four significant digits, without trailing zeros.
+/// Formats a number to four significant digits, without trailing zeros.
 pub fn significant(value: f64) -> String {
     if value == 0.0 || !value.is_finite() {
         return format!("{value}");
@@ -574,19 +574,19 @@ pub fn significant(value: f64) -> String {
     }
 }
 
-/// A number to four significant digits, never more than it is: for what is allowed at most.
+/// Formats a number to four significant digits and never rounds up: for upper bounds.
 pub fn at_most(value: f64) -> String {
     let text = significant(value);
     let rounded: f64 = text.parse().unwrap_or(value);
     if rounded <= value {
         return text;
     }
-    // One of the last digit that is shown.
+    // Value of one in the last digit that is shown.
     let digit = 10_f64.powf(value.abs().log10().floor() - 3.0).min(1.0);
     significant(rounded - digit)
 }
 
-/// Separates the thousands of a decimal number that has no sign.
+/// Separates the thousands of a decimal number without a sign.
 pub fn thousands(number: &str) -> String {
     let (whole, rest) = number.split_at(number.find('.').unwrap_or(number.len()));
     let mut text = String::with_capacity(number.len() + whole.len() / 3);
@@ -630,7 +630,7 @@ fn parse<Q: Quantity>(text: &str) -> Result<Q, UnitError> {
     within(text, Q::NAME, value * unit.factor, Q::MAY_BE_ZERO).map(Q::from_si)
 }
 
-/// A number that can be reckoned with.
+/// Checks that a number is within the bounds of parsed quantities.
 fn within(
     text: &str,
     quantity: &'static str,
@@ -659,7 +659,7 @@ fn within(
     })
 }
 
-/// How much of `text` is its number: `e` belongs to it only with an exponent behind it.
+/// Returns the length of the number at the begin of `text`: `e` belongs to the number only if an exponent follows.
 fn number_length(text: &str) -> usize {
     let bytes = text.as_bytes();
     let is_digit = |at: usize| bytes.get(at).is_some_and(u8::is_ascii_digit);
@@ -679,9 +679,9 @@ fn number_length(text: &str) -> usize {
 
 struct TextVisitor<Q>(PhantomData<Q>);
 
-/// What a reader expects where a quantity stands.
+/// Description of the text that a reader expects for a quantity.
 trait Expected {
-    /// In words.
+    /// Returns the description in words.
     fn expected() -> String;
 }
 

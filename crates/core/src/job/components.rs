@@ -1,7 +1,8 @@
-//! Components: a task that says `per` becomes one for each part or chunk of its first input, or for each input, before
-//! anything else is read (Active Storage §4). With `layout = "same"` one more joins what they make.
+//! Components: expands each task with `per` before anything else is read (Active Storage §4). Such a task becomes one task for each part or
+//! chunk of its first input, or for each input. With `layout = "same"`, one more task joins the outputs of the components. This module
+//! changes only the parsed job.
 //!
-//! What is made of it is told to the reader by settings that no script can have: their names begin with a blank.
+//! The expansion passes its results to the reader through settings that no script can contain: their names begin with a blank.
 
 use super::MAX_TASKS;
 use super::error::Problem;
@@ -15,25 +16,25 @@ use crate::id::ObjectId;
 use crate::layout::{Layout, RECORD_BYTES_MAX, Selection};
 use crate::script::{Data, Group, Position, Setting, Value};
 
-/// The first argument of a built-in kernel that is to give what it found so far in a component's piece, and of one that is to put that
-/// together.
+/// First argument of a built-in kernel that returns its partial result for a component's piece. The kernel with [`MERGE`] puts the partial
+/// results together.
 pub const PARTIAL: &str = " partial";
-/// See [`PARTIAL`].
+/// First argument of a built-in kernel that puts partial results together; see [`PARTIAL`].
 pub const MERGE: &str = " merge";
-/// What a task is of the one in the script.
+/// Role of a task within the task of the script.
 const SHARE: &str = " share";
-/// Which parts the outputs of a task are.
+/// Parts of the files that the outputs of a task are.
 pub(super) const PART: &str = " part";
-/// The version that an input is to be.
+/// Version that an input must have.
 pub(super) const VERSION: &str = " version";
-/// What of it an input is, as [`Selection`] is written.
+/// Selection of an input, in the text form of [`Selection`].
 pub(super) const SELECTION: &str = " selection";
-/// The task that makes an input, and which of its outputs that is.
+/// Task that writes an input, and the index of the output of that task.
 pub(super) const MADE_BY: [&str; 2] = [" task", " output"];
-/// What stands for a component's own in the settings of its task.
+/// Words in the settings of a task that are replaced by the values of a component.
 const WORDS: [&str; 5] = ["%part", "%chunk", "%piece", "%name", "%stem"];
 
-/// What there is a component for.
+/// Unit of data that gets its own component.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Per {
     File,
@@ -42,62 +43,62 @@ enum Per {
     Piece,
 }
 
-/// What a component of a mapped input reads.
+/// Selection that a component of a mapped input reads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mapped {
-    /// Its number: of the part that has most of it, or of the piece.
+    /// Number of the component: the number of the part that holds most of the selection, or of the piece.
     pub number: usize,
-    /// Bytes of the file, and the values that they hold.
+    /// Bytes of the file, and the values that these bytes hold.
     pub selection: Selection,
 }
 
-/// What a mapper finds in a file.
+/// Result of a mapper for a file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Map {
-    /// For each component what it reads, in order.
+    /// Selections of the components, in order.
     pub components: Vec<Mapped>,
-    /// What their numbers are below.
+    /// Upper bound of their numbers, exclusive.
     pub count: usize,
-    /// Where in the whole their values are is not known.
+    /// Whether the position of their values in the whole variable is unknown.
     pub unplaced: bool,
-    /// Arguments that the kernel gets beside its own, so that it reads the values as the file means them.
+    /// Arguments that the kernel gets in addition to its own, so that it interprets the values as the file defines them.
     pub args: Vec<String>,
 }
 
-/// A variable that a task names, and the kernels that read its values.
+/// Variable that a task names, and the kernels that read the values of the variable.
 #[derive(Clone, Copy, Debug)]
 pub struct Mapping<'a> {
-    /// The variable, as the task has it.
+    /// Variable as the task writes it.
     pub mapper: &'a str,
-    /// Whether there is a component for each part, not for each piece.
+    /// Whether each part has a component; otherwise each piece has one.
     pub per_part: bool,
-    /// The kernels that get the values, one behind the other, with their arguments; none if they are no built-in ones.
+    /// Kernels through which the values pass in order, with their arguments. Empty if the kernels are not built in.
     pub kernels: &'a [Vec<String>],
 }
 
-/// What stands in the place of which word.
+/// Replacement text for each word.
 pub(super) type Words = Vec<(&'static str, String)>;
 
-/// The inputs of one component, and what it is called by.
+/// Inputs of one component, and the words that name the component.
 pub(super) struct One {
     pub(super) inputs: Vec<Value>,
     pub(super) words: Words,
 }
 
-/// What a file that the job does not make is made of.
+/// Version and layout of a file that the job does not write.
 #[derive(Clone, Debug)]
 pub struct Made {
-    /// The version.
+    /// Object of the version.
     pub object: ObjectId,
-    /// Where its bytes are.
+    /// Location of its bytes.
     pub layout: Layout,
 }
 
-/// How the file of an input lies.
+/// Form of the file of an input.
 enum Form {
-    /// A file of the array.
+    /// File of the array.
     Made(Made),
-    /// A task of the job makes it, in one object, or striped with so many parts.
+    /// File that a task of the job writes: one object, or a striped file with this number of parts.
     ToCome(Option<usize>),
 }
 
@@ -114,7 +115,7 @@ impl Form {
     }
 }
 
-/// What the reader is told of a task.
+/// Returns the role of a task that the expansion has set.
 pub(super) fn share(task: &Group) -> Share {
     match number(task, SHARE) {
         Some(1) => Share::Component,
@@ -124,7 +125,7 @@ pub(super) fn share(task: &Group) -> Share {
     }
 }
 
-/// What it is told of by one of the settings.
+/// Returns the value of a setting of the expansion as a number.
 pub(super) fn number(group: &Group, name: &str) -> Option<u64> {
     match group.get(name)?.value.data {
         Data::Integer(number) => Some(number.cast_unsigned()),
@@ -132,7 +133,7 @@ pub(super) fn number(group: &Group, name: &str) -> Option<u64> {
     }
 }
 
-/// As [`number`], of a selection.
+/// Returns the value of a setting of the expansion as the text of a selection.
 pub(super) fn selection(group: &Group) -> Option<&str> {
     text(&group.get(SELECTION)?.value)
 }
@@ -156,12 +157,12 @@ pub(super) fn said(text: impl Into<String>, at: Position) -> Value {
     }
 }
 
-/// What a part of a file is called that components make together.
+/// Returns the path of part `part` of a file that components write together.
 pub(super) fn part_path(path: &str, part: u64) -> String {
     format!("{path}[{part}]")
 }
 
-/// Takes a setting out of a task.
+/// Removes a setting from a task and returns it.
 fn take(task: &mut Group, name: &str) -> Option<Setting> {
     let mut settings = task.settings.iter();
     let index = settings.position(|setting| setting.name == name)?;
@@ -173,7 +174,7 @@ fn set(task: &mut Group, name: &str, data: Data, at: Position) {
     task.settings.push(setting(name, data, at));
 }
 
-/// Gives a task more arguments, behind its own.
+/// Appends arguments to those of a task.
 fn with_args(task: &mut Group, args: Vec<String>, at: Position) {
     if args.is_empty() {
         return;
@@ -202,7 +203,7 @@ fn choice(setting: &Setting, valid: &[&'static str]) -> Result<usize, Wrong> {
     })
 }
 
-/// Puts what stands for a component's own in the place of its words.
+/// Replaces the words in a value by the values of a component.
 fn fill(value: &mut Value, words: &Words) {
     match &mut value.data {
         Data::Text(text) => {
@@ -223,7 +224,7 @@ fn fill(value: &mut Value, words: &Words) {
     }
 }
 
-/// The number of one of so many, with zeros before it: names in their order are in the order of the numbers.
+/// Returns the number of one of `count` components with leading zeros, so that sorting by name is sorting by number.
 pub(super) fn padded(number: usize, count: usize) -> String {
     let digits = count.saturating_sub(1).to_string().len();
     format!("{number:0digits$}")
@@ -309,9 +310,9 @@ impl Expander<'_> {
         }
     }
 
-    /// Whether its components are a built-in kernel that can put together what it finds in pieces, for one result.
+    /// Returns whether the components of a task are a built-in kernel that can merge its results of pieces into one result.
     fn merges(&self, task: &Group, [_, halo]: &[Option<Setting>; 2]) -> bool {
-        // What several see would count for each of them.
+        // Records that several components see would count once for each of them.
         if halo.is_some() {
             return false;
         }
@@ -330,8 +331,8 @@ impl Expander<'_> {
             && text(output).is_some_and(|output| is_shared(output) && !is_folder(output))
     }
 
-    /// The kernels of a task with their arguments, one behind the other, unless it says, or a file of that name, that the first is no
-    /// built-in one.
+    /// Returns the kernels of a task with their arguments, in the order of the pipeline. Returns an empty list if the task sets, or a file
+    /// of that name shows, that the first kernel is not built in.
     fn builtins(&self, task: &Group) -> Vec<Vec<String>> {
         let said = |name: &str| text(&task.get(name)?.value);
         let kernel = said("kernel").unwrap_or_default();
@@ -356,7 +357,7 @@ impl Expander<'_> {
         }
     }
 
-    /// Outputs of several components under one name would be written over.
+    /// Refuses outputs of several components under one name, because the components would overwrite them.
     fn check_outputs(task: &Group) -> Result<(), Wrong> {
         let own = |value: &&Value| is_shared(text(value).unwrap_or_default());
         match values(task, "output").iter().find(own) {
@@ -386,7 +387,7 @@ impl Expander<'_> {
         component.settings.push(told(SHARE, 1, at));
         if is_part {
             component.settings.push(told(PART, index as u64, at));
-            // What is made of it has the task's.
+            // The outputs of components have the lifetime of the task.
             set(
                 &mut component,
                 "lifetime",
@@ -397,7 +398,7 @@ impl Expander<'_> {
         component
     }
 
-    /// Each input by itself.
+    /// Returns one component for each input.
     fn files(task: &Group) -> Vec<One> {
         let one = |value: &Value| {
             let file = group_of(value).and_then(|group| text(&group.get("file")?.value));
@@ -415,7 +416,8 @@ impl Expander<'_> {
         values(task, "input").iter().map(one).collect()
     }
 
-    /// Each part or chunk of the first input, with all others; how many parts it has, if it is striped.
+    /// Returns one component for each part or chunk of the first input, with all other inputs. Also returns the number of parts of the
+    /// first input if it is striped.
     fn pieces_of(
         &self,
         task: &Group,
@@ -428,7 +430,7 @@ impl Expander<'_> {
             None => Halo::NONE,
             Some(setting) => halo_of(setting, per, records.as_ref())?,
         };
-        // Which these are is known then.
+        // With a halo, the selection already consists of whole records.
         let records = records.as_ref().filter(|_| halo.count == 0);
         let parts = form.parts();
         let (word, count) = match (per, &form) {
@@ -460,7 +462,7 @@ impl Expander<'_> {
         Ok(((0..count).map(one).collect(), parts))
     }
 
-    /// The components that a mapper finds in the first input, each with all other inputs. The task gets the mapper's arguments.
+    /// Returns the components that a mapper finds in the first input, each with all other inputs. Adds the mapper's arguments to the task.
     fn mapped(
         &mut self,
         task: &mut Group,
@@ -533,7 +535,7 @@ impl Expander<'_> {
         Ok(all)
     }
 
-    /// What the file of an input is made of.
+    /// Returns the form of the file of an input.
     fn form(&self, input: &Value) -> Result<Form, Wrong> {
         let group = group_of(input);
         let whole =
@@ -556,7 +558,7 @@ impl Expander<'_> {
         }
     }
 
-    /// Adds the task that makes one result of what components found.
+    /// Adds the task that merges the results of components into one result.
     fn merge(
         &mut self,
         mut task: Group,
@@ -575,7 +577,7 @@ impl Expander<'_> {
         self.push(task, at, expanded)
     }
 
-    /// Adds components, and the task whose kernel makes one result of all that they write.
+    /// Adds the components, and the task whose kernel makes one result from all their outputs.
     fn reduced(
         &mut self,
         (mut task, reduce): (Group, &Setting),
@@ -623,7 +625,7 @@ impl Expander<'_> {
         self.push(task, at, expanded)
     }
 
-    /// Adds the task that makes files of what components have made: of each output a striped one.
+    /// Adds the task that joins the outputs of components: each output becomes a striped file.
     fn join(
         &mut self,
         mut task: Group,
@@ -651,12 +653,12 @@ impl Expander<'_> {
     }
 }
 
-/// Whether all components would write it.
+/// Returns whether all components would write this output.
 fn is_shared(output: &str) -> bool {
     !WORDS.iter().any(|word| output.contains(word))
 }
 
-/// Has a built-in kernel do a part of its work.
+/// Makes a built-in kernel do a part of its work.
 fn folds(task: &mut Group, what: &str, at: Position) {
     let mut args = values(task, "args").to_vec();
     args.insert(0, said(what, at));
@@ -664,7 +666,7 @@ fn folds(task: &mut Group, what: &str, at: Position) {
     set(task, "type", Data::Text("builtin".to_owned()), at);
 }
 
-/// What one of the tasks from `begin` on has made of an output, as an input.
+/// Returns an output of task `part`, counted from `begin`, as an input.
 fn made_by(given: &str, (begin, part): (usize, usize), number: usize, at: Position) -> Value {
     let name = part_path(given, part as u64);
     let settings = vec![
@@ -677,7 +679,7 @@ fn made_by(given: &str, (begin, part): (usize, usize), number: usize, at: Positi
     Value { data, at }
 }
 
-/// How many chunks a file has: stripes, one if it is not striped.
+/// Returns the number of chunks of a file: its stripes, or one if the file is not striped.
 fn chunks(layout: &Layout) -> usize {
     match layout {
         Layout::Striped(striped) => usize::try_from(striped.size.div_ceil(striped.unit))
@@ -687,10 +689,10 @@ fn chunks(layout: &Layout) -> usize {
     }
 }
 
-/// What a mapper can be.
+/// Accepted forms of a mapper.
 const MAPPERS: &str = "it is \"netcdf:VARIABLE\", \"hdf5:/GROUP/DATASET\", \"zarr:ARRAY\" (a zip file or a folder), \"fits:HDU\", \"columns:NAME=TYPE,…\", \"columns:csv,COLUMN\" or \"program:NAME ARGUMENTS\"";
 
-/// Whether a mapper goes with what else is said of components.
+/// Checks that a mapper fits the other settings of components.
 fn check_mapper(
     mapper: Option<&Setting>,
     (per, at): (Per, Position),
@@ -715,7 +717,7 @@ fn check_mapper(
     }
 }
 
-/// What a component sees beside its chunk: so many records of so many bytes on both sides.
+/// Records that a component sees in addition to its chunk: `count` records of `length` bytes on both sides.
 #[derive(Clone, Copy, Debug)]
 struct Halo {
     count: u64,
@@ -728,8 +730,8 @@ impl Halo {
         length: 1,
     };
 
-    /// The records that begin in some bytes of a file of this size, with those beside them: which bytes these are, and how many are
-    /// beside.
+    /// Returns the bytes of the records that begin in `chunk`, together with the records of the halo, in a file of `size` bytes. Also
+    /// returns the number of halo records before and after the chunk.
     fn around(self, chunk: std::ops::Range<u64>, size: u64) -> (std::ops::Range<u64>, [u64; 2]) {
         let first = chunk.start.div_ceil(self.length);
         let behind = chunk.end.div_ceil(self.length);
@@ -740,7 +742,7 @@ impl Halo {
     }
 }
 
-/// How many bytes, or records of a fixed length, a component sees beside its chunk.
+/// Returns the number of bytes, or of records of a fixed length, that a component sees on both sides of its chunk.
 fn halo_of(setting: &Setting, per: Per, records: Option<&Setting>) -> Result<Halo, Wrong> {
     let count = match &setting.value.data {
         Data::Integer(count) => u64::try_from(*count).ok(),
@@ -758,7 +760,7 @@ fn halo_of(setting: &Setting, per: Per, records: Option<&Setting>) -> Result<Hal
     halo.ok_or_else(|| wrong(setting.value.at, Problem::Halo))
 }
 
-/// One part or chunk of an input, and how many bytes or records before and behind the chunk it has besides.
+/// Returns one part or chunk of an input, and the number of halo bytes or records before and after the chunk.
 fn selected(
     input: &Value,
     form: &Form,

@@ -92,6 +92,13 @@ def sh(*words):
     return subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
 
 
+def let_go(loop, mounted):
+    """Unmounts a device and detaches it. A file system that is still in use would write to the image of the next cut."""
+    wait("the unmount", lambda: subprocess.run(["umount", mounted], capture_output=True).returncode == 0)
+    sh("losetup", "-d", loop)
+    wait("the end of the device", lambda: not os.path.exists(f"/sys/block/{os.path.basename(loop)}/loop/backing_file"))
+
+
 class Array:
     """Server, element and mounts; their folders are on the disk."""
 
@@ -146,15 +153,23 @@ class File:
             return True
         if last is not None and content == self.changes[last][2]:
             return True
-        for began, _, later, in_place in self.changes[0 if last is None else last + 1 :]:
+        for began, _, later, way in self.changes[0 if last is None else last + 1 :]:
             if began > cut:
                 break
             if content == later:
                 return True
-            # It is truncated, written, and sealed if its writer is gone.
-            if in_place and content is not None and later.startswith(content):
-                return True
+            # The file was truncated and written, and is sealed without its writer. ext4 has zeros in place of blocks that it did not write.
+            if way.startswith("in place") and content is not None and len(content) <= len(later):
+                if all(byte in (0, there) for byte, there in zip(content, later)):
+                    return True
         return False
+
+
+    def around(self, cut):
+        """The last durable change before a cut and the next ones: records of begin and `fsync`, content, way."""
+        durable = [n for n, (_, when, _, _) in enumerate(self.changes) if when is not None and when <= cut]
+        first = durable[-1] if durable else 0
+        return [(b, d, c and (len(c), c[:16]), way) for b, d, c, way in self.changes[first : first + 3] if b <= cut or d]
 
 
 class Load:
@@ -181,16 +196,16 @@ class Load:
             name = f"{folder}/f{rng.randrange(24)}"
             content = f"{name} {serial} ".encode() * rng.randrange(1, 2500)
             file = self.files.setdefault(name, File())
-            change = [self.recorded(), None, content, False]
+            change = [self.recorded(), None, content, ""]
             work = rng.choice(["replace", "replace", "replace", "in place", "remove"])
             if work == "in place":
-                change[3] = True
+                change[3] = "in place"
                 file.changes.append(change)
-                self.put(f"{top}/{name}", content, rng)
+                change[3] += self.put(f"{top}/{name}", content, rng)
                 self.sync(f"{top}/{folder}")
             elif work == "replace":
                 file.changes.append(change)
-                self.put(f"{top}/{name}.tmp", content, rng)
+                change[3] = "replace" + self.put(f"{top}/{name}.tmp", content, rng)
                 os.rename(f"{top}/{name}.tmp", f"{top}/{name}")
                 self.sync(f"{top}/{folder}")
             elif os.path.exists(f"{top}/{name}"):
@@ -215,9 +230,10 @@ class Load:
         if not later:
             os.fsync(fd)
         os.close(fd)
-        # By somebody who only reads, as `sync FILE` does.
+        # A reader's `fsync`, as of `sync FILE`.
         if later:
             self.sync(path)
+        return ", synced by a reader" if later else ""
 
 
 class Disk:
@@ -302,8 +318,7 @@ def main():
             thread.join()
         last = recorded()
         array.kill(both)
-        sh("umount", "-l", f"{work}/disk")
-        wait("the end of the disk", lambda: subprocess.run(["losetup", "-d", loop], capture_output=True).returncode == 0)
+        let_go(loop, f"{work}/disk")
         loop = None
         recorder.terminate()
         recorder.wait()
@@ -325,14 +340,13 @@ def main():
                     checked += 1
                     if not file.allows(cut, found):
                         shown = "missing" if found is None else f"{len(found)} bytes {found[:24]!r}"
-                        wrong.append(f"cut {cut}: {name} is {shown}; {[(b, d, c and (len(c), c[:16])) for b, d, c, _ in file.changes[-9:]]}")
+                        wrong.append(f"cut {cut}: {name} is {shown}; {file.around(cut)}")
             except SystemExit as error:
                 wrong.append(f"cut {cut}: {error}")
             except OSError as error:
                 wrong.append(f"cut {cut}: {error}")
             array.kill({"a": []})
-            sh("umount", "-l", f"{work}/disk")
-            wait("the end of a cut", lambda: subprocess.run(["losetup", "-d", loop], capture_output=True).returncode == 0)
+            let_go(loop, f"{work}/disk")
             loop = None
             if wrong and args.keep:
                 os.rename(f"{args.keep}/cut.img", f"{args.keep}/{cut}.img")
@@ -353,6 +367,8 @@ def main():
         recorder.kill()
         recorder.wait()
         if not (wrong and args.keep):
+            # A mount guards its mountpoint against writes while it is away.
+            subprocess.run(["chattr", "-R", "-i", work], stderr=subprocess.DEVNULL)
             shutil.rmtree(work, ignore_errors=True)
     return 1 if wrong else 0
 

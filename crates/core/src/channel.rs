@@ -1,32 +1,32 @@
-//! A channel: messages in the order in which they came, in a ring of bytes, and who has read how far.
+//! A channel: decides the positions of messages in a ring of bytes, in the order of their arrival, and keeps the position of each reader.
 //!
-//! What comes in one request is one record of the ring and is kept as a whole or not at all. This says where in the ring what
-//! lies, what is a message twice, and what may be written over; whoever keeps the bytes writes them down.
+//! The messages of one request form one record of the ring, which is stored completely or not at all. This module decides where each record
+//! is stored, which messages are duplicates, and which records may be overwritten. It does no I/O: the caller stores the bytes.
 
 use std::collections::{BTreeMap, VecDeque};
 
-/// Records that a channel holds at most.
+/// Maximum number of records in a channel.
 pub const RECORDS_MAX: usize = 65_536;
-/// Readers of a channel.
+/// Maximum number of readers of a channel.
 pub const READERS_MAX: usize = 64;
-/// Senders whose last request is remembered, so that it can be repeated.
+/// Maximum number of senders whose last request is remembered, so that they can repeat the request.
 pub const PRODUCERS_MAX: usize = 1024;
-/// Bytes of a message.
+/// Maximum size of a message, in bytes.
 pub const MESSAGE_BYTES_MAX: u64 = 1 << 20;
-/// Messages of a request, and the bytes that they and their lengths have together.
+/// Maximum number of messages in a request. [`BATCH_BYTES_MAX`] bounds the size of the messages and their lengths.
 pub const BATCH_MESSAGES_MAX: u32 = 16_384;
-/// See [`BATCH_MESSAGES_MAX`].
+/// Maximum size of the messages of a request together with their lengths, in bytes.
 pub const BATCH_BYTES_MAX: u64 = 4 << 20;
-/// Bytes of the ring.
+/// Minimum size of the ring, in bytes.
 pub const CAPACITY_BYTES_MIN: u64 = 64 << 10;
-/// See [`CAPACITY_BYTES_MIN`].
+/// Maximum size of the ring, in bytes.
 pub const CAPACITY_BYTES_MAX: u64 = 4 << 30;
-/// Bytes of the ring if nothing else is said.
+/// Default size of the ring, in bytes.
 pub const CAPACITY_BYTES: u64 = 16 << 20;
-/// Bytes of a reader's name.
+/// Maximum length of a reader's name, in bytes.
 pub const NAME_BYTES_MAX: usize = 64;
 
-/// Whether this may be the name of a channel or a reader.
+/// Returns whether `name` may be the name of a channel or of a reader.
 #[must_use]
 pub fn is_name(name: &str) -> bool {
     let allowed = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
@@ -38,103 +38,103 @@ pub fn is_name(name: &str) -> bool {
 /// Messages that were sent together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Batch {
-    /// Who sent them: a random number.
+    /// Id of the sender: a random number.
     pub producer: u64,
-    /// How many messages the producer had sent before.
+    /// Number of messages that the producer sent before these.
     pub sequence: u64,
-    /// How many these are.
+    /// Number of messages in the batch.
     pub count: u32,
 }
 
-/// What lies in the ring.
+/// Record in the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// Where it begins.
+    /// Position at which the record begins.
     pub at: u64,
-    /// Its length.
+    /// Length of the record, in bytes.
     pub bytes: u64,
     /// Number of its first message.
     pub first: u64,
-    /// Its messages.
+    /// Batch of its messages.
     pub batch: Batch,
 }
 
 impl Record {
-    /// The number after that of its last message.
+    /// Returns the number after that of its last message.
     #[must_use]
     pub fn next(&self) -> u64 {
         self.first.saturating_add(self.batch.count.into())
     }
 }
 
-/// What becomes of a batch.
+/// Result of appending a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placed {
-    /// It is to be written there.
+    /// The caller must write the batch as this record.
     Here(Record),
-    /// It was sent before, and its first message has this number.
+    /// The batch is a duplicate, and its first message has this number.
     Known(u64),
-    /// There is no room now.
+    /// The ring has no space now.
     Full,
 }
 
-/// Why a channel does not do something.
+/// Reason for which a channel refuses a request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// It never fits.
+    /// The batch is larger than the ring.
     #[error(
         "the message takes {bytes} bytes with its header: the channel holds {capacity}; send less at once, or make a larger channel"
     )]
     TooLong {
-        /// Bytes of the record.
+        /// Size of the record, in bytes.
         bytes: u64,
-        /// Bytes of the ring.
+        /// Size of the ring, in bytes.
         capacity: u64,
     },
-    /// The producer is somewhere else.
+    /// The batch does not follow the producer's last batch.
     #[error(
         "the sender's message {sequence} can't be taken: {expected} is the next, or its last request once more"
     )]
     Sequence {
-        /// What was sent.
+        /// Sequence number of the batch.
         sequence: u64,
-        /// What can be.
+        /// Sequence number that the channel expects.
         expected: u64,
     },
-    /// Nobody of that name reads.
+    /// No reader has this name.
     #[error("the channel has no reader {0}: `tidemill channel list ROOM`")]
     NoReader(String),
-    /// There can be no more.
+    /// The channel has the maximum number of readers.
     #[error(
         "the channel has {READERS_MAX} readers, the maximum: `tidemill channel forget` unused readers"
     )]
     TooManyReaders,
-    /// What nobody has sent can't have been read.
+    /// A reader acknowledges a message that has not been sent.
     #[error("message {0} has not been sent yet and can't be acknowledged")]
     NotSent(u64),
 }
 
-/// A reader.
+/// Reader of a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reader {
-    /// Where it is kept: a number below [`READERS_MAX`] that no other reader has.
+    /// Slot in which the reader is stored: a number below [`READERS_MAX`] that no other reader uses.
     pub slot: usize,
-    /// Number of the message that it reads next.
+    /// Number of the message that the reader reads next.
     pub next: u64,
 }
 
-/// What a producer sent last.
+/// Last batch of a producer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Producer {
-    /// Where it is kept: a number below [`PRODUCERS_MAX`] that no other producer has.
+    /// Slot in which the producer is stored: a number below [`PRODUCERS_MAX`] that no other producer uses.
     pub slot: usize,
-    /// The number of the first message.
+    /// Number of the first message of the batch.
     pub first: u64,
-    /// What it was.
+    /// Last batch of the producer.
     pub batch: Batch,
 }
 
-/// See the module.
+/// State of a channel; see the module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Log {
     capacity: u64,
@@ -145,7 +145,7 @@ pub struct Log {
 }
 
 impl Log {
-    /// An empty channel with a ring of so many bytes.
+    /// Returns an empty channel with a ring of `capacity` bytes.
     #[must_use]
     pub fn new(capacity: u64) -> Self {
         Self {
@@ -157,10 +157,10 @@ impl Log {
         }
     }
 
-    /// A channel as it was kept: where its first record lies and which number that has, readers and producers, and `record`,
-    /// which says what lies at a place of the ring, if that is a whole record. What was sent and is not a whole record was
-    /// never acknowledged. Where its first record lies now, and its producers, are to be kept before it is used: they may be known
-    /// by records only that are let go next.
+    /// Restores a channel from its stored state: the position of its first record with the number of its first message, the readers and the
+    /// producers. `record` returns the record at a position of the ring if a whole record is stored there. Batches that are not stored as
+    /// whole records were never acknowledged. Before the channel is used, the caller must store its current head and its producers, because
+    /// some producers may be known only from records that are dropped next.
     #[must_use]
     pub fn recover(
         capacity: u64,
@@ -201,7 +201,7 @@ impl Log {
         log
     }
 
-    /// Where its first record lies, or the next will, and the number of its first message.
+    /// Returns the position of the first record, or of the next record if there is none, and the number of its first message.
     #[must_use]
     pub fn head(&self) -> (u64, u64) {
         match self.records.front() {
@@ -210,36 +210,36 @@ impl Log {
         }
     }
 
-    /// Bytes of the ring.
+    /// Returns the size of the ring, in bytes.
     #[must_use]
     pub fn capacity(&self) -> u64 {
         self.capacity
     }
 
-    /// Number of the next message that is sent.
+    /// Returns the number of the next message.
     #[must_use]
     pub fn next(&self) -> u64 {
         self.next
     }
 
-    /// Bytes of what it holds.
+    /// Returns the size of all stored records, in bytes.
     #[must_use]
     pub fn held_bytes(&self) -> u64 {
         self.records.iter().map(|record| record.bytes).sum()
     }
 
-    /// What each producer has sent last.
+    /// Returns the last batch of each producer.
     pub fn producers(&self) -> impl Iterator<Item = &Producer> {
         self.producers.values()
     }
 
-    /// Its readers.
+    /// Returns the readers by name.
     #[must_use]
     pub fn readers(&self) -> &BTreeMap<String, Reader> {
         &self.readers
     }
 
-    /// Where a record of so many bytes can lie, if anywhere.
+    /// Returns the position for a record of `bytes` bytes, or `None` if the ring has no space for it.
     #[must_use]
     pub fn place(&self, bytes: u64) -> Option<u64> {
         let (Some(front), Some(back)) = (self.records.front(), self.records.back()) else {
@@ -257,10 +257,11 @@ impl Log {
         }
     }
 
-    /// What becomes of a batch that takes so many bytes. Nothing has changed before [`Self::kept`] is told that it is written.
+    /// Returns the result of a batch whose record has `bytes` bytes. This function changes nothing: the caller writes the record and then
+    /// calls [`Self::kept`].
     ///
     /// # Errors
-    /// If it never fits, or the producer has sent something else last.
+    /// If the record is larger than the ring, or the batch does not follow the producer's last batch.
     pub fn append(&self, batch: Batch, bytes: u64) -> Result<Placed, Refusal> {
         if let Some(last) = self.producers.get(&batch.producer) {
             if last.batch == batch {
@@ -287,7 +288,8 @@ impl Log {
         })
     }
 
-    /// The record that [`Self::append`] gave is written. Gives what is to be kept of its producer before anybody is told.
+    /// Adds the record from [`Self::append`] after it is written. Returns the state of its producer, which the caller must store before it
+    /// acknowledges the batch.
     pub fn kept(&mut self, record: Record) -> Producer {
         self.push(record)
     }
@@ -307,7 +309,7 @@ impl Log {
         producer
     }
 
-    /// A place for a producer; who has sent nothing for longest is forgotten if there is none.
+    /// Returns a slot for a producer. If all slots are in use, the producer that has been silent for the longest time is forgotten.
     fn free_slot(&mut self) -> usize {
         if self.producers.len() < PRODUCERS_MAX {
             let used: std::collections::BTreeSet<usize> =
@@ -324,7 +326,8 @@ impl Log {
         slot
     }
 
-    /// Records from the one with a message on, of so many bytes together at most, but one at least if there is one.
+    /// Returns the records from the one with message `number` on. Their size together is at most `bytes_max` bytes, but at least one record
+    /// is returned if there is one.
     pub fn from(&self, number: u64, bytes_max: u64) -> impl Iterator<Item = Record> {
         let begin = self
             .records
@@ -338,10 +341,11 @@ impl Log {
         self.records.range(begin..).take_while(fits).copied()
     }
 
-    /// Somebody reads from now on, from a message on or from the first that there is; or a reader goes on there.
+    /// Adds a reader that begins at message `from`, or at the first stored message if `from` is `None`. An existing reader continues at
+    /// that message.
     ///
     /// # Errors
-    /// If there are too many.
+    /// If there are too many readers.
     pub fn begin(&mut self, name: &str, from: Option<u64>) -> Result<Reader, Refusal> {
         let (_, first) = self.head();
         let known = self.readers.get(name).copied();
@@ -364,7 +368,8 @@ impl Log {
         Ok(reader)
     }
 
-    /// A reader has read what is before a message. [`Self::trim`] says what that frees, after this is kept.
+    /// Records that a reader has read all messages before `next`. After the caller has stored the reader, [`Self::trim`] drops the records
+    /// that no reader needs.
     ///
     /// # Errors
     /// If there is no such reader or message.
@@ -378,7 +383,7 @@ impl Log {
         Ok(*reader)
     }
 
-    /// Somebody reads no more. Gives the place where that was kept.
+    /// Removes a reader and returns the slot in which it was stored.
     ///
     /// # Errors
     /// If there is no such reader.
@@ -388,7 +393,7 @@ impl Log {
         Ok(gone.slot)
     }
 
-    /// Lets go of what all readers have read; gives whether that is anything. Without a reader nobody has read anything.
+    /// Drops the records that all readers have read, and returns whether any record was dropped. Without a reader no record counts as read.
     pub fn trim(&mut self) -> bool {
         let Some(least) = self.readers.values().map(|reader| reader.next).min() else {
             return false;
@@ -411,10 +416,10 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A ring and what is kept beside it, as a device has them.
+    /// A ring and the state stored next to it, as a device holds them.
     #[derive(Clone, Default)]
     struct Kept {
-        /// Whole records by where they begin; a torn one is none.
+        /// Whole records by their position; a torn record is not included.
         ring: BTreeMap<u64, Record>,
         head: (u64, u64),
         readers: BTreeMap<usize, (String, Reader)>,
@@ -422,7 +427,7 @@ mod tests {
     }
 
     impl Kept {
-        /// What is written over is no record any more.
+        /// Writes a record and removes the records that it overwrites.
         fn write(&mut self, record: Record, torn: bool) {
             let end = record.at + record.bytes;
             self.ring
@@ -455,8 +460,8 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(400))]
-        /// After a crash at any moment, in the middle of a write or between two writes, the log holds every
-        /// acknowledged message. No message is duplicated or lost, and the places of kept messages never overlap.
+        /// After a crash at any moment, in the middle of a write or between two writes, the log holds every acknowledged message. No
+        /// message is duplicated or lost, and the places of kept messages never overlap.
         #[test]
         fn channel_log_after_any_crash_keeps_acknowledged_messages(
             seeds in proptest::collection::vec((0_u32..100, 0_u64..4, 1_u64..40), 1..200),
@@ -464,7 +469,7 @@ mod tests {
             const CAPACITY: u64 = 100;
             let mut kept = Kept::default();
             let mut log = Log::new(CAPACITY);
-            // What each producer has sent, and the numbers of messages that nobody has let go.
+            // Number of messages sent by each producer, and the numbers of all messages that have not been dropped.
             let mut sent = [0_u64; 4];
             let mut told: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
             for (what, who, size) in seeds {
@@ -475,7 +480,8 @@ mod tests {
                         let one = batch(who, sent[who as usize], count);
                         match log.append(one, size).unwrap() {
                             Placed::Here(record) => {
-                                // Torn, or dead before it was told and sent once more.
+                                // The record is torn, or the process crashes before it acknowledges the batch; the producer then sends the
+                                // batch again.
                                 if what < 10 {
                                     kept.write(record, what < 5);
                                     log = kept.recover(CAPACITY);
@@ -514,7 +520,7 @@ mod tests {
                         if let Some(next) = next.filter(|&next| next <= log.next()) {
                             let reader = log.acknowledge(&name, next).unwrap();
                             kept.readers.insert(reader.slot, (name, reader));
-                            // It may die here, too.
+                            // The process may crash here, too.
                             if what < 75 {
                                 log = kept.recover(CAPACITY);
                             }
@@ -551,7 +557,7 @@ mod tests {
                 }
                 prop_assert_eq!(number, log.next());
                 prop_assert_eq!(log.next(), told.len() as u64);
-                // Nobody misses what they have not read.
+                // No reader misses a message that it has not read.
                 for reader in log.readers().values() {
                     prop_assert!(reader.next >= log.head().1 || log.readers().len() > 1 || held.is_empty());
                 }
@@ -594,12 +600,12 @@ mod tests {
         log.acknowledge("a", 4).unwrap();
         assert!(log.trim());
         assert_eq!(log.head(), (60, 4));
-        // What does not fit behind lies before.
+        // A record that does not fit at the end of the ring is stored at its begin.
         assert!(matches!(
             log.append(batch(3, 0, 1), 30).unwrap(),
             Placed::Here(Record { at: 0, .. })
         ));
-        // Nobody goes back to what is gone, nor on to what is not there.
+        // A reader can go neither back to a dropped message nor forward to a message that does not exist.
         assert_eq!(log.begin("a", Some(0)).unwrap().next, 4);
         assert_eq!(log.begin("a", Some(99)).unwrap().next, 6);
         log.forget("late").unwrap();

@@ -1,25 +1,25 @@
-//! Elements that sleep while nobody needs them: when one is put to sleep, when it is woken, and when waking more of them
-//! pays (LABIOS §3.3, worker manager, and §4.2.3). Pure: the server carries out what is decided here, by its own clock that
-//! nobody sets.
+//! Elements that are suspended while nobody needs them. This module decides when an element is suspended, when it is resumed, and when
+//! resuming more elements pays (LABIOS §3.3, worker manager, and §4.2.3). It does no I/O: the server carries out the actions, by a
+//! monotonic clock.
 
 use crate::time::{Span, Time};
 
-/// What a sleeping element draws is told by whoever runs it; how long it takes to wake is learnt. Before it ever woke this is
-/// reckoned with.
+/// Time that an element is assumed to take to resume before it has been resumed once. Later this time is learned. The power that a
+/// suspended element draws is configured by its administrator.
 pub const WAKE_UNKNOWN: Span = Span::from_secs(10);
 
-/// How long things may take.
+/// Time limits of suspending and resuming.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// From being told to sleep until it does, or says that it does not.
+    /// Maximum time from the request to suspend until the element is suspended or refuses.
     pub fall: Span,
-    /// From being woken until it is up.
+    /// Maximum time from the request to resume until the element is online.
     pub wake: Span,
-    /// Pause before it is woken again after that was in vain; it doubles with each try.
+    /// Pause before the next attempt to resume after a failed one; it doubles with each attempt.
     pub pause: Span,
     /// Longest pause.
     pub pause_max: Span,
-    /// After so many tries in vain it counts as away, as one that was killed.
+    /// Number of failed attempts after which the element counts as offline, like an element that was killed.
     pub tries: u32,
 }
 
@@ -35,68 +35,68 @@ impl Default for Limits {
     }
 }
 
-/// What an element is at.
+/// Phase of an element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// Awake, or away without having said that it sleeps.
+    /// The element is awake, or it is offline without having reported that it is suspended.
     Awake,
-    /// It was told to sleep, and nothing new is given to it.
+    /// The element was asked to suspend and gets no new work.
     Falling { until: Time },
-    /// It sleeps.
+    /// The element is suspended.
     Asleep,
-    /// It is being woken, for the first time since `since`.
+    /// The element is being resumed; the first attempt began at `since`.
     Waking { since: Time, until: Time },
-    /// It did not wake; it is woken again then.
+    /// The element did not resume; the next attempt begins at `until`.
     Resting { since: Time, until: Time },
 }
 
-/// Something that happened to an element.
+/// Event of an element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// It is up.
+    /// The element is online.
     Up,
-    /// It says that it sleeps.
+    /// The element reports that it is suspended.
     Fell,
-    /// It was told to sleep and does not: it has something to do.
+    /// The element was asked to suspend and refuses, because it has work.
     Stays,
-    /// Its connection has ended, without a word on sleep.
+    /// The element's connection has ended without a report that it is suspended.
     Left,
-    /// Nothing needs it, and it may sleep.
+    /// Nothing needs the element, and it may be suspended.
     Tired,
-    /// Something needs it.
+    /// Some work needs the element.
     Wanted,
-    /// It could not be woken.
+    /// The attempt to resume the element failed.
     Failed,
-    /// Time goes on.
+    /// Time has passed.
     Tick,
 }
 
-/// What is to be done about it.
+/// Action that the server carries out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Tell it to sleep.
+    /// Ask the element to suspend.
     Suspend,
-    /// It sleeps now: keep that, and end its host if that was asked for.
+    /// Record that the element is suspended, and power off its host if that was requested.
     Keep,
-    /// Wake it.
+    /// Resume the element.
     Wake,
-    /// It is awake: forget that it slept.
+    /// Delete the record that the element was suspended: it is awake.
     Forget,
-    /// It has not woken, and counts as away from now on.
+    /// Treat the element as offline from now on, because it has not resumed.
     GiveUp,
 }
 
-/// How long an element takes to wake.
+/// Statistics of the time that an element takes to resume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Wakes {
-    /// How often it was woken.
+    /// Number of times that the element was resumed.
     pub count: u64,
-    /// How long that took, together, in nanoseconds.
+    /// Sum of these times, in nanoseconds.
     pub total_ns: u64,
 }
 
 impl Wakes {
-    /// The mean; `None` if it was never woken.
+    /// Returns the mean time; `None` if the element was never resumed.
     #[must_use]
     pub fn mean(&self) -> Option<Span> {
         self.total_ns.checked_div(self.count).map(Span)
@@ -108,21 +108,22 @@ impl Wakes {
     }
 }
 
-/// One element that may sleep.
+/// State of one element that may be suspended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sleeper {
     phase: Phase,
-    /// Something waits for it. Kept while it falls asleep, so that it is woken then.
+    /// Whether some work waits for the element. The flag is also set while the element is being suspended, so that it is resumed
+    /// afterwards.
     wanted: bool,
-    /// Tries to wake it in vain.
+    /// Number of failed attempts to resume the element.
     tries: u32,
-    /// When something last needed it.
+    /// Time at which some work last needed the element.
     used: Time,
     wakes: Wakes,
 }
 
 impl Sleeper {
-    /// One that is awake, and was in use until now.
+    /// Returns an element that is awake and was in use until `now`.
     #[must_use]
     pub fn awake(wakes: Wakes, now: Time) -> Self {
         Self {
@@ -134,7 +135,7 @@ impl Sleeper {
         }
     }
 
-    /// One that slept when it was last heard of.
+    /// Returns an element that was suspended according to its last report.
     #[must_use]
     pub fn asleep(wakes: Wakes, now: Time) -> Self {
         Self {
@@ -143,7 +144,7 @@ impl Sleeper {
         }
     }
 
-    /// Takes what happened; gives what is to be done.
+    /// Handles an event and returns the action to carry out.
     pub fn on(&mut self, event: Event, now: Time, limits: &Limits) -> Option<Action> {
         match event {
             Event::Up => self.on_up(now),
@@ -154,7 +155,7 @@ impl Sleeper {
             }
             Event::Left => {
                 if matches!(self.phase, Phase::Falling { .. }) {
-                    // It may still say that it sleeps; until then it is away like others.
+                    // The element may still report that it is suspended; until then it counts as offline.
                     self.phase = Phase::Awake;
                 }
                 None
@@ -194,7 +195,7 @@ impl Sleeper {
                 self.tries = 0;
                 Some(Action::Keep)
             }
-            // It is there to be woken, however often that was in vain.
+            // The element can be resumed, no matter how many attempts failed.
             Phase::Asleep => None,
             Phase::Waking { .. } | Phase::Resting { .. } => {
                 self.tries = 0;
@@ -239,7 +240,7 @@ impl Sleeper {
     fn on_tick(&mut self, now: Time, limits: &Limits) -> Option<Action> {
         match self.phase {
             Phase::Falling { until } if now >= until => {
-                // Whatever it does then, it says so.
+                // The element reports any later change of its state.
                 self.rise(now);
                 None
             }
@@ -250,55 +251,55 @@ impl Sleeper {
         }
     }
 
-    /// Whether it is not to be missed: it sleeps, or is being woken and has not been given up.
+    /// Returns whether the element is not missing: it is suspended, or it is being resumed and the attempts have not been exhausted.
     #[must_use]
     pub fn sleeps(&self, limits: &Limits) -> bool {
         let awake = matches!(self.phase, Phase::Awake | Phase::Falling { .. });
         !awake && self.tries < limits.tries
     }
 
-    /// Whether it is on its way to sleep, so that nothing new is given to it.
+    /// Returns whether the element is being suspended, so that it gets no new work.
     #[must_use]
     pub fn falls(&self) -> bool {
         matches!(self.phase, Phase::Falling { .. })
     }
 
-    /// Whether it is being woken.
+    /// Returns whether the element is being resumed.
     #[must_use]
     pub fn wakes(&self) -> bool {
         matches!(self.phase, Phase::Waking { .. } | Phase::Resting { .. })
     }
 
-    /// How long nothing has needed it, if it is awake.
+    /// Returns the time for which nothing has needed the element, if it is awake.
     #[must_use]
     pub fn unused(&self, now: Time) -> Option<Span> {
         (self.phase == Phase::Awake && !self.wanted).then(|| now.since(self.used))
     }
 
-    /// What was learnt of how long it takes to wake.
+    /// Returns the learned times that the element takes to resume.
     #[must_use]
     pub fn learnt(&self) -> Wakes {
         self.wakes
     }
 }
 
-/// What an element draws, in thousandths of a watt.
+/// Power of an element, in thousandths of a watt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Power {
-    /// At full load, and while it wakes.
+    /// Power at full load and during resume.
     pub busy_milli: u64,
-    /// With nothing to do.
+    /// Power when idle.
     pub idle_milli: u64,
-    /// Asleep.
+    /// Power when suspended.
     pub suspended_milli: u64,
 }
 
-/// A run draws no more than that above idle, in millionths of a joule, whatever processor time is said to have gone into it.
+/// Maximum energy of a run above idle, in millionths of a joule, whatever processor time is reported for it.
 pub const RUN_MICROJOULES_MAX: u64 = 1 << 52;
 
 impl Power {
-    /// What so much processor time draws above what the element draws with nothing to do, in millionths of a joule: each core
-    /// has its share of the difference. `None` where nobody said what it draws busy and idle.
+    /// Returns the energy of this processor time above the idle energy of the element, in millionths of a joule: each core has its share of
+    /// the difference. Returns `None` if the busy or the idle power is not configured.
     #[must_use]
     pub fn above_idle(&self, cpu: Span, cores: u32) -> Option<u64> {
         if self.busy_milli == 0 || self.idle_milli == 0 {
@@ -312,7 +313,7 @@ impl Power {
         )
     }
 
-    /// While so many of its cores run kernels; `None` where nobody said what it draws busy and idle.
+    /// Returns the power while `running` of its cores run kernels. Returns `None` if the busy or the idle power is not configured.
     #[must_use]
     pub fn at(&self, running: u32, cores: u32) -> Option<u64> {
         if self.busy_milli == 0 || self.idle_milli == 0 {
@@ -324,19 +325,19 @@ impl Power {
     }
 }
 
-/// An element, as far as it matters whether it is worth waking.
+/// Properties of an element that decide whether resuming it pays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Worker {
-    /// What it does of the work in a second: bytes, or seconds of a core in billionths.
+    /// Work per second: in bytes, or in billionths of a second of core time.
     pub rate: u64,
-    /// `None` where nobody said.
+    /// Power of the element; `None` if it is not configured.
     pub power: Option<Power>,
-    /// How long it takes to wake; nothing if it is awake.
+    /// Time that the element takes to resume; zero if it is awake.
     pub wake: Span,
 }
 
 impl Worker {
-    /// One whose work is time of cores.
+    /// Returns an element whose work is counted in core time.
     #[must_use]
     pub fn of_cores(cores: u32, power: Power, wake: Span) -> Self {
         let known = power.busy_milli > 0 && power.suspended_milli > 0;
@@ -348,22 +349,22 @@ impl Worker {
     }
 }
 
-/// What comes of waking some.
+/// Effect of resuming some elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allocation {
-    /// How many of those that sleep are woken, the first first. 0 is static allocation, more is elastic.
+    /// Number of suspended elements to resume, in the order of the list. 0 is static allocation, a larger number is elastic.
     pub woken: usize,
-    /// When all is done; `None`: never.
+    /// Time until all work is done; `None` means never.
     pub time: Option<Span>,
-    /// What all of them draw until then, in millijoules; `None` where what one draws is not known.
+    /// Energy that all elements draw until then, in millijoules; `None` if the power of an element is unknown.
     pub energy_milli: Option<u128>,
 }
 
 const SECOND_NS: u128 = 1_000_000_000;
 
-/// How many of those that sleep are to be woken for so much work. Those that are awake go on meanwhile. Where it is known
-/// what each draws, as many as make all of them together draw least until the work is done; elsewhere as many as then work for at
-/// least as long as they took to wake.
+/// Returns how many suspended elements to resume for `work`. The awake elements continue to work while the others resume. If the power of
+/// each element is known, the number is chosen that makes the total energy until the end of the work smallest. Otherwise the number is
+/// chosen with which the resumed elements then work for at least as long as they took to resume.
 #[must_use]
 pub fn allocate(work: u64, awake: &[Worker], asleep: &[Worker]) -> Allocation {
     let mut best = reckon(work, awake, asleep, 0);
@@ -392,13 +393,13 @@ fn last_to_wake(asleep: &[Worker], woken: usize) -> Span {
     wake.max().unwrap_or_default()
 }
 
-/// What comes of waking so many of those that sleep.
+/// Returns the effect of resuming `woken` of the suspended elements.
 #[must_use]
 pub fn reckon(work: u64, awake: &[Worker], asleep: &[Worker], woken: usize) -> Allocation {
     let woken = woken.min(asleep.len());
     let (wakes, sleeps) = asleep.split_at(woken);
     let all = awake.iter().chain(wakes);
-    // Each begins when it is awake: the work is done at the first time until which they have done it together.
+    // Each element begins when it is awake: the work ends at the first time at which all elements together have done it.
     let mut starts: Vec<(Span, u64)> = all.map(|worker| (worker.wake, worker.rate)).collect();
     starts.sort_unstable();
     let (mut now, mut rate, mut left) = (Span::default(), 0_u128, u128::from(work) * SECOND_NS);
@@ -425,7 +426,7 @@ pub fn reckon(work: u64, awake: &[Worker], asleep: &[Worker], woken: usize) -> A
             } else {
                 power.suspended_milli
             };
-            // Who is woken in vain draws until it is awake.
+            // An element that is resumed in vain draws power until it is awake.
             let until = if busy { time.max(worker.wake) } else { time };
             Some(u128::from(milli) * u128::from(until.0))
         });

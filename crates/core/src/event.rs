@@ -56,7 +56,7 @@ pub struct ElementView {
 /// Event that the driver passes to the dispatcher.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// An element joined or reconnected. The labels on the element still belong to it. The dispatcher had revoked them when the element was
+    /// An element joined or reconnected. The labels on the element still belong to it. The dispatcher revoked them when the element was
     /// declared down: a label that nothing has replaced since then counts as sent again, and the other labels are aborted. After this
     /// event, `Dispatcher::wants` returns the labels that the element should have among those that were sent.
     ElementUp {
@@ -218,7 +218,7 @@ pub struct TaskSpec {
     pub surroundings: Surroundings,
     /// Role of this task within the task that the script names.
     pub share: Share,
-    /// How the task had ended, if the job is restored after a restart. `None` if the task had not ended.
+    /// End of the task before a restart. `None` if the job is not restored or the task did not end.
     pub ended: Option<Ended>,
 }
 
@@ -244,7 +244,7 @@ pub enum Ended {
     Done(Vec<Placed>),
     /// The task failed.
     Failed,
-    /// The task had been sent under this label with these output objects, and no end of the label is known.
+    /// The task was sent under this label with these output objects, and no end of the label is known.
     Sent {
         /// Id of the label.
         label: LabelId,

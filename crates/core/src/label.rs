@@ -57,7 +57,7 @@ pub enum Operation {
     Verify {
         /// Scrub to which this label belongs, for the server.
         scrub: u64,
-        /// Whether nobody waits for the result, so that all other work comes first.
+        /// Whether all other work precedes this label, because nobody waits for its result.
         idle: bool,
         /// Objects to verify.
         objects: Vec<ObjectId>,
@@ -358,7 +358,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Returns the outcome of a label that had no other effect than ending at this time.
+    /// Returns the outcome of a label without any effect except its end at this time.
     #[must_use]
     pub fn at(time: Time, result: Result<Vec<Sealed>, Failure>) -> Self {
         Self {

@@ -1,7 +1,7 @@
-//! Lineage: the graph of objects and the tasks that made them, and how to show it.
+//! Lineage: the graph of objects and the tasks that wrote them, and its representations.
 //!
-//! Pure: whoever keeps lineage cuts the part out that answers a question and fills a [`Graph`] with it; [`text`], [`dot`]
-//! and [`svg`] show its nodes and [`Graph::edges`].
+//! This module does no I/O. The caller selects the part of the lineage that answers a question and fills a [`Graph`] with it; [`text`],
+//! [`dot`] and [`svg`] show its nodes and [`Graph::edges`].
 
 pub mod difference;
 pub mod dot;
@@ -19,52 +19,52 @@ use crate::surroundings::Surroundings;
 use crate::time::Time;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// One run of a task that ended well.
+/// One successful run of a task.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Record {
-    /// The task.
+    /// Id of the task.
     pub task: TaskId,
-    /// Its job.
+    /// Job of the task.
     pub job: JobId,
-    /// The job's name in its script.
+    /// Name of the job in its script.
     pub job_name: String,
-    /// The task's name in the script.
+    /// Name of the task in the script.
     pub name: String,
-    /// The kernel's name.
+    /// Name of the kernel.
     pub kernel: String,
     /// Hash of the kernel's code in hexadecimal.
     pub kernel_hash: String,
-    /// Its arguments.
+    /// Arguments of the task.
     pub args: Vec<String>,
-    /// What it asked to find around it.
+    /// Environment that the task requested.
     pub surroundings: Surroundings,
-    /// Where it ran.
+    /// Element that ran the task.
     pub element: ElementId,
-    /// When its inputs began to be pulled, since the Unix epoch.
+    /// Time at which the pull of its inputs began, since the Unix epoch.
     pub start: Time,
-    /// When its outputs were sealed, since the Unix epoch.
+    /// Time at which its outputs were sealed, since the Unix epoch.
     pub end: Time,
-    /// Whose task it was.
+    /// Owner of the task.
     pub owner: Owner,
-    /// What it read: the name that the kernel saw, and the exact version.
+    /// Inputs: the names that the kernel saw, and the exact versions.
     pub inputs: Vec<(String, ObjectId)>,
-    /// What it made: the name that the kernel wrote, and the version.
+    /// Outputs: the names that the kernel wrote, and the versions.
     pub outputs: Vec<(String, ObjectId)>,
     /// Bytes pulled from other elements.
     pub moved_bytes: u64,
-    /// Bytes of all its inputs.
+    /// Size of all its inputs, in bytes.
     pub read_bytes: u64,
-    /// Bytes of all its outputs.
+    /// Size of all its outputs, in bytes.
     pub written_bytes: u64,
-    /// The kernel's exit code.
+    /// Exit code of the kernel.
     pub exit: i32,
-    /// Set if nothing ran: the earlier task whose result was used again. Where, when and how long are that task's.
+    /// Earlier task whose cached result was returned, if no kernel ran. Element and times are those of the earlier task.
     pub reused: Option<TaskId>,
-    /// Whether nothing but the task and its objects may be shown.
+    /// Whether only the task and its objects may be shown.
     pub hidden: bool,
 }
 
-/// Who wrote a version.
+/// Writer of a version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Writer {
     /// A task.
@@ -76,43 +76,43 @@ pub enum Writer {
 /// One sealed version of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Version {
-    /// Its object.
+    /// Object of the version.
     pub object: ObjectId,
-    /// The file's path when it was sealed.
+    /// Path of the file when it was sealed.
     pub path: String,
-    /// Today's path of the file; `None` if that is gone.
+    /// Current path of the file; `None` if the file is deleted.
     pub current_path: Option<String>,
-    /// Its length in bytes.
+    /// Size, in bytes.
     pub size: u64,
-    /// The file.
+    /// Inode of the file.
     pub inode: Inode,
-    /// Where its bytes are.
+    /// Element that stores its bytes.
     pub element: ElementId,
-    /// Who wrote it.
+    /// Writer of the version.
     pub writer: Writer,
-    /// When it was sealed, since the Unix epoch.
+    /// Time at which the version was sealed, since the Unix epoch.
     pub sealed_at: Time,
-    /// Which version of its file, from 1.
+    /// Number of the version within its file, from 1.
     pub number: u64,
-    /// Whether its file has a later version.
+    /// Whether the file has a later version.
     pub superseded: bool,
-    /// What its file was annotated with as long as this was its version: names without `user.`, and values.
+    /// Annotations of the file while this was its version: names without `user.`, and values.
     pub annotations: Vec<(String, String)>,
     /// BLAKE3 of its bytes in hexadecimal, if they were hashed.
     pub hash: Option<String>,
-    /// The first object with its content, if that is another.
+    /// First object with the same content, if it is another object.
     pub same_as: Option<ObjectId>,
-    /// By which hook its file was dropped when it was mapped, if one did that.
+    /// Hook that deleted the file after its map, if one did.
     pub dropped: Option<String>,
-    /// Whether nothing but the object may be shown.
+    /// Whether only the object may be shown.
     pub hidden: bool,
 }
 
-/// Stands for what the viewer has no right to see.
+/// Placeholder for data that the viewer has no right to see.
 pub const HIDDEN: &str = "(not yours to see)";
 
 impl Version {
-    /// The path to show: today's, else the one it had.
+    /// Returns the path to show: the current path, or the path at the seal if the file is deleted.
     #[must_use]
     pub fn shown_path(&self) -> &str {
         let known = self.current_path.as_deref().unwrap_or(&self.path);
@@ -123,28 +123,28 @@ impl Version {
     }
 }
 
-/// What lineage joins.
+/// Node of the lineage graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Vertex {
-    /// A version, known or not.
+    /// A version, whether it is known or not.
     Version(ObjectId),
     /// A run.
     Run(TaskId),
 }
 
-/// A way that data went: from a version into a run that read it, or from a run into a version that it made.
+/// Edge in the direction of the data: from a version to a run that read it, or from a run to a version that it wrote.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Edge<'a> {
-    /// Where data came from.
+    /// Source of the data.
     pub from: Vertex,
-    /// Where it went.
+    /// Target of the data.
     pub to: Vertex,
-    /// The name that the kernel had for the version.
+    /// Name that the kernel used for the version.
     pub name: &'a str,
 }
 
 impl Record {
-    /// Whether its kernel is called so: as the task says it, or without folder, version and ending.
+    /// Returns whether the kernel has this name: as the task names it, or without folder, version and extension.
     #[must_use]
     pub fn is_of(&self, kernel: &str) -> bool {
         let file = self.kernel.rsplit('/').next().unwrap_or_default();
@@ -157,7 +157,7 @@ impl Record {
         [self.kernel.as_str(), file, own.stem].contains(&kernel) || without_version()
     }
 
-    /// The name to show.
+    /// Returns the name to show.
     #[must_use]
     pub fn shown_name(&self) -> &str {
         if self.hidden || self.is_others() {
@@ -167,7 +167,7 @@ impl Record {
         }
     }
 
-    /// Whether it is somebody else's, of which job, names and arguments are not told.
+    /// Returns whether the run belongs to another user, so that its job, names and arguments are hidden.
     #[must_use]
     pub fn is_others(&self) -> bool {
         self.name.is_empty()
@@ -181,17 +181,17 @@ pub struct Graph {
     records: BTreeMap<TaskId, Record>,
     makers: BTreeMap<ObjectId, TaskId>,
     readers: BTreeMap<ObjectId, BTreeSet<TaskId>>,
-    /// What was left out, if anything was; said wherever the graph is shown.
+    /// Description of omitted data, if any; each representation of the graph shows it.
     pub cut: Option<String>,
 }
 
 impl Graph {
-    /// Adds a version, or replaces what was known of it.
+    /// Adds a version, or replaces an older description of it.
     pub fn add_version(&mut self, version: Version) {
         self.versions.insert(version.object, version);
     }
 
-    /// Adds a run, or replaces what was known of it.
+    /// Adds a run, or replaces an older description of it.
     pub fn add_record(&mut self, record: Record) {
         for (_, object) in &record.outputs {
             self.makers.insert(*object, record.task);
@@ -202,17 +202,17 @@ impl Graph {
         self.records.insert(record.task, record);
     }
 
-    /// All versions, by object.
+    /// Returns all versions, by object.
     pub fn versions(&self) -> impl Iterator<Item = &Version> {
         self.versions.values()
     }
 
-    /// All runs, by task.
+    /// Returns all runs, by task.
     pub fn records(&self) -> impl Iterator<Item = &Record> {
         self.records.values()
     }
 
-    /// All edges in the way of the data, run by run: what it read, then what it made.
+    /// Returns all edges in the direction of the data, run by run: first its inputs, then its outputs.
     pub fn edges(&self) -> impl Iterator<Item = Edge<'_>> {
         self.records.values().flat_map(|record| {
             let run = Vertex::Run(record.task);
@@ -230,26 +230,26 @@ impl Graph {
         })
     }
 
-    /// One version.
+    /// Returns one version.
     #[must_use]
     pub fn version(&self, object: ObjectId) -> Option<&Version> {
         self.versions.get(&object)
     }
 
-    /// One run.
+    /// Returns one run.
     #[must_use]
     pub fn record(&self, task: TaskId) -> Option<&Record> {
         self.records.get(&task)
     }
 
-    /// The run that made a version; `None` if a client wrote it or the run is not known.
+    /// Returns the run that wrote a version; `None` if a client wrote it or the run is not known.
     #[must_use]
     pub fn maker(&self, object: ObjectId) -> Option<&Record> {
         self.records.get(self.makers.get(&object)?)
     }
 
-    /// What remains if the ways from `roots` end at runs of which `stop` is true: what those read, or made if the way goes
-    /// down, is there, and nothing beyond.
+    /// Returns the part of the graph that is reachable from `roots`, where paths end at runs for which `stop` returns true. The result
+    /// contains the inputs of such a run (upwards) or its outputs (downwards), and nothing beyond them.
     #[must_use]
     pub fn stopped(
         &self,
@@ -306,7 +306,7 @@ impl Graph {
         part
     }
 
-    /// The runs that read a version, by task.
+    /// Returns the runs that read a version, by task.
     pub fn readers(&self, object: ObjectId) -> impl Iterator<Item = &Record> {
         self.readers
             .get(&object)
@@ -316,7 +316,7 @@ impl Graph {
     }
 }
 
-/// A point in time as ISO 8601 in UTC with milliseconds, as xsd:dateTime wants it.
+/// Formats a point in time as ISO 8601 in UTC with milliseconds, as xsd:dateTime requires.
 #[must_use]
 pub fn iso_time(time: Time) -> String {
     let millis = time.0 / 1_000_000;
@@ -379,7 +379,7 @@ mod tests {
         }
     }
 
-    /// Two raw files are projected, then added; the sum is drawn.
+    /// Two raw files are projected and then added; the sum is drawn.
     pub(super) fn mosaic() -> Graph {
         let mut graph = Graph::default();
         let client = Writer::Client(Owner {
@@ -399,7 +399,7 @@ mod tests {
         graph
     }
 
-    /// So many raw files are projected and added; the sum is drawn.
+    /// `count` raw files are projected and added; the sum is drawn.
     pub(super) fn wide(count: u64) -> Graph {
         let mut graph = Graph::default();
         let client = Writer::Client(Owner {
@@ -443,7 +443,7 @@ mod tests {
         assert_eq!((out.to, out.name), (sum, "o5"));
     }
 
-    /// The mosaic as somebody sees it who may not see where it comes from, and not all of it.
+    /// The mosaic for a viewer who may see neither its origin nor the complete graph.
     pub(super) fn secret() -> Graph {
         let mut graph = mosaic();
         for version in graph.versions.values_mut() {

@@ -1,5 +1,5 @@
-//! One element: its production state machine of labels, reports and database, driven without threads, around objects
-//! in memory and kernels that take virtual time.
+//! One simulated element: the production state machine of labels, reports and database, driven without threads. Its objects are in memory,
+//! and its kernels take virtual time.
 
 use crate::dice::mix;
 use crate::store::{Bytes, Object, Refusal, Store};
@@ -26,59 +26,59 @@ use tidemill_wire::route::SealBody;
 use tidemill_wire::v1::{self, to_element::Message as To};
 use tokio::sync::mpsc::UnboundedReceiver;
 
-/// Statuses between two clean-ups of the label table.
+/// Number of status reports between two clean-ups of the label table.
 const STATUSES_PER_PRUNE: u64 = 30;
 const CAPACITY_BYTES: u64 = 1 << 40;
-/// Objects that fill one of the burst tier.
+/// Number of objects that fill an element of the burst tier.
 const BURST_OBJECTS: u64 = 16;
-/// What an element has for tasks that say how much they need.
+/// Memory of an element for tasks that specify their need, in bytes.
 pub(crate) const MEMORY_BYTES: u64 = 4 << 30;
 pub(crate) const GPU: &str = "gpu";
 
-/// See the module.
+/// Simulated element; see the module.
 #[derive(Debug)]
 pub(crate) struct Element {
     pub(crate) id: u32,
     cores: u32,
-    /// What survives.
+    /// Database that survives a crash.
     disk: Arc<Mutex<Connection>>,
-    /// It compares its objects when it has nothing else to do.
+    /// Whether the element compares its objects with their hashes when it is idle.
     scrubs: bool,
     pub(crate) store: Store,
-    /// `None` while it is down.
+    /// Running state; `None` while the element is down.
     pub(crate) life: Option<Life>,
-    /// Counts its lives.
+    /// Number of starts.
     pub(crate) lives: u64,
     statuses: u64,
-    /// What is written there goes on to others.
+    /// Whether the element belongs to the burst tier, from which files are drained to other elements.
     pub(crate) burst: bool,
-    /// It has said that it sleeps.
+    /// Whether the element has reported that it suspends itself.
     pub(crate) falling: bool,
-    /// It does: a process waits to be told to wake.
+    /// Whether the element is suspended: a process waits for the request to resume.
     pub(crate) asleep: bool,
-    /// What that process wants to say.
+    /// Messages that the waiting process wants to send.
     waiting: Vec<v1::FromElement>,
-    /// Of one in memory: which memory. 0: it keeps its objects on a disk.
+    /// Number of its current memory, if it stores objects in memory; 0 if it stores objects on a disk.
     memory: u64,
 }
 
-/// An element that runs.
+/// State of an element that runs.
 #[derive(Debug)]
 pub(crate) struct Life {
     pub(crate) db: Db,
     writer: Writer,
     pub(crate) labels: Arc<Labels>,
     pub(crate) reports: Arc<Reports>,
-    /// Objects of which it is kept that they are damaged.
+    /// Objects that are recorded as corrupt.
     pub(crate) damaged: Arc<Mutex<Vec<u64>>>,
-    /// What is on its way out of it; `None` without a connection.
+    /// Messages on their way to the server; `None` without a connection.
     outgoing: Option<UnboundedReceiver<v1::FromElement>>,
     pub(crate) running: BTreeMap<LabelId, Live>,
-    /// A commit of what waits is to come.
+    /// Whether a commit of waiting changes is scheduled.
     pub(crate) commit_due: bool,
 }
 
-/// Whether a label reads what is still being written here, and was not given up.
+/// Returns whether a label reads an input that is still being written on this element, and was not aborted.
 pub(crate) fn growing_not_sealed(store: &Store, live: &Live) -> bool {
     let Operation::Analyse(analysis) = &live.label.operation else {
         return false;
@@ -88,7 +88,7 @@ pub(crate) fn growing_not_sealed(store: &Store, live: &Live) -> bool {
     !live.control.is_cancelled() && growing.any(|(input, _)| store.read(input.object.0).is_none())
 }
 
-/// The bytes that a task makes of these inputs.
+/// Returns the bytes that a task computes from these inputs.
 pub(crate) fn made_of(kernel: &str, args: &[String], index: usize, inputs: &[Bytes]) -> Bytes {
     let text = kernel
         .bytes()
@@ -122,7 +122,7 @@ impl Element {
         }
     }
 
-    /// One in memory, which lends no cores.
+    /// Returns an element that stores objects in memory and lends no cores.
     pub(crate) fn in_memory(id: u32, capacity_bytes: u64) -> Self {
         let mut element = Self::new(id, 0);
         element.memory = 1;
@@ -130,18 +130,18 @@ impl Element {
         element
     }
 
-    /// Its memory is gone, database and objects, which are given.
+    /// Loses its memory, with database and objects. Returns the objects.
     pub(crate) fn forget(&mut self) -> BTreeMap<u64, Object> {
         self.kill();
         self.memory += 1;
         let fresh = Self::new(self.id, 0);
         self.disk = fresh.disk;
-        // Its tables are made while there is room.
+        // The tables are created while there is space.
         Db::without_thread(Arc::clone(&self.disk)).expect("an empty database is its own");
         std::mem::take(&mut self.store.objects)
     }
 
-    /// What it has for tasks; those of even numbers have a GPU.
+    /// Returns the resources of the element for tasks; elements with even numbers have a GPU.
     fn offers(&self) -> Offers {
         let gpus = u64::from(self.id.is_multiple_of(2));
         Offers {
@@ -151,7 +151,7 @@ impl Element {
         }
     }
 
-    /// Starts it on what it kept.
+    /// Starts the element on its stored state.
     pub(crate) fn start(&mut self, scrubs: bool) {
         self.scrubs = scrubs;
         self.lives += 1;
@@ -180,8 +180,8 @@ impl Element {
         });
     }
 
-    /// Removes outputs that came into the store and were not kept before the element was killed: their label may be
-    /// given up before it runs again.
+    /// Removes outputs that were written to the store but not recorded before the element was killed: their label may be aborted before it
+    /// runs again.
     fn remove_unkept(&mut self) {
         let open = self.read(records::open_labels);
         for record in open.iter().filter(|record| record.outcome.is_none()) {
@@ -195,7 +195,7 @@ impl Element {
         }
     }
 
-    /// Kills it: what was not committed is lost.
+    /// Kills the element: uncommitted changes are lost.
     pub(crate) fn kill(&mut self) {
         self.life = None;
         self.falling = false;
@@ -203,7 +203,7 @@ impl Element {
         self.waiting.clear();
     }
 
-    /// One of the burst tier is full of a few objects.
+    /// Returns the free space; an element of the burst tier is full with a few objects.
     fn free_bytes(&self) -> u64 {
         match (self.store.full, self.burst) {
             (true, _) => 0,
@@ -240,7 +240,7 @@ impl Element {
         }
     }
 
-    /// Begins the connection of a process that waits to be told to wake.
+    /// Begins the connection of a process that waits for the request to resume.
     fn connect_asleep(&mut self) {
         let hello = v1::Hello {
             version: tidemill_wire::PROTOCOL_VERSION,
@@ -259,11 +259,11 @@ impl Element {
         });
     }
 
-    /// It has said that it sleeps, and does; whether it had.
+    /// Suspends the element if it has reported that it suspends itself. Returns whether it did so.
     pub(crate) fn fall_asleep(&mut self) -> bool {
         let falls = self.life.is_some() && std::mem::take(&mut self.falling);
         if falls {
-            // In order: what waits is committed.
+            // A suspended element stops in order: waiting changes are committed.
             self.commit();
             self.life = None;
             self.asleep = true;
@@ -271,7 +271,7 @@ impl Element {
         falls
     }
 
-    /// Says that it sleeps, unless it has something to do.
+    /// Reports that the element suspends itself, or that it refuses because it has work.
     fn suspend(&mut self) {
         use v1::from_element::Message as From;
         let Some(life) = &self.life else { return };
@@ -288,7 +288,7 @@ impl Element {
         self.falling = !busy;
     }
 
-    /// Begins a connection: what it says goes there from now on.
+    /// Begins a connection: from now on the element sends its messages there.
     pub(crate) fn connect(&mut self) {
         if self.asleep {
             return self.connect_asleep();
@@ -320,7 +320,7 @@ impl Element {
         }
     }
 
-    /// What it wants to send.
+    /// Returns the messages that the element wants to send.
     pub(crate) fn take_outgoing(&mut self) -> Vec<v1::FromElement> {
         let mut messages = std::mem::take(&mut self.waiting);
         let outgoing = self.life.as_mut().and_then(|life| life.outgoing.as_mut());
@@ -332,7 +332,7 @@ impl Element {
         messages
     }
 
-    /// Sends its status, and cleans up now and then.
+    /// Sends its status, and cleans up at intervals.
     pub(crate) fn tell_status(&mut self) {
         let Some(life) = &self.life else { return };
         life.labels.keep_again();
@@ -344,7 +344,7 @@ impl Element {
         }
     }
 
-    /// A message of the server, as the element's connection handles it.
+    /// Handles a message of the server as the element's connection handles it.
     pub(crate) fn hear(&mut self, message: To) {
         if self.falling {
             return;
@@ -377,7 +377,7 @@ impl Element {
         }
     }
 
-    /// Seals an object that a client wrote; `done` is told its length once that is kept.
+    /// Seals an object that a client wrote. Calls `done` with its length once the seal is committed.
     pub(crate) fn seal(
         &mut self,
         object: u64,
@@ -401,7 +401,7 @@ impl Element {
         });
     }
 
-    /// Commits what waits, as often as there is something.
+    /// Commits waiting changes until there are none.
     pub(crate) fn commit(&mut self) {
         if let Some(life) = &mut self.life {
             life.commit_due = false;
@@ -410,7 +410,7 @@ impl Element {
         self.set_aside();
     }
 
-    /// Labels that begin to run now.
+    /// Returns the labels that begin to run now.
     pub(crate) fn begin(&mut self) -> Vec<LabelId> {
         let mut begun = Vec::new();
         let Some(life) = &mut self.life else {
@@ -436,7 +436,7 @@ impl Element {
         begun
     }
 
-    /// What runs never takes more than there is.
+    /// Checks that running labels never take more than the element's resources.
     fn check_resources(&self) {
         let mut ledger = Ledger::new(self.offers());
         let running = self.life.iter().flat_map(|life| life.running.values());
@@ -449,7 +449,7 @@ impl Element {
         }
     }
 
-    /// Makes the database full, or gives it room again.
+    /// Makes the database full, or gives it space again.
     pub(crate) fn fill_database(&self, full: bool) {
         fill(&self.disk.lock(), full);
     }
@@ -460,22 +460,22 @@ impl Element {
     }
 }
 
-/// Lets a database grow no more, or again.
+/// Stops a database from growing, or lets it grow again.
 pub(crate) fn fill(connection: &Connection, full: bool) {
     let pages = if full { 1 } else { 1 << 30 };
     let set = connection.query_row(&format!("PRAGMA max_page_count = {pages}"), [], |_| Ok(()));
     set.expect("a setting that every SQLite has");
 }
 
-/// What a task did.
+/// Result of a task.
 #[derive(Debug)]
 pub(crate) struct Did {
     pub(crate) work: Work,
-    /// The objects that it put into the store.
+    /// Objects that the task put into the store.
     pub(crate) objects: Vec<(u64, Bytes)>,
 }
 
-/// The end of a label that ran: what it read is given, or why it could not be.
+/// Returns the end of a label that ran. `inputs` holds the content of its inputs, or the reason for which they could not be read.
 pub(crate) fn done(
     live: &Live,
     analysis: &Analysis,
@@ -531,7 +531,7 @@ fn did(live: &Live, outcome: Outcome, objects: Vec<(u64, Bytes)>) -> Did {
     Did { work, objects }
 }
 
-/// The end of a copy.
+/// Returns the end of a copy.
 pub(crate) fn copied(live: &Live, to: &Output, bytes: Bytes) -> Did {
     let mut outcome = failed(live.start, FailureKind::Device, String::new());
     outcome.end = time::now();
@@ -554,7 +554,7 @@ pub(crate) fn copied(live: &Live, to: &Output, bytes: Bytes) -> Did {
     did
 }
 
-/// The end of a removal of which these objects are gone, and others are left or not.
+/// Returns the end of a removal that removed `objects`. `all` tells whether these were all objects of the label.
 pub(crate) fn removed(live: &Live, objects: Vec<ObjectId>, all: bool) -> Did {
     let mut did = broke(live, FailureKind::Device);
     if all {
@@ -566,7 +566,7 @@ pub(crate) fn removed(live: &Live, objects: Vec<ObjectId>, all: bool) -> Did {
     did
 }
 
-/// The end of a label whose kernel failed or whose outputs found no room.
+/// Returns the end of a label whose kernel failed, or whose outputs found no space.
 pub(crate) fn broke(live: &Live, kind: FailureKind) -> Did {
     did(live, failed_now(live, kind), Vec::new())
 }

@@ -1,4 +1,5 @@
-//! What the dispatcher keeps of an element: whether it is up, what it has to do and how long that takes.
+//! State of an element in the dispatcher: its presence, its queue, and the expected time of its work. This module only computes; it sends
+//! no actions.
 
 use super::short::Short;
 use super::{LEFT_PART, QUEUE_FACTOR, QUEUE_FACTOR_MAX, QUEUE_MIN, QUEUE_TARGET};
@@ -9,13 +10,13 @@ use crate::score::{Standing, energy_class, share, speed_class};
 use crate::time::{Span, Time};
 use std::collections::BTreeMap;
 
-/// Whether an element can be had.
+/// Presence of an element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Presence {
-    /// Objects or labels are said to be on it, but it has not come yet.
+    /// Objects or labels are recorded as stored on the element, but it has not connected yet.
     Expected,
     Up,
-    /// It will be there when it is needed.
+    /// The element is suspended and resumes when it is needed.
     Asleep,
     Down,
 }
@@ -24,65 +25,64 @@ pub(super) enum Presence {
 #[derive(Debug)]
 pub(super) struct Element {
     pub(super) presence: Presence,
-    /// Its status; histories are moved to `Learned`.
+    /// Status of the element; its histories are moved to `Learned`.
     pub(super) view: ElementView,
-    /// Labels that take a place in its queue.
+    /// Labels that occupy a place in the element's queue.
     pub(super) outstanding: Short<LabelId, Queued>,
-    /// Which of them run, and since when.
+    /// Running labels of the queue, with the times since which they run.
     pub(super) running: Short<LabelId, (Time, Queued)>,
-    /// Time of a core that `outstanding` is expected to take.
+    /// Core time that `outstanding` is expected to take.
     pub(super) backlog: Span,
-    /// Cores that `outstanding` and `running` need, each label by itself.
+    /// Cores that `outstanding` and `running` need, each label counted by itself.
     load: u64,
     running_cores: u64,
-    /// Those of `outstanding` that need no core.
+    /// Number of labels in `outstanding` that need no core.
     light: usize,
-    /// What those of `outstanding` need that need more than cores.
+    /// Needs of the labels in `outstanding` that need more than cores.
     choosy: BTreeMap<LabelId, Needs>,
-    /// Those of `outstanding` that can't begin before another of them has ended, and what they need then: nothing of it is
-    /// counted before.
+    /// Labels in `outstanding` that can't begin before another one has ended, and their needs from then on. These needs are not counted
+    /// before.
     following: BTreeMap<LabelId, Needs>,
     spent: Spent,
 }
 
-/// A label of an element's queue.
+/// Label in an element's queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Queued {
-    /// The time it is expected to take.
+    /// Expected time of the label.
     pub(super) expected: Span,
-    /// The cores it takes meanwhile.
+    /// Cores that the label takes during this time.
     pub(super) cores: u32,
 }
 
 impl Queued {
-    /// Time of a core that it takes.
+    /// Returns the core time that the label takes.
     pub(super) fn work(self) -> Span {
         Span(self.expected.0.saturating_mul(self.cores.into()))
     }
 
-    /// What it gets rid of by running, of the time of a core that it is expected to take.
+    /// Returns the part of the label's expected core time that running can use up.
     fn spendable(self) -> Span {
         Span(spendable(self.expected).0.saturating_mul(self.cores.into()))
     }
 
-    /// Time of a core that it has had.
+    /// Returns the core time that the label has used up.
     fn spent(self, start: Time, now: Time) -> u64 {
         let had = now.since(start).0.saturating_mul(self.cores.into());
         had.min(self.spendable().0)
     }
 }
 
-/// What running labels have spent of the time that they are expected to take, so that it need not be summed
-/// up for every task that is placed.
+/// Core time that running labels have used up of their expected time, kept so that it need not be summed for every task that is placed.
 #[derive(Debug, Default)]
 struct Spent {
-    /// Cores of labels that are within their time.
+    /// Number of cores of labels that are within their expected time.
     active: u64,
-    /// Sum of the times since when those run, each core counted, modulo 2^64: what has passed since is small enough.
+    /// Sum of the start times of these labels, one for each core, modulo 2^64: the time that has passed since is small enough.
     starts_ns: u64,
-    /// Time of a core of all others.
+    /// Core time of all other running labels.
     over_ns: u64,
-    /// From when until when this holds: until another label is over its time.
+    /// Times between which these sums hold: until another label exceeds its time.
     from: Time,
     until: Time,
 }
@@ -112,8 +112,8 @@ impl Element {
         usize::try_from(self.view.offers.cores.max(1)).unwrap_or(usize::MAX)
     }
 
-    /// Whether its queue takes another label: a few per core, more while all that is queued is short or a core is free
-    /// beside labels that wait for others.
+    /// Returns whether the queue takes another label. It takes a few per core. It takes more while all queued labels are short, or while a
+    /// core is free because queued labels wait for other labels.
     pub(super) fn room(&self) -> bool {
         let count = self.outstanding.len();
         let cores = self.cores();
@@ -122,12 +122,12 @@ impl Element {
         self.up() && (few || ((short || self.has_free_core()) && count < self.bound()))
     }
 
-    /// Labels that its queue takes whatever they are.
+    /// Returns the number of labels that the queue takes without any condition.
     fn few(&self) -> usize {
         self.cores().saturating_mul(QUEUE_FACTOR).max(QUEUE_MIN)
     }
 
-    /// How many labels its queue takes now at least.
+    /// Returns the minimum number of labels that the queue takes now.
     pub(super) fn slots(&self) -> usize {
         if !self.room() {
             return 0;
@@ -135,7 +135,7 @@ impl Element {
         self.few().saturating_sub(self.outstanding.len()).max(1)
     }
 
-    /// What it is worth: what it said of itself, and what it has to do.
+    /// Returns the standing of the element for scores: its reported properties and its load.
     pub(super) fn standing(&self) -> Standing {
         let queue = self.few() as u64;
         Standing {
@@ -147,12 +147,12 @@ impl Element {
         }
     }
 
-    /// Labels that its queue never exceeds.
+    /// Returns the maximum number of labels in the queue.
     pub(super) fn bound(&self) -> usize {
         self.cores().saturating_mul(QUEUE_FACTOR_MAX)
     }
 
-    /// Cores that have nothing to do.
+    /// Returns the number of idle cores.
     pub(super) fn idle_cores(&self) -> usize {
         if self.up() {
             let load = usize::try_from(self.load).unwrap_or(usize::MAX);
@@ -162,22 +162,23 @@ impl Element {
         }
     }
 
-    /// Whether a label that needs a core and nothing else could run at once.
+    /// Returns whether a label that needs one core and nothing else could run at once.
     pub(super) fn has_free_core(&self) -> bool {
         self.load < self.cores() as u64
     }
 
-    /// Whether so many cores are free beside those that its labels need which wait for none.
+    /// Returns whether `cores` cores are free, not counting those that labels of the queue need. Labels that wait for other labels need
+    /// none yet.
     pub(super) fn has_room_for(&self, cores: u32) -> bool {
         self.load + u64::from(cores) <= self.cores() as u64
     }
 
-    /// Whether more is running than there are cores, as when it said that it has fewer now.
+    /// Returns whether running labels use more cores than there are, for example after the element reported fewer cores.
     pub(super) fn overrun(&self) -> bool {
         self.running_cores > self.cores() as u64
     }
 
-    /// Whether labels wait for something that others of it have.
+    /// Returns whether labels wait for resources that other labels of the element hold.
     pub(super) fn crowded(&self) -> bool {
         self.up()
             && (self.load > self.cores() as u64
@@ -185,7 +186,7 @@ impl Element {
                 || !self.choosy.is_empty() && self.is_short())
     }
 
-    /// Whether its labels together need more memory, or more of a named resource, than there is.
+    /// Returns whether the labels together need more memory, or more of a named resource, than the element offers.
     fn is_short(&self) -> bool {
         let offers = &self.view.offers;
         let memory = self.choosy.values().map(|needs| needs.memory_bytes);
@@ -195,7 +196,7 @@ impl Element {
             || named.any(|name| self.needed(name) > offers.named.get(name).copied().unwrap_or(0))
     }
 
-    /// How much of a named resource its labels need together.
+    /// Returns the amount of a named resource that the labels need together.
     fn needed(&self, name: &str) -> u64 {
         let needed = self
             .choosy
@@ -204,13 +205,13 @@ impl Element {
         needed.fold(0, |sum, amount| sum.saturating_add(*amount))
     }
 
-    /// Until all that a label needs is free; `plain` is what [`Self::wait`] says.
+    /// Returns the time until all needs of a label are free; `plain` is the result of [`Self::wait`].
     pub(super) fn wait_for(&self, needs: &Needs, plain: Span, now: Time) -> Span {
         let cores = match needs.cores {
             0 => self.wait_for_light(now),
             1 => plain,
             cores if self.load + u64::from(cores) <= self.cores() as u64 => Span::default(),
-            // Nothing waits before it: until what runs has ended, on average.
+            // No label waits in front of this one: the wait lasts until running labels have ended, on average.
             _ if self.has_free_core() => {
                 Span(self.backlog.0.saturating_sub(self.spent_now(now)) / self.load.max(1))
             }
@@ -230,7 +231,7 @@ impl Element {
         wait
     }
 
-    /// Until a task without a core finds a place.
+    /// Returns the time until a task without a core finds a place.
     fn wait_for_light(&self, now: Time) -> Span {
         if self.light < LIGHT_MAX as usize {
             return Span::default();
@@ -244,7 +245,7 @@ impl Element {
         Span(u64::try_from(left / u128::from(LIGHT_MAX)).unwrap_or(u64::MAX))
     }
 
-    /// Until so much of what is offered of something is free, of which labels need what `of` says.
+    /// Returns the time until `amount` of the `offered` amount of a resource is free. `of` returns the need of a label.
     fn wait_for_share(
         &self,
         amount: u64,
@@ -262,7 +263,7 @@ impl Element {
         Span(u64::try_from(left).unwrap_or(u64::MAX))
     }
 
-    /// What is left of the time that a label is expected to take.
+    /// Returns the rest of the time that a label is expected to take.
     fn left(&self, label: LabelId, now: Time) -> u64 {
         let expected = self
             .outstanding
@@ -277,7 +278,7 @@ impl Element {
         expected.0 - had.unwrap_or(0).min(spendable(expected).0)
     }
 
-    /// Until a core is free, as [`Self::wait`] says it, in less time.
+    /// Returns the time until a core is free, as [`Self::wait`] does, but faster.
     pub(super) fn wait_now(&mut self, now: Time) -> Span {
         if self.has_free_core() {
             return Span::default();
@@ -304,7 +305,7 @@ impl Element {
             ..Spent::default()
         };
         for &(start, queued) in self.running.values() {
-            // Both grow by as many nanoseconds in one as there are cores.
+            // Both sums grow per nanosecond by the number of cores.
             let end = start + spendable(queued.expected);
             if start > now {
                 spent.until = spent.until.min(start);
@@ -320,12 +321,12 @@ impl Element {
         self.spent = spent;
     }
 
-    /// Whether the wait that was asked for last stays what it is as time passes.
+    /// Returns whether the last computed wait stays constant as time passes.
     pub(super) fn stands_still(&self) -> bool {
         self.spent.active == 0 && self.spent.until == Time(u64::MAX)
     }
 
-    /// Until a core is free (see the policy `min-wait` for the equation).
+    /// Returns the time until a core is free (see the policy `min-wait` for the equation).
     pub(super) fn wait(&self, now: Time) -> Span {
         if self.has_free_core() {
             return Span::default();
@@ -333,7 +334,7 @@ impl Element {
         Span(self.backlog.0.saturating_sub(self.spent_now(now)) / self.cores() as u64)
     }
 
-    /// Until all that it has is done, each of the cores that are needed for it doing a like part.
+    /// Returns the time until all labels have ended, if the needed cores share the work equally.
     pub(super) fn all_left(&self, now: Time) -> Span {
         let cores = self.cores().min(self.outstanding.len().max(1));
         Span(self.backlog.0.saturating_sub(self.spent_now(now)) / cores as u64)
@@ -345,7 +346,7 @@ impl Element {
         spent.fold(0, u64::saturating_add)
     }
 
-    /// A label began to run.
+    /// Records that a label began to run.
     pub(super) fn start(&mut self, label: LabelId, now: Time) {
         self.follows_no_more(label);
         let queued = self.outstanding.get(label).copied().unwrap_or_default();
@@ -356,7 +357,7 @@ impl Element {
         self.spent.from = Time(u64::MAX);
     }
 
-    /// Puts a label into the queue. One that `follows` another of it takes nothing before that has ended.
+    /// Adds a label to the queue. A label that `follows` another one takes nothing before the other one has ended.
     pub(super) fn add(&mut self, label: LabelId, expected: Span, needs: Needs, follows: bool) {
         let cores = needs.cores;
         let queued = Queued { expected, cores };
@@ -371,7 +372,7 @@ impl Element {
         }
     }
 
-    /// Counts what a label needs.
+    /// Counts the needs of a label.
     fn count(&mut self, label: LabelId, needs: Needs) {
         self.load += u64::from(needs.cores);
         self.light += usize::from(needs.cores == 0);
@@ -380,18 +381,19 @@ impl Element {
         }
     }
 
-    /// What a label followed has ended: it runs as soon as what it needs is free. Whether it had followed anything.
+    /// Records that the label before this one has ended: this label runs as soon as its needs are free. Returns whether it followed another
+    /// label.
     pub(super) fn follows_no_more(&mut self, label: LabelId) -> bool {
         let needs = self.following.remove(&label);
         needs.map(|needs| self.count(label, needs)).is_some()
     }
 
-    /// Whether a label waits for another of the queue.
+    /// Returns whether a label waits for another label of the queue.
     pub(super) fn follows(&self, label: LabelId) -> bool {
         self.following.contains_key(&label)
     }
 
-    /// A label is expected to take another time than was thought.
+    /// Changes the expected time of a label.
     pub(super) fn expect(&mut self, label: LabelId, expected: Span) {
         let Some(known) = self.outstanding.get(label).copied() else {
             return;
@@ -405,11 +407,11 @@ impl Element {
         }
     }
 
-    /// Takes a label off the queue; whether it was there.
+    /// Removes a label from the queue. Returns whether the queue contained it.
     pub(super) fn remove(&mut self, label: LabelId) -> bool {
         if let Some((_, queued)) = self.running.remove(label) {
             self.running_cores -= u64::from(queued.cores);
-            // Summed up at the next look.
+            // The sums are recomputed at the next query.
             self.spent.from = Time(u64::MAX);
         }
         let removed = self.outstanding.remove(label);
@@ -424,26 +426,26 @@ impl Element {
         removed.is_some()
     }
 
-    /// Cores that its labels need, and how many of them need none, for checks.
+    /// Returns the cores that the labels need and the number of labels without a core, for checks.
     pub(super) fn counted(&self) -> (u64, u64, usize) {
         (self.load, self.running_cores, self.light)
     }
 }
 
-/// What a running label gets rid of by running, of the time that it is expected to take.
+/// Returns the part of a label's expected time that running can use up.
 fn spendable(expected: Span) -> Span {
     Span(expected.0 - expected.0 / LEFT_PART)
 }
 
-/// How long a run over `input_bytes` should take: the mean of past runs, scaled by the size of the
-/// inputs within a factor of four, since a kernel's start does not shrink with its input and few grow
-/// faster than it. `None` without a history.
+/// Returns the expected time of a run over `input_bytes`: the mean of past runs, scaled by the size of the inputs. The scale is within a
+/// factor of four, since a kernel's start does not shrink with its input and few kernels grow faster than their input. Returns `None`
+/// without a history.
 #[must_use]
 pub fn expected_run(history: &History, input_bytes: u64) -> Option<Span> {
     Some(Mean::of(history)?.scaled(input_bytes))
 }
 
-/// A history's mean run.
+/// Mean run of a history.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Mean {
     ns: u64,
@@ -458,7 +460,7 @@ impl Mean {
         })
     }
 
-    /// For a run over so many bytes, as [`expected_run`] says.
+    /// Returns the time of a run over `input_bytes` bytes; see [`expected_run`].
     pub(super) fn scaled(self, input_bytes: u64) -> Span {
         if self.bytes == 0 {
             return Span(self.ns);
@@ -468,13 +470,13 @@ impl Mean {
     }
 }
 
-/// How long pulling bytes over a link takes.
+/// Returns the time that pulling bytes over a link takes.
 pub(super) fn transfer(bytes: u64, bytes_per_sec: u64) -> Span {
     Span(multiply_divide(bytes, 1_000_000_000, bytes_per_sec.max(1)))
 }
 
-/// `a * b / c`, or the largest number if that is larger. Most products fit in 64 bits, where division is
-/// several times faster.
+/// Returns `a * b / c`, or the largest number if the result is larger. Most products fit in 64 bits, where division is several times
+/// faster.
 fn multiply_divide(a: u64, b: u64, c: u64) -> u64 {
     if let Some(product) = a.checked_mul(b) {
         return product / c;

@@ -1,28 +1,26 @@
-//! The dispatcher: the state machine between jobs and elements. It is told what happened, decides what
-//! runs where, and answers with actions; it does no I/O and reads no clock.
+//! The dispatcher: the state machine between jobs and elements. It receives events, decides on which element each task runs, and answers
+//! with actions, which the driver carries out. It does no I/O and reads no clock.
 //!
-//! **Tasks** go Waiting → Ready → Sent → Running → Done, Failed or Cancelled (see `inputs` for the
-//! first arrow, `place` for the second, `outcome` for the last). A task whose dependency failed for
-//! good is cancelled; the rest of the job goes on as far as it can.
+//! **States of a task**: Waiting → Ready → Sent → Running → Done, Failed or Cancelled (see `inputs` for the first arrow, `place` for the
+//! second, `outcome` for the last). A task whose dependency failed permanently is cancelled; the rest of the job continues as far as
+//! possible.
 //!
-//! **Order.** Ready tasks go first come, first served by (job, task). One that cannot be placed, for
-//! want of room on the element that its policy insists on, or of an element that has what it needs, does not hold up
-//! those behind it.
+//! **Order.** Ready tasks are placed first come, first served by (job, task). A task may be impossible to place because the element of its
+//! policy's choice has no capacity, or because no element has the task's needs. Such a task does not hold up later tasks.
 //!
-//! **A task goes only where it can run**: to elements that offer what it needs and have its programs (see `class`). How
-//! much of that is free decides when it starts there, which is the element's business (see [`crate::resources`]).
+//! **A task is placed only where it can run**: on elements that offer its needs and have its programs (see `class`). The free part of these
+//! resources decides when the task starts on its element, which is the element's decision (see [`crate::resources`]).
 //!
-//! **Bounded queues.** An element gets [`QUEUE_FACTOR`] labels per core, and up to [`QUEUE_FACTOR_MAX`]
-//! while all that it has is expected to be done within [`QUEUE_TARGET`]; the rest stays here, so that it
-//! can still go elsewhere.
+//! **Bounded queues.** An element gets [`QUEUE_FACTOR`] labels per core, and up to [`QUEUE_FACTOR_MAX`] while all its labels are expected
+//! to end within [`QUEUE_TARGET`]. The remaining tasks stay in the dispatcher, so that they can still be placed on other elements.
 //!
-//! **Nothing waits beside an idle core.** What an element was sent and has not begun is taken back when another has
-//! nothing to do and the policy would rather have it there (see `recall`).
+//! **No label waits while another element has an idle core.** A label that an element has not begun is recalled when another element is
+//! idle and the policy prefers that element (see `recall`).
 //!
-//! **Exactly one result.** A label is *live* while its task's `current` names it. Only a live label's
-//! success is published; others are taken up again with their element or their outputs are discarded.
+//! **Exactly one result.** A label is *live* while its task's `current` names it. Only the success of a live label is published. Other
+//! labels are resumed with their element, or their outputs are discarded.
 //!
-//! Everything that reaches a decision is ordered, so the same events give the same actions.
+//! All data that influences a decision is ordered, so the same events give the same actions.
 
 mod batch;
 mod check;
@@ -74,51 +72,50 @@ use std::collections::{BTreeMap, BTreeSet};
 use table::Table;
 use task::{Issued, Job, Line, Task, is_end};
 
-/// Labels that an element always gets per core.
+/// Number of labels per core that an element always gets.
 pub const QUEUE_FACTOR: usize = 4;
-/// Labels that an element always gets.
+/// Number of labels that an element always gets.
 pub const QUEUE_MIN: usize = 8;
-/// Labels that an element gets per core at most.
+/// Maximum number of labels per core.
 pub const QUEUE_FACTOR_MAX: usize = 64;
-/// Work per core up to which a queue is filled beyond [`QUEUE_FACTOR`]: enough to hide the way to the
-/// server and back, including its disk.
+/// Work per core up to which a queue is filled beyond [`QUEUE_FACTOR`]: enough to hide the round trip to the server, including its disk.
 pub const QUEUE_TARGET: Span = Span::from_millis(20);
-/// Labels of one mini DAG.
+/// Maximum number of labels in one mini DAG.
 pub const MINI_DAG_LABELS_MAX: usize = 32;
-/// Tasks behind one another in a mini DAG.
+/// Maximum length of a chain of dependent tasks in a mini DAG.
 pub const MINI_DAG_DEPTH_MAX: usize = 8;
-/// How often a policy is asked whether a task joins a mini DAG, per mini DAG.
+/// Maximum number of questions to policies whether a task joins a mini DAG, per mini DAG.
 pub const MINI_DAG_ASKS_MAX: usize = 2 * MINI_DAG_LABELS_MAX;
-/// Tasks waiting for a full element that are asked for again per event when another is idle.
+/// Maximum number of tasks per event that wait for a full element and are placed again while another element is idle.
 pub const IDLE_ASKS_MAX: usize = 4;
-/// Tasks waiting for an element that got room and that would rather go elsewhere by now, per event: after these
-/// the others wait for the next event, unless a core has nothing to do.
+/// Maximum number of tasks per event that wait for an element with new capacity and that their policy now prefers to place elsewhere. After
+/// these, the other tasks wait for the next event, unless a core is idle.
 pub const LINE_ASKS_MAX: usize = 4;
-/// Errands of one element that may be under way, beside copies.
+/// Maximum number of errands of one element that are under way, not counting copies.
 pub const ERRANDS_MAX: usize = 4;
-/// Copies that an element may be making or have before it: so many of any length,
+/// Number of copies of any size that an element may be making or have in its queue.
 pub const COPY_LABELS_MIN: usize = 3;
-/// so many of small objects, which are made many at once,
+/// Maximum number of copies of small objects, of which many are made at once.
 pub const COPY_LABELS_MAX: usize = 512;
-/// and no more than these while they have so many bytes.
+/// Maximum size of these copies together, in bytes.
 pub const COPY_LABELS_BYTES_MAX: u64 = 32 << 20;
-/// Losses of an element that a task survives. Apart from `retries`, which count the task's own failures.
+/// Maximum number of losses of an element that a task survives. They do not count as `retries`, which are for the task's own failures.
 pub const LOSSES_MAX: u32 = 5;
-/// What a run counts for that no element has a history of: so much that such runs spread over elements as long as
-/// their inputs move in less. The first that ends tells what the others count for.
+/// Expected time of a run without a history on any element. It is so long that such runs spread over elements as long as their inputs can
+/// be pulled in less time. The first run that ends determines the expected time of the others.
 pub const UNKNOWN_RUN: Span = Span::from_secs(60);
-/// The part of its expected time that a label counts for at least while it runs, however long it has run: one in so
-/// many. One that is over its time is not about to end because of that.
+/// Divisor of a label's expected time: the label counts for at least this fraction while it runs, however long it has run. A label that
+/// exceeds its expected time is not about to end because of that.
 pub const LEFT_PART: u64 = 4;
-/// How often a task is taken back from elements that have not begun it.
+/// Maximum number of recalls of a task from elements that have not begun it.
 pub const RECALLS_MAX: u32 = 4;
-/// Elements that have more to do than cores and are looked at per event for a label to take back.
+/// Maximum number of elements with more work than cores that are searched per event for a label to recall.
 pub const RECALL_LOOKS_MAX: usize = 16;
-/// Labels whose policy is asked per event whether they are to be taken back.
+/// Maximum number of labels per event whose policy is asked whether they are to be recalled.
 pub const RECALL_ASKS_MAX: usize = 2;
-/// The policy of components.
+/// Policy of components.
 pub(super) const COMPONENTS: &str = "input-locality";
-/// The longest that a run counts for.
+/// Longest expected time of a run.
 pub const EXPECTED_MAX: Span = Span::from_secs(30 * 86_400);
 
 const _: () = assert!(QUEUE_FACTOR <= QUEUE_FACTOR_MAX && QUEUE_MIN <= QUEUE_FACTOR_MAX);
@@ -129,7 +126,7 @@ const _: () = assert!(MINI_DAG_DEPTH_MAX <= MINI_DAG_LABELS_MAX);
 pub struct Config {
     /// Name of the policy of jobs that name none.
     pub policy: String,
-    /// Seed of policies that draw.
+    /// Seed of policies that draw random numbers.
     pub seed: u64,
 }
 
@@ -142,7 +139,7 @@ impl Default for Config {
     }
 }
 
-/// The state machine.
+/// State machine between jobs and elements.
 #[derive(Debug)]
 pub struct Dispatcher {
     config: Config,
@@ -152,12 +149,12 @@ pub struct Dispatcher {
     tasks: Table<TaskId, Task>,
     elements: Elements,
     labels: Table<LabelId, Issued>,
-    /// Labels that belong to no task, and where they are.
+    /// Labels that belong to no task, and their elements.
     errands: Errands,
     learned: Learned,
     classes: Classes,
     copies: Copies,
-    /// Ready tasks, by what they wait for.
+    /// Ready tasks by the line in which they wait.
     lines: BTreeMap<Line, BTreeSet<(JobId, TaskId)>>,
     /// Tasks that wait for a path.
     awaited: BTreeMap<String, BTreeSet<TaskId>>,
@@ -165,32 +162,32 @@ pub struct Dispatcher {
     stranded: BTreeSet<TaskId>,
     /// Done tasks that are run again.
     redone: BTreeSet<TaskId>,
-    /// Elements that may have got room since ready tasks were looked at.
+    /// Elements that may have gained capacity since ready tasks were placed last.
     touched: Short<ElementId>,
-    /// Storage elements with a core that has nothing to do.
+    /// Storage elements with an idle core.
     idle: BTreeSet<ElementId>,
-    /// Storage elements that have more to do than cores.
+    /// Storage elements with more work than cores.
     crowded: BTreeSet<ElementId>,
-    /// Where `crowded` is looked at next, and how many of it before nothing can have changed.
+    /// Element of `crowded` at which the next search begins, and the number of elements to search before nothing can have changed.
     looked: ElementId,
     to_look: usize,
-    /// Labels that are being taken back, and the element that each is for.
+    /// Labels that are being recalled, and the element for which each of them is recalled.
     recalled: BTreeMap<LabelId, ElementId>,
-    /// Counts what may make a policy move a task away from the full element that it waits for: elements that
-    /// run out of work, and run times that turn out to be different.
+    /// Counter of changes that may make a policy move a task from the full element that it waits for: elements that run out of work, and
+    /// run times that differ from the expected ones.
     news: u64,
-    /// Jobs in which a task came to an end since jobs were looked at.
+    /// Jobs in which a task ended since jobs were last checked.
     ending: Short<JobId>,
-    /// Labels that leave at the end of the event, by element.
+    /// Labels that are sent at the end of the event, by element.
     outbox: Short<ElementId, Vec<Label>>,
-    /// Whether decisions are told.
+    /// Whether decisions are reported.
     explains: bool,
-    /// Lists for the next task that is placed, so that they need not be made anew each time.
+    /// Reused lists for the next task that is placed, so that they are not allocated each time.
     spare: Lists,
     spare_reads: Reads,
 }
 
-/// What a handler is given with its event.
+/// Context of a handler: the time of the event, and the list of actions.
 #[derive(Debug)]
 struct Turn<'a> {
     now: Time,
@@ -198,7 +195,7 @@ struct Turn<'a> {
 }
 
 impl Dispatcher {
-    /// An empty dispatcher that knows no element and no job.
+    /// Returns an empty dispatcher that knows no element and no job.
     ///
     /// # Errors
     /// [`UnknownPolicy`] if the configured policy does not exist.
@@ -235,16 +232,16 @@ impl Dispatcher {
         })
     }
 
-    /// Gives no [`Action::Decided`]: for a driver that keeps no explanations. The estimates of all elements for
-    /// every task cost time where there are many.
+    /// Disables [`Action::Decided`], for a driver that keeps no explanations. With many elements, the estimates of all elements for every
+    /// task take much time.
     #[must_use]
     pub fn without_explanations(mut self) -> Self {
         self.explains = false;
         self
     }
 
-    /// Goes on from what another knew beyond jobs and elements, to do what that would have done: what the array's policy
-    /// remembered, and the copies that elements which are up should have, oldest first.
+    /// Restores the state of another dispatcher beyond jobs and elements, so that this one makes the same decisions: the memory of the
+    /// array's policy, and the copies that elements which are up should have, oldest first.
     pub fn resume(&mut self, memory: policy::Memory, copies: &[(ElementId, ObjectId, u64)]) {
         if let Some(policy) = self.policies.get_mut(&self.config.policy) {
             policy.restore(memory);
@@ -254,11 +251,11 @@ impl Dispatcher {
         }
     }
 
-    /// Takes one event and appends what is to be done about it, in the order in which it is to be done.
+    /// Handles one event and appends the resulting actions, in the order in which they must be carried out.
     ///
-    /// Labels leave last, at most one [`Action::Send`] per element and event, after the
-    /// [`Action::Task`] of every task in it; a driver that journals actions before it carries them out
-    /// loses nothing. Events may come twice or late; what they say is taken once.
+    /// Labels are sent last, with at most one [`Action::Send`] per element and event, after the [`Action::Task`] of every task in it; a
+    /// driver that journals actions before it carries them out loses nothing. Events may arrive twice or late; each event takes effect
+    /// once.
     pub fn on(&mut self, event: Event, now: Time, out: &mut Vec<Action>) {
         let turn = &mut Turn { now, out };
         match event {
@@ -327,7 +324,7 @@ impl Dispatcher {
             .expect("a job is kept as long as its tasks")
     }
 
-    /// An element by its id; one that was never heard of counts as expected.
+    /// Returns an element by its id; an unknown element counts as expected.
     fn element_mut(&mut self, id: ElementId) -> &mut Element {
         self.elements.get_or_insert(id, || {
             Element::new(Presence::Expected, query::unknown_view())
@@ -340,8 +337,8 @@ impl Dispatcher {
             .map_or(Presence::Expected, |element| element.presence)
     }
 
-    /// Moves a task to a state, keeps all counts and lines, and says so. Staying in a state is said only
-    /// if there is a failure to tell.
+    /// Moves a task to a state, updates all counts and lines, and reports the change. A task that stays in its state is reported only if it
+    /// has a failure to report.
     fn set_state(&mut self, id: TaskId, state: TaskState, turn: &mut Turn<'_>) {
         let task = self.task_mut(id);
         let (job, old, tries, failure) = (task.job, task.state, task.tries, task.failure.take());
@@ -383,7 +380,7 @@ impl Dispatcher {
         });
     }
 
-    /// Counts a task in or out of the ready ones of its kernel.
+    /// Adds a task to the ready tasks of its kernel, or removes it.
     fn count_wave(&mut self, id: TaskId, job: JobId, ready: bool) {
         let Some((task, job)) = self.tasks.get(&id).zip(self.jobs.get_mut(&job)) else {
             return;
@@ -400,14 +397,14 @@ impl Dispatcher {
     fn leave_line(&mut self, line: Line, key: (JobId, TaskId)) {
         if let Some(members) = self.lines.get_mut(&line) {
             members.remove(&key);
-            // Most events fill this one again.
+            // Most events fill this line again.
             if members.is_empty() && line != Line::Fresh {
                 self.lines.remove(&line);
             }
         }
     }
 
-    /// Puts a ready task in line, out of the one it stood in.
+    /// Puts a ready task in line, and removes it from its previous line.
     fn join_line(&mut self, line: Line, id: TaskId) {
         let task = self.task_mut(id);
         let key = (task.job, id);
@@ -417,7 +414,7 @@ impl Dispatcher {
         self.lines.entry(line).or_default().insert(key);
     }
 
-    /// Says which jobs came to an end with this event.
+    /// Reports the jobs that ended with this event.
     fn end_jobs(&mut self, turn: &mut Turn<'_>) {
         while let Some((id, ())) = self.ending.pop_first() {
             let job = self.job_mut(id);
@@ -439,7 +436,7 @@ impl Dispatcher {
         }
     }
 
-    /// Takes a label off its element's queue.
+    /// Removes a label from its element's queue.
     fn release(&mut self, element: ElementId, label: LabelId) {
         if let Some(known) = self.elements.get_mut(&element)
             && known.remove(label)
@@ -448,7 +445,7 @@ impl Dispatcher {
         }
     }
 
-    /// Has ready tasks looked at again for an element whose room or cores may have changed.
+    /// Schedules a new look at ready tasks for an element whose capacity or cores may have changed.
     fn touch(&mut self, id: ElementId) {
         self.touched.insert(id, ());
         self.count_idle(id);
@@ -473,7 +470,7 @@ impl Dispatcher {
         }
     }
 
-    /// Keeps a failure to be told with the task's next state.
+    /// Stores a failure, which is reported with the task's next state.
     fn tell(&mut self, id: TaskId, failure: Failure) {
         self.task_mut(id).failure = Some(failure);
     }

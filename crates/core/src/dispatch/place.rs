@@ -1,8 +1,9 @@
-//! From Ready to Sent: who is looked at when, what the policy is shown, and which tasks go along.
+//! Placement of tasks, from Ready to Sent: decides the order in which tasks are considered, the state that the policy sees, and the tasks
+//! that are sent together. Its effects are actions of the dispatcher.
 //!
-//! A **mini DAG** (AnalyzeThis §3.1) grows from a placed task: a task that waits only for labels that
-//! the same element has joins if the policy, shown the outputs that are still to be made, would place it
-//! there as well. The element goes on with it without asking.
+//! A **mini DAG** (AnalyzeThis §3.1) grows from a placed task. A task that waits only for labels of the same element joins if the policy
+//! would place it on that element as well; the policy sees the pending outputs as if they existed. The element starts such a task without
+//! asking the server.
 
 use super::class::ClassNumber;
 use super::element::{Element, expected_run};
@@ -24,21 +25,21 @@ use crate::policy::{Candidate, Choice, FullScan, Reason, Request};
 use crate::time::{Span, Time};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What a task reads and where that is.
+/// Inputs of a task and their locations.
 #[derive(Debug, Default)]
 pub(super) struct Reads {
-    /// Its inputs, sealed or still to be made.
+    /// Inputs, sealed or still to be written.
     placed: Vec<Placed>,
-    /// How many are not its kernel's code, and the elements that hold them.
+    /// Number of inputs that are not the kernel's code, and the elements that hold them.
     data: usize,
     holders: Vec<ElementId>,
-    /// Bytes of all, and by element that holds them or should have copies, in order.
+    /// Size of all inputs in bytes, and the size per element that holds them or should have copies, in order.
     pub(super) bytes: u64,
     pub(super) local: Vec<(ElementId, u64)>,
 }
 
 impl Reads {
-    /// The same lists with nothing in them, for the next task.
+    /// Returns the same lists without entries, for the next task.
     pub(super) fn emptied(mut self) -> Self {
         self.placed.clear();
         self.holders.clear();
@@ -50,41 +51,41 @@ impl Reads {
         }
     }
 
-    /// Bytes of them that are on an element.
+    /// Returns the size of the inputs on an element, in bytes.
     pub(super) fn held(&self, element: ElementId) -> u64 {
         let at = self.local.binary_search_by_key(&element, |(id, _)| *id);
         at.map_or(0, |at| self.local[at].1)
     }
 }
 
-/// A task of the mini DAG that is being sent.
+/// Task of the mini DAG that is being sent.
 #[derive(Clone, Copy)]
 struct Link {
     task: TaskId,
-    /// Until when it should have ended.
+    /// Expected time of its end.
     end: Span,
-    /// How many tasks of the mini DAG are behind one another up to it.
+    /// Length of the longest chain of dependent tasks in the mini DAG up to this task.
     depth: usize,
 }
 
-/// Where a task is to go.
+/// Chosen element for a task.
 pub(super) struct Answer {
     pub(super) choice: Option<Choice>,
-    /// What it costs there; `None` if it would not go there but for the job script.
+    /// Candidate with its costs; `None` if only the job script, and not the policy, would place the task on the element.
     pub(super) chosen: Option<Candidate>,
     pub(super) reads: Reads,
     pub(super) earliest: Span,
 }
 
 impl Dispatcher {
-    /// Places ready tasks as long as there is room for them.
+    /// Places ready tasks as long as elements have capacity for them.
     pub(super) fn pump(&mut self, turn: &mut Turn<'_>) {
         let changed = !self.touched.is_empty();
         let mut full: BTreeSet<ClassNumber> = BTreeSet::new();
         let mut passed: BTreeMap<ElementId, usize> = BTreeMap::new();
         while let Some((line, id)) = self.next_ready(&full, &passed) {
             if !self.can_issue(id) {
-                // What was touched stays so: the next event goes on here.
+                // Elements that were touched stay so: the next event continues here.
                 return;
             }
             if self.task(id).spec.share == Share::Join {
@@ -102,7 +103,7 @@ impl Dispatcher {
                 }
             } else if !self.place_first(line, id, turn) {
                 match line {
-                    // The first in line finds no room, so neither do those behind it.
+                    // The first task of the line finds no capacity, so the later tasks of the line find none either.
                     Line::Any(class) => {
                         full.insert(class);
                     }
@@ -117,7 +118,7 @@ impl Dispatcher {
         }
     }
 
-    /// Places the first task of a line, and those behind it that its policy places together with it; whether all were sent.
+    /// Places the first task of a line, and the later tasks that its policy places together with it. Returns whether all of them were sent.
     fn place_first(&mut self, line: Line, id: TaskId, turn: &mut Turn<'_>) -> bool {
         let batch = self.batch(line, id, turn);
         if batch.is_empty() {
@@ -126,8 +127,8 @@ impl Dispatcher {
         self.place_together(&batch, turn)
     }
 
-    /// The first ready task, by (job, task), for which something has changed.
-    /// `full` are classes of which one was asked in vain, `passed` counts those that were for an element.
+    /// Returns the first ready task, by (job, task), for which something has changed. `full` contains the classes for which a request found
+    /// no capacity; `passed` counts the failed requests per element.
     fn next_ready(
         &mut self,
         full: &BTreeSet<ClassNumber>,
@@ -159,7 +160,7 @@ impl Dispatcher {
             .map(|((_, id), line)| (line, id))
     }
 
-    /// Asks the policy for a task and sends it or puts it in line; whether it was sent.
+    /// Asks the policy for a task, and sends the task or puts it in line. Returns whether it was sent.
     fn place(&mut self, id: TaskId, turn: &mut Turn<'_>) -> bool {
         let answer = self.ask(id, Span::default(), None, turn.now);
         let news = self.news;
@@ -167,9 +168,9 @@ impl Dispatcher {
         self.carry_out(id, answer, turn)
     }
 
-    /// Sends a task to where it is to go if there is room, or puts it in line; whether it was sent.
+    /// Sends a task to its chosen element if there is capacity, or puts it in line. Returns whether it was sent.
     pub(super) fn carry_out(&mut self, id: TaskId, answer: Answer, turn: &mut Turn<'_>) -> bool {
-        // What was placed together may have taken the room since.
+        // Tasks that were placed together may have taken the capacity since.
         let room = answer.chosen.is_some_and(|chosen| {
             let element = self.elements.get(&chosen.estimate.element);
             chosen.room && element.is_some_and(Element::room)
@@ -188,8 +189,8 @@ impl Dispatcher {
         false
     }
 
-    /// Asks again for tasks that wait for full elements while another has nothing to do, if there are news
-    /// since they were asked for last. A few per event, the first of every line.
+    /// Asks the policy again for tasks that wait for full elements while another element is idle, if anything has changed since the last
+    /// request. Asks for a few tasks per event, the first of every line.
     fn feed_idle(&mut self, turn: &mut Turn<'_>) {
         if self.idle.is_empty() {
             return;
@@ -212,15 +213,15 @@ impl Dispatcher {
         self.touched.clear();
     }
 
-    /// Whether there are ids for a task's label and outputs.
+    /// Returns whether there are ids for a task's label and outputs.
     pub(super) fn can_issue(&mut self, id: TaskId) -> bool {
         let outputs = self.task(id).spec.outputs.iter();
         let ids = outputs.map(|output| folder::ids(&output.name)).sum();
         self.ids.ready(ids)
     }
 
-    /// Shows the policy of a task's job the array, unless the job script names an element. `along` is the element
-    /// whose outstanding labels the task would follow, `earliest` the time until the last of them should have ended.
+    /// Shows the array to the policy of a task's job, unless the job script names an element. `along` is the element whose outstanding
+    /// labels the task would follow, and `earliest` is the time until the last of them should have ended.
     pub(super) fn ask(
         &mut self,
         id: TaskId,
@@ -254,7 +255,7 @@ impl Dispatcher {
             let reason = Reason::Beside;
             Some(Choice { element, reason })
         } else {
-            // A task that is looked at ahead of its time belongs to no wave yet.
+            // A task that is considered ahead of its time belongs to no wave yet.
             let request = request(id, task, job.filter(|_| along.is_none()), &reads);
             let policy = job.and_then(|job| self.policies.get(policy_of(task, job)));
             let choice = policy.and_then(|policy| policy.place(&request, &mut sight));
@@ -275,7 +276,7 @@ impl Dispatcher {
         }
     }
 
-    /// Finds out what a task reads and writes it to a list that is empty.
+    /// Determines the inputs of a task and adds them to the empty list `reads`.
     pub(super) fn read(&self, id: TaskId, along: Option<ElementId>, reads: &mut Reads) {
         let task = self.task(id);
         let spec = &task.spec;
@@ -315,7 +316,7 @@ impl Dispatcher {
         });
     }
 
-    /// As [`Self::read`], of an input that lies in several objects: how many bytes of it each of those has.
+    /// Adds an input that consists of several objects, like [`Self::read`]: the size of the input in each of these objects.
     fn read_parts(
         &self,
         placed: Placed,
@@ -328,14 +329,14 @@ impl Dispatcher {
             false => parts.iter().map(|(_, bytes)| bytes).sum(),
         };
         reads.bytes = reads.bytes.saturating_add(all);
-        // Those that have put it together have all of it.
+        // Elements that have assembled the parts hold the whole input.
         let whole: BTreeSet<ElementId> = self.copies.of(placed.object).collect();
         reads
             .local
             .extend(whole.iter().map(|&element| (element, all)));
         for &(part, bytes) in parts {
             let part = self.nearest(part, &Selection::WHOLE);
-            // Of what several are put together of, only what is kept for good is used.
+            // For inputs that are assembled from several parts, only copies that are kept permanently count.
             let pulled = self.copies.of(part.object);
             let pulled = pulled.filter(|_| selection.of_part().is_some());
             let copies = self.copies.lasting(part.object).chain(pulled);
@@ -351,7 +352,7 @@ impl Dispatcher {
         reads.placed.push(placed);
     }
 
-    /// Sends a task, and those that follow it on the same element.
+    /// Sends a task, and the tasks that follow it on the same element.
     fn send(&mut self, first: TaskId, mut answer: Answer, turn: &mut Turn<'_>) {
         let Some(choice) = answer.choice else {
             return;
@@ -404,7 +405,7 @@ impl Dispatcher {
         }
     }
 
-    /// What a task would cost on each element, for its explanation.
+    /// Returns the costs of a task on each element, for its explanation.
     fn estimates(&mut self, id: TaskId, answer: &Answer, now: Time) -> Vec<Estimate> {
         if !self.explains {
             return Vec::new();
@@ -419,8 +420,8 @@ impl Dispatcher {
         sight.all().iter().map(|one| one.estimate).collect()
     }
 
-    /// When the labels that a waiting task depends on should have ended, if all of them are on
-    /// `element` and nothing else is in its way.
+    /// Returns the time at which the labels that a waiting task depends on should have ended. Returns `None` unless all of them are on
+    /// `element` and nothing else blocks the task.
     fn can_follow(&self, id: TaskId, element: ElementId, sent: &[Link]) -> Option<Span> {
         let task = self.task(id);
         let pinned_here = task.spec.element.is_none_or(|pinned| pinned == element);
@@ -435,7 +436,7 @@ impl Dispatcher {
                 .get(&label)
                 .filter(|issued| issued.element == element)?;
         }
-        // What lies in a folder is known when it is there, and only then can a label name it.
+        // The content of a folder is known only when the folder exists, and a label can name it only then.
         if task
             .spec
             .inputs
@@ -459,7 +460,7 @@ impl Dispatcher {
         Some(ends.max().unwrap_or_default())
     }
 
-    /// Makes a label for a task and hands it to an element; until when it should have ended.
+    /// Makes a label for a task and adds it to an element. Returns the expected time of its end.
     fn issue(
         &mut self,
         id: TaskId,
@@ -526,7 +527,7 @@ impl Dispatcher {
             })));
         }
         if let Some(built) = self.build(label) {
-            // Most events send one.
+            // Most events send one label.
             let labels = self
                 .outbox
                 .get_or_insert_with(element, || Vec::with_capacity(1));
@@ -535,8 +536,8 @@ impl Dispatcher {
         wait + expected
     }
 
-    /// An element is to pull an input of a task, if it is not there. Of ranges of bytes nothing is noted: others that read the
-    /// same are rare.
+    /// Records that an element is to pull an input of a task, if the element does not have it. Ranges of bytes are not recorded, because
+    /// other tasks that read the same range are rare.
     fn note_pulled(&mut self, id: TaskId, index: usize, placed: Placed, element: ElementId) {
         if placed.object == ObjectId::STATUS {
             return;
@@ -556,7 +557,7 @@ impl Dispatcher {
         }
     }
 
-    /// Tells the policy that its choice was carried out; the policy's name for an explanation, `None` if none was asked.
+    /// Reports to the policy that its choice was carried out. Returns the policy's name for an explanation, `None` if no policy was asked.
     pub(super) fn commit(&mut self, (job, id): (JobId, TaskId), choice: &Choice) -> Option<String> {
         if matches!(choice.reason, Reason::Pinned | Reason::Beside) {
             return None;
@@ -566,7 +567,7 @@ impl Dispatcher {
         self.explains.then(|| name.to_owned())
     }
 
-    /// What a label that is outstanding is expected to take on its element.
+    /// Returns the expected time of an outstanding label on its element.
     pub(super) fn expected_of(&self, label: LabelId) -> Span {
         let Some(issued) = self.labels.get(&label) else {
             return UNKNOWN_RUN;
@@ -586,7 +587,7 @@ impl Dispatcher {
             .min(EXPECTED_MAX)
     }
 
-    /// Looks again at what the labels of a kernel should take that nothing was known of when they were sent.
+    /// Updates the expected times of a kernel's labels that were sent when the run time of the kernel was unknown.
     pub(super) fn expect_anew(&mut self, kernel: KernelNumber) {
         let guessed = self.labels.iter().filter(|(_, issued)| {
             let task = self.tasks.get(&issued.task);
@@ -600,7 +601,7 @@ impl Dispatcher {
         }
     }
 
-    /// A live label as its element is to get it.
+    /// Returns a live label in the form that its element gets.
     pub(super) fn build(&self, id: LabelId) -> Option<Label> {
         let issued = self.labels.get(&id)?;
         let task = self
@@ -666,7 +667,7 @@ impl Dispatcher {
     }
 }
 
-/// What an explanation gives in the place of a policy where none was asked.
+/// Returns the text that an explanation shows instead of a policy if no policy was asked.
 fn unasked(choice: &Choice) -> &'static str {
     match choice.reason {
         Reason::Beside => "pipelined",
@@ -674,7 +675,7 @@ fn unasked(choice: &Choice) -> &'static str {
     }
 }
 
-/// Whether a task is to go where those are that make what it reads forward: it can begin there while they run.
+/// Returns whether a task can begin on the element of the tasks that write its streamed inputs, while they run.
 fn fits_beside(task: &Task, element: Option<&Element>) -> bool {
     let fed = |input: &InputSpec| match input.origin {
         Origin::Task(maker, _) => input.pipelined && task.missing.contains_key(maker),
@@ -684,14 +685,14 @@ fn fits_beside(task: &Task, element: Option<&Element>) -> bool {
         && element.is_some_and(|element| element.has_room_for(task.spec.needs.cores))
 }
 
-/// The inputs of a task, by their index, that it may be fed while they are made.
+/// Returns the indices of a task's inputs that may be streamed while they are written.
 fn pipelined(spec: &TaskSpec) -> Vec<u32> {
     let inputs = (0..).zip(&spec.inputs);
     let some = inputs.filter(|(_, input)| input.pipelined && !spec.kernel.is_in(&input.name));
     some.map(|(index, _)| index).collect()
 }
 
-/// What a policy is told of a task; of one that belongs to no wave yet without its job.
+/// Returns the request that a policy sees for a task. Pass no job for a task that belongs to no wave yet.
 pub(super) fn request<'a>(
     id: TaskId,
     task: &'a Task,
@@ -712,7 +713,7 @@ pub(super) fn request<'a>(
     }
 }
 
-/// The policy that places a task: components go where their bytes are, whatever the job says.
+/// Returns the policy that places a task. Components are placed where their bytes are stored, whatever policy the job names.
 pub(super) fn policy_of<'a>(task: &Task, job: &'a Job) -> &'a str {
     match task.spec.share {
         Share::Component => COMPONENTS,
@@ -720,7 +721,7 @@ pub(super) fn policy_of<'a>(task: &Task, job: &'a Job) -> &'a str {
     }
 }
 
-/// Time that a label takes of its element.
+/// Returns the time that a label occupies its element.
 fn cost_of(estimate: &Estimate) -> Span {
     let run = if estimate.run_ns == 0 {
         UNKNOWN_RUN

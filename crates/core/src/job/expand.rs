@@ -1,7 +1,7 @@
-//! Tasks that stand for many, and inputs that do: `foreach`, `*` in the last part of an input, and a folder as an
-//! input are replaced by what they mean at submission, before anything else is read.
+//! Tasks and inputs that stand for several: replaces `foreach`, `*` in the last part of an input, and a folder as an input by their values
+//! at submission, before anything else is read. This module changes only the parsed job and lists files through [`Files`].
 //!
-//! A pattern sees the files that [`Files`] tells of and the outputs of the tasks above it in the script.
+//! A pattern matches the files that [`Files`] lists and the outputs of earlier tasks of the script.
 
 use super::MAX_TASKS;
 use super::components::{Made, Map, Mapping};
@@ -15,54 +15,55 @@ use crate::script::{Data, Group, Position, Value};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-/// Most bytes of text in the tasks of a job with patterns once they are replaced: twice the longest script.
+/// Maximum size of the text in the tasks of a job with patterns after replacement, in bytes: twice the longest script.
 const MAX_EXPANDED_BYTES: usize = 2 * crate::script::MAX_SCRIPT_BYTES;
-/// Most names that the patterns of a job are held against.
+/// Maximum number of names that are compared with the patterns of a job.
 const MAX_COMPARED: usize = 20_000_000;
-/// The argument that stands for the names of all inputs.
+/// Argument that stands for the names of all inputs.
 pub(super) const ALL_INPUTS: &str = "{inputs}";
 
-/// The folders of the array as a job's owner may list them.
+/// Folders of the array as a job's owner may list them.
 pub trait Files {
-    /// The names in a folder, given by its full path. None if it can't be listed.
+    /// Returns the names in a folder, given by its full path. Returns an empty list if the folder can't be listed.
     fn list(&self, folder: &str) -> Vec<Listed>;
-    /// What the sealed version of a file is made of that the job's owner may read, and that nobody writes.
+    /// Returns the sealed version and the layout of a file. Returns `None` unless the job's owner may read the file and nobody is writing
+    /// it.
     fn made_of(&self, path: &str) -> Option<Made>;
-    /// What a mapper finds in it: what there is for each part, or for each piece.
+    /// Returns the selections that a mapper finds in a file: one for each part, or for each piece.
     ///
     /// # Errors
-    /// Why it finds nothing, for the job's owner.
+    /// The reason for which the mapper finds nothing, for the job's owner.
     fn mapped(&self, path: &str, made: &Made, mapping: &Mapping<'_>) -> Result<Map, String>;
-    /// What a mapper finds in a folder: for each part, or for each piece, the files that its bytes are in. `None`: it is no folder.
+    /// Returns the files whose bytes a mapper finds in a folder, for each part or for each piece. Returns `None` if the path is no folder.
     ///
     /// # Errors
-    /// Why it finds nothing, for the job's owner.
+    /// The reason for which the mapper finds nothing, for the job's owner.
     fn mapped_folder(&self, path: &str, mapping: &Mapping<'_>)
     -> Result<Option<FolderMap>, String>;
-    /// As [`mapped`](Self::mapped), by what a program of the owner's says.
+    /// Returns the same as [`mapped`](Self::mapped), as reported by a program of the job's owner.
     ///
     /// # Errors
-    /// Why there is nothing from it, for the job's owner.
+    /// The reason for which the program reports nothing, for the job's owner.
     fn asked(&self, program: &Program, _made: &Made, _per_part: bool) -> Result<Map, String> {
         Err(format!(
             "\"{}\" is a program, and none is run for a map here",
             program.words
         ))
     }
-    /// Whether a built-in kernel can put together what it finds in pieces of its input.
+    /// Returns whether a built-in kernel can merge its results of pieces of its input.
     fn folds(&self, kernel: &str, args: &[String]) -> bool;
-    /// Whether the job's owner has a kernel of this name, which goes before a built-in one.
+    /// Returns whether the job's owner has a kernel of this name, which takes precedence over a built-in one.
     fn has_own(&self, _kernel: &str) -> bool {
         false
     }
 }
 
-/// A name in a folder.
+/// Name in a folder.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Listed {
     /// The name; bytes that are not UTF-8 are replaced by U+FFFD.
     pub name: String,
-    /// Whether the name is that of a folder.
+    /// Whether the name belongs to a folder.
     pub is_folder: bool,
     /// Whether the name is UTF-8.
     pub is_text: bool,
@@ -99,7 +100,7 @@ pub(super) fn expand(group: &mut Group, files: &dyn Files, errors: &mut Errors) 
     let workdir = group
         .get("workdir")
         .and_then(|setting| text(&setting.value));
-    // What is wrong with it is found when it is read.
+    // A fault in the setting is reported when the setting is read.
     let Some(workdir) = workdir.and_then(|given| path::workdir(given).ok()) else {
         return;
     };
@@ -136,7 +137,7 @@ pub(super) fn expand(group: &mut Group, files: &dyn Files, errors: &mut Errors) 
     *tasks = expanded;
 }
 
-/// What is wrong with a pattern, and where.
+/// Fault in a pattern, and its position.
 pub(super) struct Wrong {
     at: Position,
     problem: Problem,
@@ -160,7 +161,7 @@ pub(super) fn group_of(value: &Value) -> Option<&Group> {
     }
 }
 
-/// The values of an array or list setting.
+/// Returns the values of an array or list setting.
 pub(super) fn values<'a>(group: &'a Group, name: &str) -> &'a [Value] {
     match group.get(name).map(|setting| &setting.value.data) {
         Some(Data::Array(values) | Data::List(values)) => values,
@@ -168,7 +169,7 @@ pub(super) fn values<'a>(group: &'a Group, name: &str) -> &'a [Value] {
     }
 }
 
-/// As [`values`], to change them.
+/// Returns the values of an array or list setting for changes; see [`values`].
 fn values_mut<'a>(group: &'a mut Group, name: &str) -> Option<&'a mut Vec<Value>> {
     let mut settings = group.settings.iter_mut();
     let setting = settings.find(|setting| setting.name == name)?;
@@ -192,24 +193,24 @@ fn has_pattern(value: &Value) -> bool {
         || args.any(|arg| arg == ALL_INPUTS)
 }
 
-/// Names and what they stand for in one task.
+/// Names and their values in one task.
 type Binding = Vec<(String, String)>;
 
 pub(super) struct Expander<'a> {
     pub(super) workdir: String,
     pub(super) files: &'a dyn Files,
     listed: BTreeMap<String, Rc<Vec<Listed>>>,
-    /// Full paths of the outputs of the tasks so far, and of those of them that are folders.
+    /// Full paths of the outputs of the tasks so far, and of those outputs that are folders.
     pub(super) made: BTreeSet<String>,
     pub(super) made_folders: BTreeSet<String>,
-    /// Of those that components make together: of how many parts.
+    /// Number of parts of each output that components write together.
     pub(super) joined: BTreeMap<String, usize>,
     bytes_left: usize,
     compares_left: usize,
 }
 
 impl Expander<'_> {
-    /// Adds the tasks that one of the script stands for.
+    /// Adds the tasks for which one task of the script stands.
     fn task(&mut self, value: Value, expanded: &mut Vec<Value>) -> Result<(), Wrong> {
         let Data::Group(mut template) = value.data else {
             expanded.push(value);
@@ -247,7 +248,7 @@ impl Expander<'_> {
         Ok(())
     }
 
-    /// Adds a task to those that are there.
+    /// Adds a task to the expanded ones.
     pub(super) fn push(
         &mut self,
         task: Group,
@@ -267,7 +268,7 @@ impl Expander<'_> {
         Ok(())
     }
 
-    /// The files and folders that a task lists; what is wrong with one is found when it is read.
+    /// Returns the files and folders that a task lists. Skips faulty ones, whose faults are reported when they are read.
     fn named(&self, task: &Group, list: &str) -> Vec<Named> {
         let file = |value: &Value| match group_of(value) {
             None => path::file_or_folder(&self.workdir, text(value)?).ok(),
@@ -276,7 +277,7 @@ impl Expander<'_> {
         values(task, list).iter().filter_map(file).collect()
     }
 
-    /// An input of which some bytes are read.
+    /// Returns an input of which a selection of bytes is read.
     fn selected(&self, group: &Group) -> Option<Named> {
         let given = |name: &str| text(&group.get(name)?.value);
         let file = path::file(&self.workdir, given("file")?).ok()?;
@@ -309,7 +310,7 @@ impl Expander<'_> {
         }
     }
 
-    /// Replaces what stands for several inputs, and the argument that stands for all of them.
+    /// Replaces each input that stands for several inputs, and the argument that stands for all of them.
     fn inputs(&mut self, task: &mut Group) -> Result<(), Wrong> {
         let own = self.named(task, "output").into_iter();
         let own: BTreeSet<String> = own.map(|named| named.path).collect();
@@ -322,7 +323,7 @@ impl Expander<'_> {
                 let at = value.at;
                 let found = match text(&value) {
                     Some(given) if given.contains('*') => self.matching(given, at)?,
-                    // One that a mapper looks at is not the files below it.
+                    // A folder that a mapper reads is not replaced by the files in it.
                     Some(given)
                         if given.len() > 1
                             && given.ends_with('/')
@@ -369,7 +370,7 @@ impl Expander<'_> {
         Ok(())
     }
 
-    /// What each task that a `foreach` stands for puts in place of which names.
+    /// Returns, for each task of a `foreach`, the names and their values.
     fn bindings(&mut self, value: &Value) -> Result<Vec<Binding>, Wrong> {
         match &value.data {
             Data::Text(given) => self.captures(given, value.at),
@@ -421,7 +422,7 @@ impl Expander<'_> {
         Ok(bindings)
     }
 
-    /// The files that a pattern with `*` means: as the script would write them, and their full paths.
+    /// Returns the files that match a pattern with `*`: in the notation of the script, and as full paths.
     fn matching(&mut self, given: &str, at: Position) -> Result<Vec<(String, String)>, Wrong> {
         let (plain, is_folder) = plain(given);
         let last = plain.rsplit('/').next().unwrap_or(plain);
@@ -451,11 +452,11 @@ impl Expander<'_> {
         Ok(found)
     }
 
-    /// All files below a folder, as [`Self::matching`] gives them.
+    /// Returns all files below a folder, in the form of [`Self::matching`].
     fn below(&mut self, given: &str, at: Position) -> Result<Vec<(String, String)>, Wrong> {
         let top = self.folder(given, at)?;
         if self.made_folders.contains(&top) {
-            // What lies in it is known when it is there.
+            // The content of a folder that a task writes is known only after the task.
             return Ok(vec![(given.to_owned(), top)]);
         }
         self.not_within(&top, given, at)?;
@@ -492,7 +493,8 @@ impl Expander<'_> {
         Ok(found)
     }
 
-    /// The full path of the folder that a script writes so, with a slash at the end or empty; none for the root.
+    /// Returns the full path of the folder that a script writes as `prefix`, which has a slash at the end or is empty. The path of the root
+    /// is empty.
     fn folder(&self, prefix: &str, at: Position) -> Result<String, Wrong> {
         let within = path::file(&self.workdir, &format!("{prefix}x"));
         let mut path = within.map_err(|problem| wrong(at, problem))?.path;
@@ -509,7 +511,7 @@ impl Expander<'_> {
         Ok(names)
     }
 
-    /// Refuses what lies in a folder that a task makes as a whole.
+    /// Refuses a path in a folder that a task writes as a whole.
     fn not_within(&self, folder: &str, given: &str, at: Position) -> Result<(), Wrong> {
         let mut folders = std::iter::once(folder).chain(path::above(folder));
         match folders.find(|folder| self.made_folders.contains(*folder)) {
@@ -518,7 +520,8 @@ impl Expander<'_> {
         }
     }
 
-    /// The names of the files, or of the folders, in a folder, there or to be made, in order; and those that are not UTF-8.
+    /// Returns the names of the files, or of the folders, in a folder, in order. The names include outputs that tasks will write. Also
+    /// returns the names that are not UTF-8.
     fn names_in(
         &mut self,
         prefix: &str,
@@ -547,7 +550,7 @@ impl Expander<'_> {
     }
 }
 
-/// Refuses a pattern that means files whose names are not UTF-8: a script can't name them.
+/// Refuses a pattern that matches files whose names are not UTF-8: a script can't name them.
 fn only_text<'a>(
     (given, at): (&str, Position),
     mut others: impl Iterator<Item = &'a String>,
@@ -564,7 +567,7 @@ fn only_text<'a>(
     }
 }
 
-/// A pattern without the slash at its end, and whether it has one.
+/// Returns a pattern without the slash at its end, and whether it has one.
 fn plain(given: &str) -> (&str, bool) {
     let plain = given.trim_end_matches('/');
     (plain, plain.len() < given.len())
@@ -575,7 +578,7 @@ fn no_pattern(given: &str, reason: &'static str, at: Position) -> Wrong {
     wrong(at, Problem::Pattern { text, reason })
 }
 
-/// All combinations of the values of a `foreach` group, the last name's the fastest.
+/// Returns all combinations of the values of a `foreach` group; the last name changes fastest.
 fn product(group: &Group, at: Position) -> Result<Vec<Binding>, Wrong> {
     let mut all = vec![Binding::new()];
     for setting in &group.settings {
@@ -600,7 +603,8 @@ fn product(group: &Group, at: Position) -> Result<Vec<Binding>, Wrong> {
     Ok(all)
 }
 
-/// The values of one name: those of a list, or the numbers of a range, with zeros before them if its begin has some.
+/// Returns the values of one name: those of a list, or the numbers of a range. The numbers have leading zeros if the begin of the range has
+/// some.
 fn choices(value: &Value) -> Result<Vec<String>, Wrong> {
     const EXPECTED: &str = "a range such as \"1..100\" or an array of strings or integers";
     let mistake = |found| {
@@ -650,7 +654,7 @@ fn choices(value: &Value) -> Result<Vec<String>, Wrong> {
     }
 }
 
-/// Puts values in place of names in braces; braces around anything else stay.
+/// Replaces names in braces by their values; braces around anything else stay.
 fn fill(text: &str, binding: &Binding) -> String {
     let mut filled = String::with_capacity(text.len());
     let mut rest = text;
@@ -675,12 +679,12 @@ fn fill(text: &str, binding: &Binding) -> String {
     filled + rest
 }
 
-/// One part of a path with wildcards: literals and wildcards by turns.
+/// One part of a path with wildcards: literals alternate with wildcards.
 #[derive(Debug)]
 struct Pattern {
-    /// What stands before the first wildcard.
+    /// Literal before the first wildcard.
     begin: String,
-    /// Each wildcard, by its name if it has one, and the literal behind it.
+    /// Each wildcard, by its name if it has one, and the literal after it.
     rest: Vec<(Option<String>, String)>,
 }
 
@@ -689,7 +693,7 @@ impl Pattern {
         let mut literals = text.split('*').map(str::to_owned);
         let begin = literals.next().unwrap_or_default();
         let mut rest: Vec<_> = literals.map(|literal| (None, literal)).collect();
-        // Two stars side by side are one.
+        // Two adjacent stars are one star.
         let last = rest.pop();
         rest.retain(|(_, literal)| !literal.is_empty());
         rest.extend(last);
@@ -721,7 +725,7 @@ impl Pattern {
         Ok(pattern)
     }
 
-    /// The last literal.
+    /// Returns the last literal.
     fn literal(&mut self) -> &mut String {
         self.rest
             .last_mut()
@@ -732,8 +736,8 @@ impl Pattern {
         self.rest.iter().filter_map(|(name, _)| name.as_deref())
     }
 
-    /// What the wildcards stand for in a name, each as short as can be from the left; `None` if it does not fit. A
-    /// wildcard with a name stands for at least one character, and none begins a hidden name.
+    /// Returns the text that each wildcard matches in a name, each as short as possible from the left. Returns `None` if the name does not
+    /// match. A wildcard with a name matches at least one character, and no wildcard matches the begin of a hidden name.
     fn fits<'n>(&self, name: &'n str) -> Option<Vec<&'n str>> {
         if self.begin.is_empty() && name.starts_with('.') {
             return None;

@@ -1,63 +1,64 @@
-//! The server's side: which mount's table a file's locks are in, and who waits for whom between mounts.
+//! The server's side of file locks: decides which mount holds the table of a file's locks, and queues conflicting requests of different
+//! mounts. It does no I/O: the server sends its actions to the mounts.
 
 use super::{How, Lock, Table};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// What a mount is to be told.
+/// Message to a mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Give the file's table back.
+    /// Return the file's table.
     Recall {
-        /// Who.
+        /// Id of the mount.
         mount: u64,
-        /// The file.
+        /// Inode of the file.
         ino: u64,
     },
-    /// The file's table is yours; decide the request yourself.
+    /// The mount now holds the file's table and decides the request itself.
     Lend {
-        /// Who.
+        /// Id of the mount.
         mount: u64,
-        /// The file.
+        /// Inode of the file.
         ino: u64,
-        /// What it had asked.
+        /// Request of the mount.
         request: u64,
-        /// See [`Arbiter::on_state`].
+        /// Number of this message; see [`Arbiter::on_state`].
         number: u64,
     },
-    /// The lock that was asked for is had.
+    /// The requested lock is granted.
     Grant {
-        /// Who.
+        /// Id of the mount.
         mount: u64,
-        /// The file.
+        /// Inode of the file.
         ino: u64,
-        /// What it had asked.
+        /// Request of the mount.
         request: u64,
-        /// See [`Arbiter::on_state`].
+        /// Number of this message; see [`Arbiter::on_state`].
         number: u64,
     },
-    /// The lock is not had: `by` hinders it, or it was only asked whether something would.
+    /// The lock is not granted: `by` conflicts with it, or the mount only asked for a conflict.
     Deny {
-        /// Who.
+        /// Id of the mount.
         mount: u64,
-        /// What it had asked.
+        /// Request of the mount.
         request: u64,
-        /// What hinders it.
+        /// Conflicting lock.
         by: Option<Lock>,
     },
 }
 
-/// The mount's locks are not known here: it has to join, and what it had is lost if it is refused.
+/// The arbiter does not know the mount's locks: the mount has to join, and loses its locks if it is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NotAMember;
 
-/// See the module.
+/// State of the locks of all files; see the module.
 #[derive(Debug, Default)]
 pub struct Arbiter {
     members: BTreeSet<u64>,
-    /// Members that may have missed messages: they keep what they have, and have to join before anything else.
+    /// Members that may have missed messages: they keep their locks, and have to join before anything else.
     absent: BTreeSet<u64>,
-    /// Mounts that had locks in an earlier life of the server and have not said which. Nobody else is given any
-    /// until they have, or are gone.
+    /// Mounts that held locks before the server restarted and have not reported them. No other mount gets a lock until these mounts have
+    /// reported their locks or are removed.
     awaited: BTreeSet<u64>,
     files: BTreeMap<u64, File>,
     number: u64,
@@ -65,12 +66,12 @@ pub struct Arbiter {
 
 #[derive(Debug, Default)]
 struct File {
-    /// The mount that decides alone, and the number of the message that told it so.
+    /// Mount that decides alone, and the number of the message that lent the table.
     lent: Option<(u64, u64)>,
     recalled: bool,
-    /// The locks of all mounts, if no one decides alone.
+    /// Locks of all mounts, if no mount decides alone.
     table: Table,
-    /// Locks that a mount may not know yet that it has, by the number of the message.
+    /// Granted locks that their mount may not know yet, by the number of the message.
     told: BTreeMap<u64, Lock>,
     queue: VecDeque<Want>,
 }
@@ -84,7 +85,7 @@ struct Want {
 }
 
 impl Arbiter {
-    /// After a restart: these mounts had locks.
+    /// Returns the state after a restart, in which these mounts held locks.
     #[must_use]
     pub fn awaiting(mounts: impl IntoIterator<Item = u64>) -> Self {
         Self {
@@ -93,19 +94,19 @@ impl Arbiter {
         }
     }
 
-    /// Mounts that have locks, or had.
+    /// Returns the mounts that hold or may hold locks.
     pub fn mounts(&self) -> impl Iterator<Item = u64> {
         let known = self.members.iter().chain(&self.absent);
         known.chain(&self.awaited).copied()
     }
 
-    /// Whether a mount's locks are known here.
+    /// Returns whether the arbiter knows the mount's locks.
     #[must_use]
     pub fn is_member(&self, mount: u64) -> bool {
         self.members.contains(&mount)
     }
 
-    /// Whether another mount has, or may take, locks of the file.
+    /// Returns whether another mount holds, or may take, locks of the file.
     #[must_use]
     pub fn is_locked_elsewhere(&self, ino: u64, mount: u64) -> bool {
         self.files.get(&ino).is_some_and(|file| {
@@ -115,17 +116,17 @@ impl Arbiter {
         })
     }
 
-    /// Whether any mount has, or may take, locks of the file.
+    /// Returns whether any mount holds, or may take, locks of the file.
     #[must_use]
     pub fn is_locked(&self, ino: u64) -> bool {
         self.files.contains_key(&ino)
     }
 
-    /// A mount says all that it has, for the first time or because messages may have been lost: files that are
-    /// lent to it, and its locks on others.
+    /// Handles a mount's report of its complete state, which the mount sends at first or when messages may have been lost: the files whose
+    /// tables are lent to it, and its locks on other files.
     ///
     /// # Errors
-    /// If it has something and was given up meanwhile. What it had is lost.
+    /// If the mount holds locks or tables and was removed since, or they conflict with those of other mounts. The mount loses them.
     pub fn on_join(
         &mut self,
         mount: u64,
@@ -168,7 +169,7 @@ impl Arbiter {
         free
     }
 
-    /// Messages to a mount may have been lost.
+    /// Records that messages to a mount may have been lost.
     pub fn on_broken(&mut self, mount: u64) {
         if self.members.remove(&mount) {
             self.absent.insert(mount);
@@ -178,7 +179,7 @@ impl Arbiter {
         }
     }
 
-    /// A mount wants a lock. The answer is an action, now or later.
+    /// Handles a mount's request for a lock. The answer is an action, now or later.
     ///
     /// # Errors
     /// See [`NotAMember`].
@@ -208,7 +209,7 @@ impl Arbiter {
         Ok(())
     }
 
-    /// Nobody waits for what a mount wanted. If it was granted already, the mount hears so and gives it back.
+    /// Cancels a request of a mount. If the lock was granted already, the mount receives the grant and returns the lock.
     pub fn on_cancel(&mut self, mount: u64, ino: u64, request: u64, out: &mut Vec<Action>) {
         if let Some(file) = self.files.get_mut(&ino) {
             let it = |want: &Want| (want.mount, want.request) == (mount, request);
@@ -217,8 +218,8 @@ impl Arbiter {
         self.settle(ino, out);
     }
 
-    /// A mount says which locks of a file it has, having heard all messages up to that number; the file is not
-    /// lent to it then.
+    /// Handles a mount's report of its locks on a file after it received all messages up to number `seen`. The table is no longer lent to
+    /// the mount then.
     ///
     /// # Errors
     /// See [`NotAMember`].
@@ -238,7 +239,7 @@ impl Arbiter {
                 file.lent = None;
                 file.recalled = false;
             }
-            // It was lent meanwhile, to this mount, which does not know yet and says then what it has.
+            // The table was lent since, possibly to this mount, which does not know it yet and will report its locks then.
             Some(_) => return Ok(()),
             None => {}
         }
@@ -255,7 +256,7 @@ impl Arbiter {
         Ok(())
     }
 
-    /// A mount is gone, and can't do any more what its locks allowed.
+    /// Removes a mount that has ended and can't use its locks any more.
     pub fn on_gone(&mut self, mount: u64, out: &mut Vec<Action>) {
         self.forget(mount);
         self.settle_all(out);
@@ -287,7 +288,7 @@ impl Arbiter {
         }
     }
 
-    /// Does what can be done about a file.
+    /// Answers all requests for a file that can be answered.
     fn settle(&mut self, ino: u64, out: &mut Vec<Action>) {
         if !self.awaited.is_empty() {
             return;
@@ -300,7 +301,7 @@ impl Arbiter {
             && file.table.iter().all(|held| held.owner.mount == first)
             && file.queue.iter().all(|want| want.mount == first)
         {
-            // Of its own locks it knows itself.
+            // The mount knows its own locks.
             file.table = Table::default();
             file.told.clear();
             file.lent = Some((first, 0));
@@ -309,7 +310,7 @@ impl Arbiter {
             Some((mount, _)) if !file.recalled => {
                 file.queue.retain(|want| {
                     if want.mount == mount {
-                        // It may be giving the table back at this moment, and has not heard of this.
+                        // The mount may be returning the table at this moment and does not know of this request.
                         self.number += 1;
                         file.lent = Some((mount, self.number));
                         out.push(Action::Lend {
@@ -336,12 +337,12 @@ impl Arbiter {
 }
 
 impl File {
-    /// Answers those whose answer is known, first come, first served; gives the last message's number.
+    /// Answers the requests that can be answered, first come, first served. Returns the number of the last message.
     fn decide(&mut self, ino: u64, mut number: u64, out: &mut Vec<Action>) -> u64 {
         loop {
             let before = number;
             number = self.decide_once(ino, number, out);
-            // Who gets a shared lock may have had an exclusive one.
+            // A mount that gets a shared lock may thereby release an exclusive one.
             if number == before {
                 return number;
             }

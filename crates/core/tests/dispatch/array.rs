@@ -1,6 +1,5 @@
-//! A small array in virtual time for the dispatcher's tests: elements that queue, run, crash and come
-//! back, a network that delays, reorders, repeats and loses, and a driver that keeps what a server
-//! would keep. One seed decides everything.
+//! A small array in virtual time for the dispatcher's tests: elements that queue, run, crash and reconnect; a network that delays,
+//! reorders, repeats and loses messages; and a driver that stores the state of a server. One seed decides all random choices.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -57,14 +56,14 @@ enum Progress {
     Ended(Box<Outcome>),
 }
 
-/// An element: what is on its disk survives a crash.
+/// An element; the state on its disk survives a crash.
 #[derive(Debug)]
 pub(crate) struct Node {
     pub(crate) view: ElementView,
     /// Programs of its host.
     pub(crate) programs: BTreeSet<String>,
     pub(crate) connected: bool,
-    /// What the dispatcher was last told.
+    /// Presence of the element in the dispatcher's last event.
     pub(crate) declared_up: bool,
     labels: BTreeMap<LabelId, (Label, Progress)>,
     inbox: VecDeque<Action>,
@@ -77,15 +76,15 @@ struct Kept {
     tries: u32,
     label: Option<(LabelId, ElementId, Vec<ObjectId>)>,
     published: Option<Vec<Placed>>,
-    /// Its state left Done since it was published.
+    /// Whether the task's state left Done since its outputs were published.
     reopened: bool,
 }
 
-/// What can go wrong, in percent per step.
+/// Probabilities of faults, in percent per step.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Faults {
     pub(crate) crash: u64,
-    /// Elements gain and lose what they have.
+    /// Probability that an element gains or loses programs or resources.
     pub(crate) change: u64,
     pub(crate) restart: u64,
     pub(crate) cancel: u64,
@@ -104,11 +103,11 @@ pub(crate) struct World {
     pub(crate) jobs: BTreeMap<JobId, JobSpec>,
     pub(crate) job_states: BTreeMap<JobId, JobState>,
     tasks: BTreeMap<TaskId, Kept>,
-    /// What was ever sent.
+    /// All labels that were ever sent.
     queue: BTreeMap<LabelId, (ElementId, Label)>,
-    /// Objects that exist, and where.
+    /// Objects that exist, and their elements.
     objects: BTreeMap<ObjectId, ElementId>,
-    /// Those of them that lie in others.
+    /// Objects that consist of other objects.
     parted: BTreeMap<ObjectId, Layout>,
     /// Files that jobs wait for.
     pub(crate) unwritten: Vec<(String, Placed)>,
@@ -124,7 +123,7 @@ pub(crate) fn view(role: Role, cores: u32) -> ElementView {
         capacity_bytes: 1 << 40,
         free_bytes: 1 << 39,
         link_bytes_per_sec: 125_000_000,
-        // Some are fast, some thrifty, and some don't say.
+        // Some elements are fast, some use little power, and some report neither.
         device_bytes_per_sec: u64::from(cores % 3) * 400_000_000,
         watts_milli: u64::from(cores % 2) * 60_000 * u64::from(cores),
         history: BTreeMap::new(),
@@ -171,7 +170,7 @@ impl World {
         }
     }
 
-    /// A striped file that is there before any job, with a stripe on each of these elements.
+    /// Creates a striped file that exists before any job, with a stripe on each of these elements.
     pub(crate) fn striped(&mut self, elements: &[ElementId]) -> Placed {
         let parts = elements.iter().map(|&element| {
             let placed = self.file(element, UNIT_GRAIN);
@@ -188,7 +187,7 @@ impl World {
         whole
     }
 
-    /// A file that is there before any job.
+    /// Creates a file that exists before any job.
     pub(crate) fn file(&mut self, element: ElementId, size: u64) -> Placed {
         let object = self.ids.objects(1);
         self.objects.insert(object, element);
@@ -199,7 +198,7 @@ impl World {
         }
     }
 
-    /// An object comes to be.
+    /// Creates an object.
     pub(crate) fn make(&mut self, object: ObjectId, element: ElementId) {
         self.objects.insert(object, element);
     }
@@ -210,7 +209,7 @@ impl World {
         self.ask_for_programs();
     }
 
-    /// Has elements say what the dispatcher does not know of their programs.
+    /// Makes elements report the programs that the dispatcher does not know.
     pub(crate) fn ask_for_programs(&mut self) {
         for (element, names) in self.dispatcher.unknown_programs() {
             if self.nodes[&element].connected {
@@ -229,7 +228,7 @@ impl World {
         });
     }
 
-    /// An element gains or loses what it has: programs at once, the rest when it comes back.
+    /// Makes an element gain or lose programs and resources: programs at once, the rest when it reconnects.
     pub(crate) fn change(&mut self, id: ElementId) {
         let (gpus, has) = (self.dice.roll(3), self.dice.chance(60));
         let node = self.nodes.get_mut(&id).unwrap();
@@ -244,7 +243,7 @@ impl World {
         }
     }
 
-    /// Gives the dispatcher an event, checks its state and keeps and forwards what it answers.
+    /// Passes an event to the dispatcher, checks its state, and stores and forwards its actions.
     pub(crate) fn on(&mut self, event: Event) {
         self.now = self.now + Span(1 + self.dice.roll(5_000_000));
         let mut out = Vec::new();
@@ -391,7 +390,7 @@ impl World {
         });
     }
 
-    /// What was sent to an element and is still to be executed.
+    /// Returns the labels that were sent to an element and are still to be executed.
     pub(crate) fn wanted(&self, id: ElementId) -> Vec<Label> {
         let sent = self.queue.values().filter(|(element, _)| *element == id);
         let labels = sent.map(|(_, label)| label);
@@ -399,7 +398,7 @@ impl World {
         wanted.cloned().collect()
     }
 
-    /// Ends the connection; a crash also ends what runs.
+    /// Ends the connection; a crash also ends the running labels.
     pub(crate) fn disconnect(&mut self, id: ElementId, crash: bool) {
         let node = self.nodes.get_mut(&id).unwrap();
         node.connected = false;
@@ -424,7 +423,7 @@ impl World {
         self.on(Event::ElementDown { element: id });
     }
 
-    /// The server is killed and started again with what it kept.
+    /// Kills the server and restarts it with its stored state.
     pub(crate) fn restart(&mut self) {
         self.dispatcher = Dispatcher::new(self.config.clone(), Box::new(self.ids.clone())).unwrap();
         let ids: Vec<ElementId> = self.nodes.keys().copied().collect();
@@ -489,7 +488,7 @@ impl World {
         self.on(Event::FileSealed { path, placed });
     }
 
-    /// One random thing happens on an element; whether there was anything to do.
+    /// Makes one random step on an element. Returns whether there was any work.
     pub(crate) fn progress(&mut self, id: ElementId) -> bool {
         let node = self.nodes.get_mut(&id).unwrap();
         let mut can = Vec::new();
@@ -625,7 +624,7 @@ impl World {
             match self.objects.get(&input.object) {
                 Some(_) if self.parted.contains_key(&input.object) => {}
                 Some(element) => assert_eq!(*element, input.element, "{input:?} is elsewhere"),
-                // Overtaken, and what it reads was discarded; its outcome must not count.
+                // The label was replaced and its input was discarded; its outcome must not count.
                 None if !self.dispatcher.wants(label) => return Some(failed(FailureKind::Input)),
                 None => panic!(
                     "{label:?} of {} reads {input:?}, which never was",
@@ -672,7 +671,7 @@ impl World {
         }
     }
 
-    /// One random step of the whole array, faults included.
+    /// One random step of the whole array, including faults.
     pub(crate) fn step(&mut self) {
         let ids: Vec<ElementId> = self.nodes.keys().copied().collect();
         let id = ids[self.dice.roll(ids.len() as u64) as usize];
@@ -701,7 +700,7 @@ impl World {
         }
     }
 
-    /// No more faults: everything comes up and goes on until nothing is left to do.
+    /// Stops all faults: every element connects, and the array runs until no work is left.
     pub(crate) fn settle(&mut self) {
         let kernel = 0;
         self.faults = Faults {
@@ -718,7 +717,7 @@ impl World {
         }
         let ids: Vec<ElementId> = self.nodes.keys().copied().collect();
         for &id in &ids {
-            // With all that any task may want.
+            // The element offers all resources that any task may need.
             self.disconnect(id, false);
             let node = self.nodes.get_mut(&id).unwrap();
             node.programs.insert(PROGRAM.to_owned());
@@ -728,7 +727,7 @@ impl World {
         while ids.iter().filter(|&&id| self.progress(id)).count() > 0 {}
     }
 
-    /// What must hold when nothing is left to do.
+    /// Checks the conditions that hold when no work is left.
     pub(crate) fn assert_ended(&self) {
         for (job, spec) in &self.jobs {
             let state = self.job_states[job];
@@ -770,9 +769,9 @@ impl World {
     }
 }
 
-/// What some tasks want of elements.
+/// Program that some tasks need.
 pub(crate) const PROGRAM: &str = "simulate";
-/// What components write.
+/// Output of components.
 pub(crate) const PART: &str = "part";
 pub(crate) const GPUS_MAX: u64 = 2;
 pub(crate) const MEMORY_BYTES: u64 = 100;
@@ -782,7 +781,7 @@ fn needs_of(label: &Label) -> &Needs {
 }
 
 impl Node {
-    /// It starts with something else to offer: what ran is run again.
+    /// Restarts the element with other resources: labels that were running run again.
     fn offer(&mut self, gpus: u64) {
         self.view.offers.memory_bytes = MEMORY_BYTES;
         self.view.offers.named = BTreeMap::from([("gpu".to_owned(), gpus)]);
@@ -793,7 +792,7 @@ impl Node {
         }
     }
 
-    /// What is free: what runs must never be more than there is.
+    /// Returns the free resources; the running labels must never take more than the element offers.
     fn ledger(&self) -> Ledger {
         let mut ledger = Ledger::new(self.view.offers.clone());
         for (label, progress) in self.labels.values() {
@@ -816,7 +815,7 @@ fn ids_that(
         .collect()
 }
 
-/// Queued labels whose `after` have ended or are not known.
+/// Returns the queued labels whose `after` have ended or are not known.
 fn startable(labels: &BTreeMap<LabelId, (Label, Progress)>) -> Vec<LabelId> {
     let ended = |label: &LabelId| {
         labels
@@ -841,7 +840,7 @@ pub(crate) fn failed(kind: FailureKind) -> Box<Outcome> {
     })
 }
 
-/// A task with one output unless told otherwise.
+/// Returns a task with one output unless the test changes it.
 pub(crate) fn task(id: u64, kernel: &str, inputs: Vec<Origin>) -> TaskSpec {
     let input = |(index, origin): (usize, Origin)| InputSpec {
         name: format!("in{index}"),

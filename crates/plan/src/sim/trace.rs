@@ -1,7 +1,8 @@
-//! A trace: how a job really went on an array, for planning its like and for checking predictions.
+//! A trace: the record of a real job on an array, for planning similar jobs and for checking predictions. This module parses traces and
+//! converts them; it does no I/O.
 //!
-//! `tidemill jobs --export-trace` writes one; `docs/planning.md` describes it field by field. Times of tasks are
-//! nanoseconds since the job's submission, by the clocks of the elements that ran them.
+//! `tidemill jobs --export-trace` writes a trace; `docs/planning.md` describes it field by field. Times of tasks are nanoseconds since the
+//! job's submission, by the clocks of the elements that ran them.
 
 mod pulls;
 
@@ -20,124 +21,124 @@ use tidemill_core::layout::{Selection, SelectionError};
 use tidemill_core::resources::Needs;
 use tidemill_core::time::Span;
 
-/// What `format` says.
+/// Value of the field `format`.
 pub const FORMAT: &str = "tidemill-trace";
-/// Version of traces.
+/// Version of the trace format.
 pub const VERSION: u32 = 1;
 
-/// A job as it went.
+/// Record of a job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Trace {
-    /// [`FORMAT`].
+    /// Always [`FORMAT`].
     pub format: String,
-    /// [`VERSION`].
+    /// Always [`VERSION`].
     pub version: u32,
     /// Name of the job.
     pub job: String,
     /// Name of its policy.
     pub policy: String,
-    /// When it was submitted, in nanoseconds since the Unix epoch by the server's clock.
+    /// Time of submission, in nanoseconds since the Unix epoch by the server's clock.
     pub submitted_ns: u64,
-    /// From its submission to its end, in nanoseconds.
+    /// Time from the submission of the job to its end, in nanoseconds.
     pub makespan_ns: u64,
-    /// What a policy that draws went on from.
+    /// Random state at the begin, for a policy that draws random numbers.
     #[serde(default)]
     pub random_state: Option<u64>,
-    /// The elements that were up.
+    /// Elements that were online.
     pub elements: Vec<TraceElement>,
-    /// The files that were there before the job.
+    /// Files that existed before the job.
     pub files: Vec<TraceFile>,
-    /// Its tasks in the script's order.
+    /// Tasks in the script's order.
     pub tasks: Vec<TraceTask>,
 }
 
-/// An element when the job was submitted.
+/// Element at the time of the job's submission.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TraceElement {
-    /// Its id.
+    /// Id of the element.
     pub element: u32,
-    /// Whether it is the host's element, which only lends cores.
+    /// Whether this is the host's element, which only lends cores.
     #[serde(default)]
     pub host: bool,
-    /// Its cores.
+    /// Number of cores.
     pub cores: u32,
-    /// Its memory for tasks that say how much they need, in bytes; 0: as much as they want.
+    /// Memory for tasks that specify their need, in bytes; 0 means unlimited.
     #[serde(default)]
     pub memory_bytes: u64,
-    /// Its named resources.
+    /// Named resources.
     #[serde(default)]
     pub resources: BTreeMap<String, u64>,
-    /// Programs of the job's tasks that its host had; absent: all.
+    /// Programs of the job's tasks that the element's host has; `None` means all.
     #[serde(default)]
     pub programs: Option<BTreeSet<String>>,
-    /// The rate of pulls that it reported, in bytes per second.
+    /// Rate of pulls that the element reported, in bytes per second.
     pub link_bytes_per_sec: u64,
-    /// The rate of its device that was configured, in bytes per second; 0: none was.
+    /// Configured rate of its device, in bytes per second; 0 if none is configured.
     #[serde(default)]
     pub device_bytes_per_sec: u64,
-    /// The power at full load that was configured, in thousandths of a watt; 0: none was.
+    /// Configured power at full load, in thousandths of a watt; 0 if none is configured.
     #[serde(default)]
     pub watts_milli: u64,
-    /// Bytes of pulled objects that it keeps after their last use.
+    /// Maximum size of pulled objects that the element keeps after their last use, in bytes.
     pub pulled_bytes_max: u64,
-    /// Run times that it had learned, by kernel.
+    /// Learned run times by kernel.
     #[serde(default)]
     pub history: BTreeMap<String, TraceHistory>,
-    /// Full paths of `files` that others hold and of which it should have had copies, oldest first.
+    /// Full paths of `files` that other elements hold and of which this element should have copies, oldest first.
     #[serde(default)]
     pub copies: Vec<String>,
-    /// Whether the policy had chosen it last.
+    /// Whether the policy chose this element last.
     #[serde(default)]
     pub last_turn: bool,
 }
 
-/// What an element had learned of a kernel.
+/// Learned run times of a kernel on an element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TraceHistory {
-    /// Runs that ended well.
+    /// Number of runs that succeeded.
     pub runs: u64,
-    /// Their times together, in nanoseconds.
+    /// Sum of their run times, in nanoseconds.
     pub total_ns: u64,
-    /// Bytes of their inputs together.
+    /// Sum of the sizes of their inputs, in bytes.
     pub input_bytes: u64,
 }
 
-/// A file that was there before the job.
+/// File that existed before the job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TraceFile {
-    /// Its full path in the array.
+    /// Full path in the array.
     pub path: String,
-    /// Its length in bytes.
+    /// Size, in bytes.
     pub size_bytes: u64,
-    /// The element that held it; of a striped file its first part.
+    /// Element that holds the file; for a striped file, the element of its first part.
     pub element: u32,
-    /// Bytes of a stripe; 0: it is one object.
+    /// Size of a stripe, in bytes; 0 if the file is one object.
     #[serde(default)]
     pub unit_bytes: u64,
-    /// What it is made of if it is striped.
+    /// Parts of the file if it is striped.
     #[serde(default)]
     pub parts: Vec<TracePart>,
 }
 
-/// A part of a striped file.
+/// Part of a striped file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TracePart {
-    /// The element that held it.
+    /// Element that holds the part.
     pub element: u32,
-    /// Its length in bytes.
+    /// Size, in bytes.
     pub size_bytes: u64,
 }
 
-/// Where a kernel comes from.
+/// Origin of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TraceKernelKind {
-    /// Part of every element.
+    /// Kernel that is part of every element.
     Builtin,
     /// A `.so` in the array.
     Native,
@@ -147,87 +148,88 @@ pub enum TraceKernelKind {
     Stored,
     /// A program of the elements' hosts.
     Program,
-    /// Kernels one behind the other.
+    /// A pipeline of kernels.
     Stack,
 }
 
-/// A task as it went: its last try, which succeeded.
+/// Record of a task: its last try, which succeeded.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TraceTask {
-    /// Its name.
+    /// Name of the task.
     pub name: String,
-    /// Its kernel; the full path, which is also one of `inputs`, if it is kept in the array.
+    /// Kernel of the task. For a kernel that is stored in the array this is its full path, which is also one of `inputs`.
     pub kernel: String,
-    /// Where the kernel comes from.
+    /// Origin of the kernel.
     pub kernel_kind: TraceKernelKind,
-    /// Full paths of all that it read, in the order of the task.
+    /// Full paths of all inputs, in the order of the task.
     pub inputs: Vec<String>,
-    /// What it read of each of them, as in `part 2 bytes 0-4095,8192-8199`; empty: all. None: all of all.
+    /// Selection of each input, such as `part 2 bytes 0-4095,8192-8199`; an empty text means the whole input. An empty list means that all
+    /// inputs are read completely.
     #[serde(default)]
     pub selections: Vec<String>,
-    /// All that it wrote.
+    /// All outputs.
     pub outputs: Vec<TraceOutput>,
-    /// The element that the script bound it to.
+    /// Element to which the script bound the task.
     #[serde(default)]
     pub pinned: Option<u32>,
-    /// Cores that it needed.
+    /// Number of cores that the task needed.
     #[serde(default = "one")]
     pub cores: u32,
-    /// Memory that was set aside for it, in bytes.
+    /// Memory that was reserved for the task, in bytes.
     #[serde(default)]
     pub memory_bytes: u64,
-    /// Named resources that it needed.
+    /// Named resources that the task needed.
     #[serde(default)]
     pub resources: BTreeMap<String, u64>,
-    /// The element that ran it.
+    /// Element that ran the task.
     pub element: u32,
-    /// When it was sent there.
+    /// Time at which the task was sent to the element.
     pub sent_ns: u64,
-    /// When it got a core and its inputs began to be pulled.
+    /// Time at which the task got a core and the pull of its inputs began.
     pub start_ns: u64,
-    /// When its kernel began.
+    /// Time at which its kernel began.
     pub kernel_start_ns: u64,
-    /// When its outputs were sealed.
+    /// Time at which its outputs were sealed.
     pub end_ns: u64,
-    /// Time that it read files, in nanoseconds; 0 if that was not measured apart from computing.
+    /// Time spent on reading files, in nanoseconds; 0 if it was not measured apart from computing.
     #[serde(default)]
     pub read_ns: u64,
-    /// Time that it computed, in nanoseconds. Of one whose result was remembered: that of the run which made it.
+    /// Time spent on computing, in nanoseconds. For a task with a cached result this is the time of the run that produced the result.
     pub compute_ns: u64,
-    /// Set if nothing ran, since its result was remembered: the time that giving that took, in nanoseconds.
+    /// Time that returning the cached result took, in nanoseconds. `None` if the kernel ran.
     #[serde(default)]
     pub reused_ns: Option<u64>,
-    /// Time that it wrote files, in nanoseconds; 0 if that was not measured apart from computing.
+    /// Time spent on writing files, in nanoseconds; 0 if it was not measured apart from computing.
     #[serde(default)]
     pub write_ns: u64,
-    /// The last part of the time until its end, in nanoseconds, in which its inputs were hashed. Of a real run it is counted
-    /// as computing, too: a replay takes as long.
+    /// Last part of the time before the task's end, in which its inputs were hashed, in nanoseconds. The trace of a real run counts this
+    /// time as computing, too, because a replay takes as long.
     #[serde(default)]
     pub hash_ns: u64,
-    /// Processor time that its kernel took, in nanoseconds; 0 if it was not measured.
+    /// Processor time of its kernel, in nanoseconds; 0 if it was not measured.
     #[serde(default)]
     pub cpu_ns: u64,
-    /// Bytes that it pulled from other elements.
+    /// Bytes that the task pulled from other elements.
     pub moved_bytes: u64,
 }
 
-/// A file that a task wrote.
+/// File that a task wrote.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TraceOutput {
-    /// Its full path in the array.
+    /// Full path in the array.
     pub path: String,
-    /// Its length in bytes.
+    /// Size, in bytes.
     pub size_bytes: u64,
 }
 
 impl Trace {
-    /// Reads a trace. `file` is the name that errors give.
+    /// Parses a trace. `file` is the name used in errors.
     ///
     /// # Errors
-    /// What is wrong with it, with its line: no JSON, an unknown version, fields that are missing or unknown,
-    /// files that nobody makes, tasks that need each other in a circle, no elements.
+    /// Names the fault in the trace and its line: text that is not JSON, an unknown version, missing or unknown fields, files that no task
+    /// writes, tasks that depend on each other in a circle, or a list without elements.
     pub fn parse(file: &str, text: &str) -> Result<Self, InputError> {
         #[derive(Deserialize)]
         struct Header {
@@ -260,7 +262,7 @@ impl Trace {
         }
     }
 
-    /// Elements and files are listed once each, and are what they can be.
+    /// Checks that each element and each file is listed once and that their values are valid.
     fn check_lists(&self, reader: &Reader<'_>) -> Result<(), InputError> {
         if self.job.trim().is_empty() {
             return Err(reader.error(0, Problem::NoName("the job".to_owned())));
@@ -298,16 +300,16 @@ impl Trace {
         Ok(())
     }
 
-    /// The job, to be simulated: files where they were, computing as long as it did.
+    /// Returns the job for a simulation: the files are stored where they were stored, and computing takes as long as it took.
     ///
     /// # Errors
-    /// As [`Self::parse`], without lines; a trace that was parsed gives none.
+    /// As [`Self::parse`], without lines; a trace that was parsed causes none.
     pub fn workflow(&self) -> Result<Workflow, InputError> {
         self.build()
             .map_err(|fault| InputError::new(&self.job, 0, fault.problem))
     }
 
-    /// The job as it went, to be held against: results that were remembered are given and not made.
+    /// Returns the job for a comparison with the real run: cached results are returned and not recomputed.
     ///
     /// # Errors
     /// As [`Self::workflow`].
@@ -389,7 +391,7 @@ impl Trace {
         Ok(workflow)
     }
 
-    /// A file that was there before the job.
+    /// Converts a file that existed before the job.
     fn file(&self, file: &TraceFile) -> File {
         File {
             name: file.path.clone(),
@@ -419,10 +421,9 @@ impl Trace {
         })
     }
 
-    /// The array as far as the trace tells: cores, histories, the rates that elements reported, links and devices
-    /// as fast as tasks really pulled, read and wrote, labels as fast as the fastest was. Devices that were not
-    /// measured apart from computing have no limit here; links over which nothing large went are as fast as their
-    /// elements reported.
+    /// Returns the array as far as the trace describes it: the cores, histories and rates that elements reported. Links and devices are as
+    /// fast as tasks really pulled, read and wrote, and labels are as fast as the fastest label was. Devices that were not measured apart
+    /// from computing have no limit here. Links that transferred nothing large are as fast as their elements reported.
     #[must_use]
     pub fn platform(&self) -> Platform {
         let workflow = self.build().ok();
@@ -470,9 +471,9 @@ impl Trace {
         platform
     }
 
-    /// This run as it should have gone if every task and transfer takes what it took in an earlier one: elements,
-    /// files and policy are those of this run, all that was measured is that of `earlier`. Its
-    /// [`Self::workflow`] and [`Self::platform`] predict this run without knowing it.
+    /// Returns the prediction of this run from an earlier one, in which every task and transfer takes the time measured in `earlier`.
+    /// Elements, files and policy are those of this run; all measurements are those of `earlier`. The [`Self::workflow`] and
+    /// [`Self::platform`] of the result predict this run without knowing it.
     ///
     /// # Errors
     /// The first task that `earlier` does not have.
@@ -513,8 +514,8 @@ impl Trace {
         })
     }
 
-    /// Takes the run times that were measured on the host for those of a core of `speed` and gives those of a core
-    /// of speed 1. Whoever simulates it gives the host's element that speed.
+    /// Converts run times on the host's element, which were measured on a core of `speed`, into those of a core of speed 1. A simulation of
+    /// the result must give the host's element that speed.
     #[must_use]
     #[expect(
         clippy::cast_precision_loss,
@@ -530,14 +531,14 @@ impl Trace {
         self
     }
 
-    /// Storage elements by id.
+    /// Returns the storage elements, ordered by id.
     fn stores(&self) -> impl Iterator<Item = &TraceElement> {
         let mut stores: Vec<&TraceElement> = self.elements.iter().filter(|one| !one.host).collect();
         stores.sort_by_key(|one| one.element);
         stores.into_iter()
     }
 
-    /// The id that an element of the trace has in [`Self::platform`], where ids have no gaps.
+    /// Returns the id that an element of the trace has in [`Self::platform`], where ids have no gaps.
     #[must_use]
     pub fn planned_id(&self, element: u32) -> ElementId {
         let position = self.stores().position(|one| one.element == element);
@@ -553,7 +554,7 @@ impl Trace {
     }
 }
 
-/// A file that a task made.
+/// Converts a file that a task wrote.
 fn made_file(output: &TraceOutput) -> File {
     File {
         name: output.path.clone(),
@@ -564,7 +565,7 @@ fn made_file(output: &TraceOutput) -> File {
     }
 }
 
-/// What a task read of its inputs.
+/// Parses the selections of a task's inputs.
 fn selections(task: &TraceTask) -> Result<Vec<Selection>, Problem> {
     let read = task.inputs.iter().zip(&task.selections);
     let parse = |(file, text): (&String, &String)| {
@@ -577,12 +578,12 @@ fn selections(task: &TraceTask) -> Result<Vec<Selection>, Problem> {
     read.map(parse).collect()
 }
 
-/// What a task of an earlier release needed.
+/// Default number of cores of a task.
 fn one() -> u32 {
     1
 }
 
-/// Bytes per second of all that took time and moved bytes; `None` if nothing did.
+/// Returns the rate of all transfers that took time and moved bytes, in bytes per second; `None` if there was none.
 fn rate(all: impl Iterator<Item = (u64, u64)>) -> Option<u64> {
     let moved = all.filter(|&(bytes, ns)| bytes > 0 && ns > 0);
     let (bytes, ns) = moved.fold((0_u128, 0_u128), |sum, (bytes, ns)| {
@@ -600,7 +601,7 @@ fn kernel(task: &TraceTask) -> Kernel {
         TraceKernelKind::Wasm => Kernel::Wasm { input: name },
         TraceKernelKind::Stored => Kernel::Stored { input: name },
         TraceKernelKind::Program => Kernel::Program(name),
-        // What the stages are is not traced, and nothing that is simulated asks for it.
+        // Traces do not list the stages, and no part of the simulation needs them.
         TraceKernelKind::Stack => Kernel::Stack(Box::new(Stack {
             text: name,
             stages: Vec::new(),
@@ -616,7 +617,7 @@ fn history(history: &TraceHistory) -> History {
     }
 }
 
-/// The line on which one of a list of the trace begins; 0 if it can't be told.
+/// Returns the line on which one entry of a list of the trace begins; 0 if it is unknown.
 fn line(reader: &Reader<'_>, list: &str, at: usize) -> u32 {
     #[derive(Deserialize)]
     struct Lists<'a> {
@@ -678,13 +679,14 @@ mod tests {
         assert_eq!(Trace::parse("again.json", &text).unwrap(), trace);
     }
 
-    /// The trace with a striped file on both elements, of which one task reads a part, one ranges, and one all.
+    /// Returns the trace with a striped file on both elements: one task reads a part, one task reads ranges, and one task reads the whole
+    /// file.
     fn striped() -> Trace {
         let mut trace = Trace::parse("t.json", TRACE).unwrap();
         for element in &mut trace.elements {
             element.pulled_bytes_max = 1 << 20;
         }
-        // Stripes 0 and 2 on element 3, stripe 1 and ten bytes more on element 1.
+        // Element 3 holds stripes 0 and 2, and element 1 holds stripe 1 and ten more bytes.
         let raw = &mut trace.files[0];
         (raw.size_bytes, raw.unit_bytes) = (3 * 4096 + 10, 4096);
         let part = |(element, size_bytes)| TracePart {
@@ -725,7 +727,7 @@ mod tests {
             tasks.find(|task| task.name == name).unwrap().moved_bytes
         };
         assert_eq!(moved("part there"), 0);
-        // One of the two brings it for both.
+        // One of the two tasks pulls the part for both.
         assert_eq!(moved("part elsewhere") + moved("part again"), 4106);
         assert_eq!(moved("ranges"), 6 + 1);
         assert_eq!(moved("ranges of a part"), 100);

@@ -1,5 +1,6 @@
-//! A mount whose programs read and write files that others write, too. Which bytes are where it knows by the production code
-//! (`tidemill_mount::pieces`); when it asks, tells and seals follows `mount/src/fs/{together,sharing,seal,version,watch}.rs`.
+//! A simulated mount whose programs read and write files that other mounts write, too. The production code (`tidemill_mount::pieces`)
+//! decides which bytes are stored where. The order of requests, reports and seals follows
+//! `mount/src/fs/{together,sharing,seal,version,watch}.rs`.
 
 use super::model::{Model, Opening};
 use crate::dice::Dice;
@@ -14,26 +15,27 @@ use tidemill_core::layout::Extent;
 use tidemill_mount::pieces::{Freshness, Log, all_of};
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Named};
 
-/// The errnos that a mount tells apart.
+/// Errno values that a mount distinguishes.
 pub(super) const NOENT: i32 = 2;
 pub(super) const BUSY: i32 = 26;
 pub(super) const STALE: i32 = 116;
-/// It can't be kept now, or nobody can say: `EIO`, `ENOSPC`, `ETIMEDOUT`, `EHOSTUNREACH`.
+/// Errors of operations that are retried, because a version can't be stored now or a daemon can't answer: `EIO`, `ENOSPC`, `ETIMEDOUT`,
+/// `EHOSTUNREACH`.
 const RETRIED: [i32; 4] = [5, 28, 110, 113];
-/// Programs on each mount.
+/// Number of programs on each mount.
 const PROGRAMS: u64 = 2;
-/// Tries to get at a file that changes meanwhile, or that somebody else writes.
+/// Number of attempts to access a file that changes during the attempt, or that another program writes.
 pub(super) const TRIES: u32 = 8;
 pub(super) const PAUSE_MS: u64 = 300;
 
-/// What can be read of a version that is made of pieces.
+/// Visible state of a version that consists of pieces.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
     visible: RefCell<Visible>,
     pub(super) freshness: Freshness,
-    /// When the server was last asked for what is visible.
+    /// Time of the last request to the server for the visible state.
     pub(super) asked: Cell<u64>,
-    /// Who has it open goes on with what is written here since.
+    /// Version that is written on this mount since. A program that has the old version open continues with this one.
     next: RefCell<Option<Rc<Written>>>,
 }
 
@@ -43,13 +45,13 @@ impl Seen {
     }
 }
 
-/// What is noted of what is written here, since others may write, too.
+/// Log of writes on this mount, kept because other mounts may write the file, too.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) seen: Rc<Seen>,
     pub(super) log: RefCell<Log>,
     base: Option<u64>,
-    /// The server has sealed the part.
+    /// Whether the server has sealed the part.
     pub(super) sealed: Cell<bool>,
 }
 
@@ -61,21 +63,21 @@ pub(super) enum Phase {
     Sealing,
 }
 
-/// A version that is written here.
+/// Version that is written on this mount.
 #[derive(Debug, Default)]
 pub(super) struct Written {
     pub(super) ino: u64,
     pub(super) opening: Opening,
     pub(super) object: u64,
     pub(super) element: Cell<u32>,
-    /// Since when what others have made visible is to be seen.
+    /// Time since which changes that other mounts published must be visible.
     pub(super) opened: Cell<u64>,
     pub(super) phase: Cell<Phase>,
     pub(super) content: RefCell<Rc<Vec<u64>>>,
-    /// What of that has reached the element.
+    /// Content that has reached the element.
     arrived: RefCell<Option<Rc<Vec<u64>>>>,
     pub(super) shared: RefCell<Option<Rc<Shared>>>,
-    /// Somebody brings it there, or tells.
+    /// Whether a task is writing the content to the element. `telling` is the same for reports to the server.
     flushing: Cell<bool>,
     telling: Cell<bool>,
 }
@@ -94,7 +96,7 @@ impl Written {
         self.shared.borrow().is_some()
     }
 
-    /// The length of the file as its writer sees it.
+    /// Returns the length of the file as its writer sees it.
     pub(super) fn size(&self) -> u64 {
         match &*self.shared.borrow() {
             Some(shared) => {
@@ -105,7 +107,7 @@ impl Written {
         }
     }
 
-    /// What is told with the seal.
+    /// Returns the pieces that are reported with the seal, and the base version's size.
     pub(super) fn last_word(&self) -> (Vec<v1::Told>, Option<u64>) {
         let shared = self.shared.borrow();
         shared.as_ref().map_or((Vec::new(), None), |shared| {
@@ -116,7 +118,7 @@ impl Written {
     }
 }
 
-/// What a program has open.
+/// File that a program has open.
 pub(super) enum File {
     Nothing,
     Whole(u64, u32),
@@ -126,7 +128,7 @@ pub(super) enum File {
 
 type Task = Pin<Box<dyn Future<Output = ()>>>;
 
-/// See the module.
+/// Simulated mount; see the module.
 #[derive(Clone)]
 pub(crate) struct Mount(pub(super) Rc<Inner>);
 
@@ -134,18 +136,18 @@ pub(super) struct Inner {
     pub(super) port: Port,
     pub(super) model: Rc<RefCell<Model>>,
     pub(super) calm: Rc<Cell<bool>>,
-    /// It writes and reads objects in place.
+    /// Whether the mount writes and reads objects in place.
     pub(super) in_place: bool,
-    /// Nothing is late or lost: what was made visible is seen by those who have it open, at once.
+    /// Whether no message is late or lost, so that published changes are visible at once to all programs that have the file open.
     prompt: bool,
     pub(super) written: WrittenHere,
     seen: RefCell<Vec<(u64, Weak<Seen>)>>,
-    /// The server has said which session it is.
+    /// Whether the server has reported the mount's session.
     pub(super) hears: Cell<bool>,
     begun: RefCell<Vec<Task>>,
 }
 
-/// What a mount is writing, for those who have to know when it dies.
+/// Versions that a mount is writing, for the code that must know when the mount is killed.
 pub(super) type WrittenHere = Rc<RefCell<BTreeMap<u64, Rc<Written>>>>;
 
 impl Mount {
@@ -170,7 +172,7 @@ impl Mount {
         (Self(Rc::new(inner)), written)
     }
 
-    /// What a mount does until its programs have ended and all is sealed.
+    /// Runs the mount until its programs have ended and all versions are sealed.
     pub(crate) async fn live(self) {
         let me = self.clone();
         self.begin(async move { me.listen().await });
@@ -182,7 +184,7 @@ impl Mount {
         let mut others: Vec<Task> = Vec::new();
         std::future::poll_fn(move |context| {
             programs.retain_mut(|task| task.as_mut().poll(context).is_pending());
-            // What those begin begins at once.
+            // Tasks that these tasks begin are polled in the same pass.
             loop {
                 others.append(&mut self.0.begun.borrow_mut());
                 others.retain_mut(|task| task.as_mut().poll(context).is_pending());
@@ -226,7 +228,7 @@ impl Mount {
         self.0.port.sleep(time).await;
     }
 
-    /// The answer to one operation, asked for until there is one. The error is an errno.
+    /// Sends one operation until the server answers. The error is an errno.
     pub(super) async fn one(&self, op: Op) -> Result<Named, i32> {
         loop {
             if let Answer::Names(mut results) = self.0.port.ask(Ask::Names(vec![op.clone()])).await
@@ -242,7 +244,7 @@ impl Mount {
         }
     }
 
-    /// Listens to the server for ever.
+    /// Listens to the server forever.
     async fn listen(&self) {
         loop {
             while !matches!(self.0.port.ask(Ask::Watch).await, Answer::Session) {
@@ -279,7 +281,7 @@ impl Mount {
         self.begin(async move { drop(me.0.port.ask(Ask::Names(vec![op])).await) });
     }
 
-    /// Somebody elsewhere asks for a file that may be written here.
+    /// Answers a question about a file that may be written on this mount; another mount has asked for the file.
     async fn answer(&self, news: &v1::Invalidation) {
         let of = || self.0.written.borrow().get(&news.ino).cloned();
         if let Some(written) = of().filter(|written| written.phase.get() == Phase::Open) {
@@ -297,7 +299,7 @@ impl Mount {
         }
     }
 
-    /// From now on it is noted what is written.
+    /// Begins to log the writes to a version.
     fn share(&self, written: &Written) {
         if written.shared.borrow().is_some() {
             return;
@@ -330,7 +332,7 @@ impl Mount {
         }));
     }
 
-    /// Who has a version open here goes on with what is begun to be written of it.
+    /// Makes programs on this mount that have the version open continue with the version that is now being written.
     pub(super) fn follow(&self, ino: u64, version: u64, written: &Rc<Written>) {
         for (_, seen) in self.0.seen.borrow().iter().filter(|(of, _)| *of == ino) {
             let seen = seen.upgrade().filter(|seen| seen.version() == version);
@@ -353,7 +355,7 @@ impl Mount {
         adopted.expect("a server's answer can be adopted");
     }
 
-    /// Learns what others have made visible.
+    /// Asks the server for the changes that other mounts published.
     async fn refresh(
         &self,
         ino: u64,
@@ -392,12 +394,12 @@ impl Mount {
                 }
                 true
             }
-            // A later version has taken its place: it is read as it was.
+            // A later version has replaced this one, which is read in its old state.
             _ => false,
         }
     }
 
-    /// Tells what was written here, and makes it visible to all.
+    /// Reports the writes of this mount to the server, which makes them visible to all mounts.
     pub(super) async fn publish(&self, written: &Rc<Written>, cut: Option<u64>) {
         let Some(shared) = written.shared.borrow().clone() else {
             return;
@@ -430,7 +432,7 @@ impl Mount {
                     shared.seen.freshness.answered(asks);
                     shared.seen.asked.set(asked);
                 }
-                // It was told with the seal.
+                // The writes were reported with the seal.
                 Err(STALE | NOENT) if written.phase.get() == Phase::Sealing => {}
                 other => panic!(
                     "what was written to {} can't be told: {other:?}",
@@ -441,7 +443,7 @@ impl Mount {
         written.telling.set(false);
     }
 
-    /// Brings what was written to its element.
+    /// Writes the content to its element.
     pub(super) async fn flush(&self, written: &Written) {
         while written.flushing.replace(true) {
             self.pause(2).await;
@@ -474,8 +476,8 @@ impl Mount {
         None
     }
 
-    /// The bytes of a version of pieces, with what is written here and not told over them; when the server had been asked for
-    /// these, and whether they are sealed.
+    /// Reads the bytes of a version of pieces, overlaid with the unreported writes of this mount. Also returns the time at which the server
+    /// was asked for the state, and whether the state is sealed.
     pub(super) async fn read_pieces(
         &self,
         ino: u64,
@@ -539,7 +541,7 @@ impl Mount {
             if all {
                 return Some((bytes, asked, sealed));
             }
-            // Its parts may have changed with the seal.
+            // The parts may have changed with the seal.
             seen.freshness.mark();
         }
         None
@@ -556,7 +558,8 @@ impl Mount {
         }
     }
 
-    /// Opens a file for reading: what is written here, or what the server says is to be read. Since when all is seen, too.
+    /// Opens a file for reading: the version that is written on this mount, or the version that the server names. Also returns the time
+    /// since which all changes must be visible.
     pub(super) async fn open(&self, ino: u64) -> Option<(File, u64)> {
         for _ in 0..TRIES {
             let asked = self.tick();
@@ -564,7 +567,7 @@ impl Mount {
             let is_open = |written: &Written| match written.phase.get() {
                 Phase::Starting => false,
                 Phase::Open => true,
-                // What is being sealed is read as it was written.
+                // A version that is being sealed is read in the state in which it was written.
                 Phase::Sealing => written.is_shared(),
             };
             if let Some(written) = here {
@@ -584,7 +587,7 @@ impl Mount {
             }
             let content = true;
             let attr = match self.one(Op::GetAttr(v1::GetAttr { ino, content })).await {
-                // What was closed after it lost its last name is nobody's.
+                // A file that was closed after it lost its last name belongs to nobody.
                 Ok(Named::Attr(attr)) if attr.nlink > 0 => attr,
                 _ => return None,
             };
@@ -636,7 +639,7 @@ impl Mount {
         self.begin(async move { drop(me.one(op).await) });
     }
 
-    /// Reads a file that is open, and compares.
+    /// Reads a file that is open and compares its content with the model.
     pub(super) async fn read(&self, ino: u64, file: &File, opened: u64) {
         let next = match file {
             File::Pieces(seen) => seen.next.borrow().clone(),
@@ -696,7 +699,7 @@ pub(super) fn index(offset: u64) -> usize {
     usize::try_from(offset).unwrap_or(usize::MAX)
 }
 
-/// Puts the bytes of a piece where they belong; what the part does not have are holes.
+/// Copies the bytes of a piece to their position; bytes that the part does not hold are holes.
 pub(super) fn fill(bytes: &mut [u64], piece: &Extent, content: &[u64]) {
     for byte in 0..piece.length {
         let held = content.get(index(piece.at.offset + byte));

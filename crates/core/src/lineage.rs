@@ -443,7 +443,7 @@ mod tests {
         assert_eq!((out.to, out.name), (sum, "o5"));
     }
 
-    /// The mosaic for a viewer who may see neither its origin nor the complete graph.
+    /// The mosaic for a reader who may see neither its origin nor the complete graph.
     pub(super) fn secret() -> Graph {
         let mut graph = mosaic();
         for version in graph.versions.values_mut() {

@@ -1,11 +1,11 @@
-//! The order of an element's labels: in each lane first come, first served, but none before those it comes after, and
-//! none before all that it needs is free (see [`crate::resources`]). One that is fed by another may start when that runs.
+//! The order of an element's labels. In each lane labels run first come, first served. No label runs before the labels that it follows, and
+//! none before all its needs are free (see [`crate::resources`]). A label with a streamed input may start when the label that writes the
+//! input runs. This module does no I/O.
 //!
-//! Users take turns in the lanes of kernels: the next kernel is of the user of whom the fewest kernels run. Of users with as many
-//! kernels it is the kernel that came first.
+//! Users take turns in the lanes of kernels: the next kernel belongs to the user with the fewest running kernels. Among users with equally
+//! many, the kernel that arrived first is chosen.
 //!
-//! What it holds is kept by others: an element journals a label before it is added, and adds what was journaled
-//! again when it starts.
+//! The queue is not persistent: an element journals a label before it adds the label, and adds the journaled labels again when it starts.
 
 use crate::id::LabelId;
 use crate::label::Lane;
@@ -13,34 +13,33 @@ use crate::resources::{Ledger, Needs, Offers, first_to_start};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 
-/// Labels that may wait or run at once; what comes beyond is refused.
+/// Maximum number of labels that may wait or run at once; further labels are refused.
 pub const LABELS_MAX: usize = 1_000_000;
 
-/// Ended and acknowledged labels that are remembered, for labels that come after them and arrive late.
+/// Number of ended and acknowledged labels that are remembered, for later labels that follow them and arrive late.
 const FORGOTTEN_MAX: usize = 10_000;
 
-/// The queue.
+/// Queue of an element.
 #[derive(Debug)]
 pub struct Queue {
     labels: BTreeMap<LabelId, Entry>,
-    /// By lane, user and arrival.
+    /// Ready labels by lane, user and arrival.
     ready: BTreeMap<Place, LabelId>,
-    /// Kernels that run, by user; a user without any is not in it.
+    /// Number of running kernels by user; a user without running kernels has no entry.
     turns: BTreeMap<u32, u64>,
-    /// What labels that run have taken.
+    /// Resources that running labels have taken.
     ledger: Ledger,
-    /// Those of `ready` that need more than cores, by arrival.
+    /// Labels of `ready` that need more than cores, by arrival.
     choosy: BTreeSet<u64>,
     forgotten: VecDeque<LabelId>,
     running: usize,
     waiting: usize,
 }
 
-/// The lane of a label, its user and its place in the order of arrival. Labels of other lanes than those of kernels have no
-/// users: 0.
+/// Lane of a label, its user and its position in the order of arrival. Labels in lanes other than those of kernels have the user 0.
 type Place = (Lane, u32, u64);
 
-/// Whether users take turns in a lane.
+/// Returns whether users take turns in a lane.
 fn has_turns(lane: Lane) -> bool {
     matches!(lane, Lane::Kernel | Lane::Light)
 }
@@ -49,11 +48,11 @@ fn has_turns(lane: Lane) -> bool {
 struct Entry {
     place: Place,
     state: State,
-    /// What it takes while it runs; `None`: nothing that is counted.
+    /// Resources that the label takes while it runs; `None` if no counted resource is taken.
     needs: Option<Needs>,
-    /// Labels that must end well before it does.
+    /// Labels that must succeed before this label does.
     missing: BTreeSet<LabelId>,
-    /// Those of them that feed it: it may start as soon as they run.
+    /// Labels of `missing` that stream an input to this one: this label may start as soon as they run.
     feeding: BTreeSet<LabelId>,
     /// Labels that wait for this one.
     dependants: Vec<LabelId>,
@@ -69,32 +68,32 @@ enum State {
     Failed,
 }
 
-/// What adding a label led to.
+/// Result of adding a label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Added {
-    /// It will be given out by [`Queue::take`].
+    /// [`Queue::take`] will return the label.
     Queued,
-    /// It is known already.
+    /// The label is known already.
     Known,
-    /// A label that it comes after failed; it is taken as failed too.
+    /// A label that it follows failed; this label counts as failed, too.
     DependencyFailed(LabelId),
 }
 
-/// What aborting a label led to.
+/// Result of aborting a label.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Aborted {
-    /// It is not known, so it will never run unless it is added.
+    /// The label is not known, so it will never run unless it is added.
     Unknown,
-    /// It ended already.
+    /// The label ended already.
     Nothing,
-    /// It runs: whoever runs it has to end it.
+    /// The label runs: the executor has to end it.
     Running,
-    /// It had not begun and now never will; nor will these, which come after it.
+    /// The label was still waiting and will never run; neither will these labels, which follow it.
     Removed(Vec<LabelId>),
 }
 
 impl Queue {
-    /// An empty one for an element that offers this.
+    /// Returns an empty queue for an element with these offers.
     #[must_use]
     pub fn new(offers: Offers) -> Self {
         Self {
@@ -109,14 +108,14 @@ impl Queue {
         }
     }
 
-    /// What there is for labels to take.
+    /// Returns the resources that labels can take.
     #[must_use]
     pub fn offers(&self) -> &Offers {
         self.ledger.offers()
     }
 
-    /// Adds a label. `place` is its lane and its place in the order of arrival, `needs` what it takes while it runs:
-    /// no more than there is in all. What it comes `after` and is not known has ended well and been forgotten long ago.
+    /// Adds a label. `place` is its lane and its position in the order of arrival. `needs` are the resources that it takes while it runs,
+    /// at most those of the element. An unknown label in `after` has succeeded and been forgotten long ago.
     pub fn add(
         &mut self,
         label: LabelId,
@@ -127,8 +126,8 @@ impl Queue {
         self.add_fed(label, place, needs, (after, &[]))
     }
 
-    /// As [`Self::add`], of a label that some of those which it comes after feed while they run. It may start as soon as these
-    /// run, with what it needs beside what they have; whoever runs it lets it end well only after they have.
+    /// Adds a label like [`Self::add`]; some of the labels that it follows stream inputs to it. The label may start as soon as these labels
+    /// run, if its own needs are free as well. The executor must let it succeed only after they have succeeded.
     pub fn add_fed(
         &mut self,
         label: LabelId,
@@ -139,7 +138,7 @@ impl Queue {
         self.add_of(label, (place, 0), needs, relatives)
     }
 
-    /// As [`Self::add_fed`], of a label of a user.
+    /// Adds a label of a user like [`Self::add_fed`].
     pub fn add_of(
         &mut self,
         label: LabelId,
@@ -192,7 +191,7 @@ impl Queue {
         failed.map_or(Added::Queued, Added::DependencyFailed)
     }
 
-    /// Notes a label that ended before a restart.
+    /// Records a label that ended before a restart.
     pub fn add_ended(&mut self, label: LabelId, succeeded: bool) {
         let state = if succeeded {
             State::Done
@@ -200,7 +199,7 @@ impl Queue {
             State::Failed
         };
         let entry = Entry {
-            // It will never be given out.
+            // [`Queue::take`] will never return this label.
             place: (Lane::Kernel, 0, 0),
             state,
             needs: None,
@@ -212,13 +211,13 @@ impl Queue {
         self.labels.insert(label, entry);
     }
 
-    /// Whether a label of a lane could be run now.
+    /// Returns whether a label of a lane could run now.
     #[must_use]
     pub fn is_ready(&self, lane: Lane) -> bool {
         self.first(lane).is_some()
     }
 
-    /// Whether a label can start that lacks these, of which some feed it.
+    /// Returns whether a label can start while the labels in `missing` have not ended; those in `feeding` stream inputs to it.
     fn may_start(&self, missing: &BTreeSet<LabelId>, feeding: &BTreeSet<LabelId>) -> bool {
         missing.iter().all(|before| {
             let runs = |entry: &Entry| entry.state == State::Running;
@@ -238,7 +237,7 @@ impl Queue {
         self.ready.remove(&place)
     }
 
-    /// The users with ready labels in a lane.
+    /// Returns the users with ready labels in a lane.
     fn users(&self, lane: Lane) -> impl Iterator<Item = u32> {
         let mut from = Some(0);
         std::iter::from_fn(move || {
@@ -253,8 +252,8 @@ impl Queue {
         self.turns.get(&user).copied().unwrap_or(0)
     }
 
-    /// Those of a user that are ready, but none that is still fed and for which there is no room: it could wait, too, and
-    /// holds up nobody.
+    /// Returns the ready labels of a user. Leaves out a label whose streamed inputs are still being written and whose needs are not free:
+    /// it could wait, too, and holds up no other label.
     fn ready_of(&self, lane: Lane, user: u32) -> impl Iterator<Item = (Place, &Entry)> {
         let ready = self.ready.range((lane, user, 0)..=(lane, user, u64::MAX));
         let ready = ready.filter_map(|(&place, label)| Some((place, self.labels.get(label)?)));
@@ -266,8 +265,8 @@ impl Queue {
         needs.is_none_or(|needs| self.ledger.has(needs))
     }
 
-    /// Kernels of all users that are ready, with a core or without, in the order of their turns: before the second of a user come
-    /// the first ones of users of whom as many run.
+    /// Returns the ready kernels of all users, with a core or without, in the order of their turns: the second kernel of a user follows the
+    /// first kernels of users with equally many running kernels.
     fn by_turn(&self) -> impl Iterator<Item = (Place, &Needs)> {
         let of_user = |user: u32| {
             let [mut light, mut kernels] = [Lane::Light, Lane::Kernel].map(|lane| {
@@ -303,10 +302,10 @@ impl Queue {
         })
     }
 
-    /// The next label of a lane that can start.
+    /// Returns the next label of a lane that can start.
     fn first(&self, lane: Lane) -> Option<Place> {
         if self.choosy.is_empty() || !has_turns(lane) {
-            // Nobody waits for what another lane takes, and the first of a lane keeps the others of it waiting.
+            // No label waits for a resource of another lane, and the first label of a lane blocks the other ones of the lane.
             let firsts = self
                 .users(lane)
                 .filter_map(|user| self.ready_of(lane, user).next());
@@ -319,7 +318,7 @@ impl Queue {
         })
     }
 
-    /// The next label of a lane to run, which counts as running from now on.
+    /// Returns the next label of a lane to run. The label counts as running from now on.
     pub fn take(&mut self, lane: Lane) -> Option<LabelId> {
         let place = self.first(lane)?;
         let label = self.unmake_ready(place)?;
@@ -335,12 +334,12 @@ impl Queue {
             *self.turns.entry(place.1).or_default() += 1;
         }
         self.running += 1;
-        // It may feed others.
+        // The label may stream outputs to other labels.
         self.look_at_dependants(label);
         Some(label)
     }
 
-    /// Notes how a running label ended. Gives the labels that can't run any more because of it.
+    /// Records the end of a running label. Returns the labels that can't run any more because of it.
     pub fn end(&mut self, label: LabelId, succeeded: bool) -> Vec<LabelId> {
         let (lane, user, _) = match self.labels.get_mut(&label) {
             Some(entry) if entry.state == State::Running => {
@@ -375,7 +374,7 @@ impl Queue {
         self.fail(label)
     }
 
-    /// Whether a label that runs feeds one that is ready because of it.
+    /// Returns whether a running label streams an output to a label that is ready because of it.
     #[must_use]
     pub fn feeds(&self, label: LabelId) -> bool {
         let entry = self.labels.get(&label);
@@ -386,7 +385,7 @@ impl Queue {
         })
     }
 
-    /// Labels that run and were fed by one that failed: they have to be ended badly, too.
+    /// Returns the running labels whose streamed input came from a failed label: they have to fail, too.
     #[must_use]
     pub fn fed_in_vain(&self, label: LabelId) -> Vec<LabelId> {
         let failed = self.labels.get(&label);
@@ -394,7 +393,7 @@ impl Queue {
         failed.map_or_else(Vec::new, |entry| entry.dependants.clone())
     }
 
-    /// Gives up a label.
+    /// Aborts a label.
     pub fn abort(&mut self, label: LabelId) -> Aborted {
         match self.labels.get(&label).map(|entry| entry.state) {
             Some(State::Waiting | State::Ready) => Aborted::Removed(self.fail(label)),
@@ -404,7 +403,8 @@ impl Queue {
         }
     }
 
-    /// Gives up a label that has not begun; those that come after it. `None`: it is not known, runs or has ended.
+    /// Aborts a label that has not begun and returns the labels that follow it. Returns `None` if the label is not known, runs or has
+    /// ended.
     pub fn recall(&mut self, label: LabelId) -> Option<Vec<LabelId>> {
         match self.labels.get(&label)?.state {
             State::Waiting | State::Ready => Some(self.fail(label)),
@@ -412,7 +412,7 @@ impl Queue {
         }
     }
 
-    /// Forgets an ended label whose outcome the server has; a bounded number stays known.
+    /// Forgets an ended label whose outcome the server has; a bounded number of them stays known.
     pub fn acknowledge(&mut self, label: LabelId) {
         match self.labels.get_mut(&label) {
             Some(entry) if matches!(entry.state, State::Done | State::Failed) => {
@@ -430,13 +430,13 @@ impl Queue {
         }
     }
 
-    /// Labels that wait for their turn or for another label.
+    /// Returns the number of labels that wait for their turn or for another label.
     #[must_use]
     pub fn queued(&self) -> usize {
         self.ready.len() + self.waiting
     }
 
-    /// Labels that run.
+    /// Returns the number of running labels.
     #[must_use]
     pub fn running(&self) -> usize {
         self.running
@@ -459,7 +459,7 @@ impl Queue {
         }
     }
 
-    /// Makes those ready that can start now that something happened to a label which they come after.
+    /// Makes labels ready that can start now because a label that they follow has changed its state.
     fn look_at_dependants(&mut self, label: LabelId) {
         let dependants = self.labels.get(&label);
         let dependants = dependants.map_or_else(Vec::new, |entry| entry.dependants.clone());
@@ -479,8 +479,8 @@ impl Queue {
         }
     }
 
-    /// Marks a label and all that come after it as failed; gives the latter. Those of them that run are left to whoever runs
-    /// them, with all that come after them.
+    /// Marks a label and all labels that follow it as failed, and returns the latter. Running ones are left to the executor, with all
+    /// labels that follow them.
     fn fail(&mut self, label: LabelId) -> Vec<LabelId> {
         let mut failed = Vec::new();
         let mut next = vec![label];
@@ -563,7 +563,7 @@ mod tests {
         assert_eq!(queue.add(id(3), kernel(4), None, &[]), Added::Known);
         assert_eq!(queue.take(Lane::Kernel), Some(id(1)));
         assert!(queue.end(id(1), true).is_empty());
-        // 2 came before 3, and nothing holds it back any more.
+        // Label 2 arrived before label 3, and nothing holds it back any more.
         assert_eq!(queue.take(Lane::Kernel), Some(id(2)));
         assert_eq!(queue.take(Lane::Kernel), Some(id(3)));
         assert_eq!(queue.take(Lane::Kernel), None);
@@ -626,7 +626,7 @@ mod tests {
             assert_eq!(queue.take(Lane::Kernel), Some(id(2)), "7 has none now");
             queue.end(id(2), true);
             queue.end(id(1000), true);
-            // As many run of both: who came first is first.
+            // Both users have equally many running kernels: the kernel that arrived first is first.
             assert_eq!(queue.take(Lane::Kernel), Some(id(3)));
             assert_eq!(queue.take(Lane::Kernel), Some(id(1001)));
             queue.end(id(1001), true);
@@ -718,7 +718,7 @@ mod tests {
         assert_eq!(queue.end(id(2), false), [id(3), id(4)]);
         assert_eq!((queue.running(), queue.queued()), (0, 0));
         assert!(queue.ledger.is_whole());
-        // It comes when what feeds it runs, or has ended.
+        // The label is ready when the label that streams its input runs, or has ended.
         queue.add(id(5), kernel(5), Some(&one), &[]);
         assert_eq!(queue.take(Lane::Kernel), Some(id(5)));
         fed(&mut queue, 6, 5);
@@ -752,8 +752,8 @@ mod tests {
     }
 
     proptest! {
-        /// For any order of events: each label is taken at most once, and never before its dependencies have succeeded
-        /// or feed it. In the end each label has run or has failed with one of its dependencies.
+        /// For any order of events: each label is taken at most once, and never before its dependencies have succeeded or stream to it. In
+        /// the end each label has run or has failed with one of its dependencies.
         #[test]
         fn queue_runs_each_label_once_and_after_its_dependencies(
             after in proptest::collection::vec(proptest::collection::vec(0usize..40, 0..4), 1..40),
@@ -788,7 +788,7 @@ mod tests {
                 let n = usize::try_from(label.0).unwrap();
                 let fate = fates[n] && !vain.contains(&label);
                 if fate && after[n].iter().any(|&before| before < n && running.contains(&id(before as u64))) {
-                    // It is still fed.
+                    // Its input is still being written.
                     running.push_back(label);
                     continue;
                 }
@@ -804,9 +804,8 @@ mod tests {
             prop_assert_eq!(queue.queued(), 0);
         }
 
-        /// For any needs of the labels and any ends: the labels never take more than the resources, all resources are
-        /// free in the end, no label is left over, and the oldest ready label never loses a resource that it needs to a
-        /// younger label.
+        /// For any needs of the labels and any ends: the labels never take more than the resources, all resources are free in the end, no
+        /// label is left over, and the oldest ready label never loses a resource that it needs to a younger label.
         #[test]
         fn queue_never_overdraws_resources_and_starves_no_label(
             all in proptest::collection::vec((0_u32..4, 0_u64..11, 0_u64..2), 1..60),

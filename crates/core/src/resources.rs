@@ -1,30 +1,30 @@
-//! Cores, memory and named resources: what a task needs of an element while it runs, what an element offers, and the
-//! book of what is free. Elements and the simulator keep the same book, so that what is planned is what happens.
+//! Cores, memory and named resources: the needs of a running task, the offers of an element, and the ledger of free resources. Elements and
+//! the simulator use the same ledger, so that plans match reality. This module does no I/O.
 //!
-//! **Order.** Labels start in the order of their arrival. One that does not find all it needs keeps what is free of it from
-//! those behind it ([`first_to_start`]): nobody overtakes it on a thing that it waits for, so it starts at the latest
-//! when all that ran before has ended. What it does not need is not held.
+//! **Order.** Labels start in the order of their arrival. If a resource that a label needs is not free, the label reserves the free part of
+//! this resource against all later labels ([`first_to_start`]). No later label overtakes it on a resource that it waits for, so the label
+//! starts at the latest when all labels that ran before have ended. Resources that the label does not need are not reserved.
 
 use crate::id::ElementId;
 use crate::surroundings::named;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-/// Most cores that a task may need.
+/// Maximum number of cores that a task may need.
 pub const CORES_MAX: u32 = 4096;
-/// Tasks without a core that an element runs at once.
+/// Maximum number of tasks without a core that an element runs at once.
 pub const LIGHT_MAX: u32 = 8;
-/// Most names of resources of a task or of an element.
+/// Maximum number of named resources of a task or of an element.
 pub const NAMES_MAX: usize = 64;
-/// Most of one named resource.
+/// Maximum amount of one named resource.
 pub const AMOUNT_MAX: u64 = 1_000_000_000;
-/// Longest name of a resource, in bytes.
+/// Maximum length of a resource's name, in bytes.
 pub const NAME_BYTES_MAX: usize = 64;
-/// Labels that are looked at for one that can start beside those that can't.
+/// Maximum number of labels that are searched for one that can start while earlier ones can't.
 pub const LOOKS_MAX: usize = 256;
 
-/// Whether a resource may be called so: letters, digits, `-`, `_` and single dots between them; `cores` and `memory`
-/// are the names of other things.
+/// Returns whether a resource may have this name: letters, digits, `-`, `_` and single dots between them. `cores` and `memory` are
+/// reserved.
 #[must_use]
 pub fn is_name(name: &str) -> bool {
     let part = |part: &str| {
@@ -35,10 +35,10 @@ pub fn is_name(name: &str) -> bool {
     !taken && name.len() <= NAME_BYTES_MAX && name.split('.').all(part)
 }
 
-/// Reads named resources as flags and platform files say them: `gpu=2,licence.x=1`.
+/// Parses named resources in the notation of flags and platform files: `gpu=2,licence.x=1`.
 ///
 /// # Errors
-/// What is wrong with the text, for people.
+/// A description of the fault in the text, for people.
 pub fn parse(text: &str) -> Result<BTreeMap<String, u64>, String> {
     let mut all = BTreeMap::new();
     for part in text
@@ -67,14 +67,14 @@ pub fn parse(text: &str) -> Result<BTreeMap<String, u64>, String> {
     Ok(all)
 }
 
-/// What a task takes up of its element while it runs.
+/// Resources that a task takes on its element while it runs.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Needs {
-    /// Cores; 0 for one that computes next to nothing.
+    /// Number of cores; 0 for a task that computes next to nothing.
     pub cores: u32,
-    /// Bytes of memory; 0: it does not say, and none is set aside for it.
+    /// Memory, in bytes; 0 if the task does not specify it, and none is reserved for the task.
     pub memory_bytes: u64,
-    /// Of each named resource so much; none is 0.
+    /// Amount of each named resource; no amount is 0.
     pub named: BTreeMap<String, u64>,
 }
 
@@ -89,7 +89,7 @@ impl Default for Needs {
 }
 
 impl Needs {
-    /// Whether it needs nothing but cores.
+    /// Returns whether the task needs nothing but cores.
     #[must_use]
     pub fn only_cores(&self) -> bool {
         self.memory_bytes == 0 && self.named.is_empty()
@@ -97,7 +97,7 @@ impl Needs {
 }
 
 impl fmt::Display for Needs {
-    /// As a job script says it.
+    /// Formats the needs in the notation of job scripts.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "cores = {}", self.cores)?;
         if self.memory_bytes > 0 {
@@ -111,19 +111,19 @@ impl fmt::Display for Needs {
     }
 }
 
-/// What an element has for the tasks that it runs at once.
+/// Resources of an element for the tasks that it runs at once.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Offers {
-    /// Cores.
+    /// Number of cores.
     pub cores: u32,
-    /// Bytes of memory; 0: it does not say, and no task is kept from it for want of memory.
+    /// Memory, in bytes; 0 if the element does not specify it, and no task is refused for lack of memory.
     pub memory_bytes: u64,
-    /// Of each named resource so much.
+    /// Amount of each named resource.
     pub named: BTreeMap<String, u64>,
 }
 
 impl Offers {
-    /// So many cores and nothing else that is counted.
+    /// Returns offers with this number of cores and no other counted resource.
     #[must_use]
     pub fn of_cores(cores: u32) -> Self {
         Self {
@@ -132,10 +132,10 @@ impl Offers {
         }
     }
 
-    /// The first thing that a task needs more of than there is at all.
+    /// Returns the first resource that the element can't offer in the needed amount, even when it is idle.
     #[must_use]
     pub fn lacks(&self, needs: &Needs) -> Option<Lack> {
-        // An element that lends none runs nothing, what needs none neither.
+        // An element that lends no cores runs no task, not even one that needs no core.
         if needs.cores.max(1) > self.cores {
             return Some(Lack {
                 what: "cores".to_owned(),
@@ -161,19 +161,19 @@ impl Offers {
     }
 }
 
-/// What there is too little of.
+/// Resource that is too scarce.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lack {
     /// `cores`, `memory` or the name of a resource.
     pub what: String,
-    /// How much is needed.
+    /// Needed amount.
     pub needs: u64,
-    /// How much there is.
+    /// Offered amount.
     pub offered: u64,
 }
 
 impl Lack {
-    /// An amount of it for people.
+    /// Formats an amount of the resource for people.
     #[must_use]
     pub fn shown(&self, amount: u64) -> String {
         match self.what.as_str() {
@@ -183,19 +183,19 @@ impl Lack {
     }
 }
 
-/// The book of one element: what it offers and what of that is free.
+/// Ledger of one element: its offers and the free part of them.
 #[derive(Clone, Debug)]
 pub struct Ledger {
     offers: Offers,
     free: Free,
 }
 
-/// What is not taken.
+/// Free resources.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Free {
     cores: u32,
     light: u32,
-    /// `None`: it is not counted.
+    /// Free memory, in bytes; `None` if it is not counted.
     memory_bytes: Option<u64>,
     named: BTreeMap<String, u64>,
 }
@@ -223,7 +223,7 @@ impl Free {
                 .all(|(name, amount)| free(name) >= *amount)
     }
 
-    /// Takes what there is of what is needed.
+    /// Takes as much of the needs as is free.
     fn keep(&mut self, needs: &Needs) {
         self.cores = self.cores.saturating_sub(needs.cores);
         self.light = self.light.saturating_sub(u32::from(needs.cores == 0));
@@ -238,7 +238,7 @@ impl Free {
     }
 }
 
-/// What is free once an amount is given back: never more than there is in all.
+/// Returns the free amount after `amount` is returned, which is never more than the total.
 fn back<N: TryFrom<u64> + Default>(free: u64, amount: u64, all: u64) -> N {
     let free = free.saturating_add(amount);
     debug_assert!(free <= all, "more is given back than was taken");
@@ -246,26 +246,26 @@ fn back<N: TryFrom<u64> + Default>(free: u64, amount: u64, all: u64) -> N {
 }
 
 impl Ledger {
-    /// With nothing taken.
+    /// Returns a ledger with nothing taken.
     #[must_use]
     pub fn new(offers: Offers) -> Self {
         let free = Free::of(&offers);
         Self { offers, free }
     }
 
-    /// What there is in all.
+    /// Returns the total resources.
     #[must_use]
     pub fn offers(&self) -> &Offers {
         &self.offers
     }
 
-    /// Whether all that is needed is free.
+    /// Returns whether all needs are free.
     #[must_use]
     pub fn has(&self, needs: &Needs) -> bool {
         self.free.has(needs)
     }
 
-    /// Takes what is needed; nothing unless all of it is free, and whether that was so.
+    /// Takes the needs if all of them are free, and nothing otherwise. Returns whether the needs were taken.
     #[must_use]
     pub fn take(&mut self, needs: &Needs) -> bool {
         let has = self.has(needs);
@@ -275,7 +275,7 @@ impl Ledger {
         has
     }
 
-    /// Gives back what was taken.
+    /// Returns taken needs to the ledger.
     pub fn give_back(&mut self, needs: &Needs) {
         let Self { offers, free } = self;
         free.cores = back(free.cores.into(), needs.cores.into(), offers.cores.into());
@@ -291,7 +291,7 @@ impl Ledger {
         }
     }
 
-    /// Whether nothing is taken.
+    /// Returns whether nothing is taken.
     #[must_use]
     pub fn is_whole(&self) -> bool {
         self.free == Free::of(&self.offers)
@@ -302,8 +302,8 @@ impl Ledger {
     }
 }
 
-/// The first of the labels, in their order, that is wanted and that can start with what is free and is not kept for
-/// those before it. `light` says whether some of them may need no core: without, the search ends where cores do.
+/// Returns the first wanted label, in their order, that can start with the free resources that are not reserved for earlier labels. `light`
+/// tells whether some of the labels may need no core: without it, the search ends when no core is free.
 pub fn first_to_start<'a, K>(
     ledger: &Ledger,
     labels: impl Iterator<Item = (K, &'a Needs)>,
@@ -328,12 +328,12 @@ pub fn first_to_start<'a, K>(
     None
 }
 
-/// What a task must find on an element beyond its inputs.
+/// Requirements of a task on its element, apart from its inputs.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Wants {
     /// Cores, memory and named resources.
     pub needs: Needs,
-    /// Programs of the host, in order, each once, and folders of it, with a slash at the end.
+    /// Programs of the host, in order, each once, and folders of the host, each with a slash at the end.
     pub programs: Vec<String>,
 }
 
@@ -347,20 +347,21 @@ impl fmt::Display for Wants {
     }
 }
 
-/// An element as far as it matters whether a task can ever run there.
+/// Properties of an element that decide whether a task can ever run on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// Which.
+    /// Id of the element.
     pub element: ElementId,
-    /// Whether it is the host's, to which most policies send nothing.
+    /// Whether this is the host's element, to which most policies send no tasks.
     pub host: bool,
-    /// What it has.
+    /// Resources of the element.
     pub offers: Offers,
-    /// Those of the programs and folders asked for that it has, and all folders that it shows; `None`: it did not say.
+    /// Those of the requested programs and folders that the element has, and all folders that it exposes; `None` if it has not reported
+    /// them.
     pub programs: Option<BTreeSet<String>>,
 }
 
-/// Why no element can ever run a task, for people; `None` if one can, or nobody can say.
+/// Returns the reason for which no element can ever run a task, for people. Returns `None` if an element can run it, or if this is unknown.
 #[must_use]
 pub fn why_nowhere(wants: &Wants, places: &[Place], pinned: Option<ElementId>) -> Option<String> {
     let mine = |place: &&Place| pinned.is_none_or(|element| place.element == element);
@@ -369,7 +370,7 @@ pub fn why_nowhere(wants: &Wants, places: &[Place], pinned: Option<ElementId>) -
         return None;
     }
     let told = mine.iter().any(|place| place.programs.is_some());
-    // One that is away may have it, but does not count while others can be asked.
+    // An element that is offline may have the program, but it does not count while other elements have reported their programs.
     let lacks = |place: &Place, name: &String| {
         let programs = place.programs.as_ref();
         programs.map_or(told, |programs| !programs.contains(name))
@@ -381,7 +382,7 @@ pub fn why_nowhere(wants: &Wants, places: &[Place], pinned: Option<ElementId>) -
     if mine.iter().any(can) {
         return None;
     }
-    // If all lack the same, that is what is wrong.
+    // If all elements lack the same resource, the message names this resource.
     let short = mine.iter().map(|place| place.offers.lacks(&wants.needs));
     if let Some(lacks) = short.collect::<Option<Vec<Lack>>>()
         && let Some(most) = lacks.iter().max_by_key(|lack| lack.offered)
@@ -437,7 +438,7 @@ pub fn why_nowhere(wants: &Wants, places: &[Place], pinned: Option<ElementId>) -
     ))
 }
 
-/// Which folders elements show to tasks that ask for them.
+/// Lists the folders that elements expose to tasks that request them.
 fn offered(places: &[Place]) -> String {
     let programs = places.iter().filter_map(|place| place.programs.as_ref());
     let folders = programs.flatten().filter_map(|name| name.strip_suffix('/'));
@@ -532,7 +533,7 @@ pub(crate) mod tests {
     fn waiting_label_reserves_only_the_resources_it_needs() {
         let mut ledger = Ledger::new(offers(4, 100, 2));
         assert!(ledger.take(&needs(2, 0, 1)));
-        // Needs a third core; the two that are free stay for it.
+        // This label needs a third core; the two free cores stay reserved for it.
         let waiting = [
             needs(3, 0, 0),
             needs(1, 0, 0),
@@ -605,8 +606,7 @@ pub(crate) mod tests {
     }
 
     proptest! {
-        /// For any order of takes and returns: no more than the resources are taken, and all resources are free in the
-        /// end.
+        /// For any order of takes and returns: no more than the resources are taken, and all resources are free in the end.
         #[test]
         fn resource_ledger_never_overdraws_and_gets_all_back(
             steps in proptest::collection::vec((any::<bool>(), 0_u32..6, 0_u64..150, 0_u64..4), 0..100),

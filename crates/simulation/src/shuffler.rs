@@ -1,36 +1,36 @@
-//! Labels of an application that reads and writes files by them, and the agent that carries them out and is killed again and
-//! again: whatever the shuffler made of a batch, and wherever a batch was broken off, each label has had its effect once, in
-//! the order in which they were published, and none that was published is forgotten.
+//! Simulation of an application that reads and writes files by labels, and of its agent, which is killed repeatedly. However the shuffler
+//! orders a batch, and wherever a batch is interrupted, each label takes effect once, in the order of publication. No published label is
+//! forgotten.
 //!
-//! The shuffler is the production one. What surrounds it (what is taken at once, how a step is begun, noted, carried out and
-//! settled, what is done again) is modelled after `label/src/{agent,execute}.rs`, each part of a step by itself, so that the
-//! agent may be killed between any two.
+//! The shuffler is the production code. The rest of the agent is modelled after `label/src/{agent,execute}.rs`: taking labels, beginning,
+//! recording, executing and settling steps, and repeating them. Each part of a step is separate, so that the agent may be killed between
+//! any two parts.
 
 use crate::Summary;
 use crate::dice::{Dice, mix};
 use std::collections::{BTreeMap, BTreeSet};
 use tidemill_label::shuffle::{Deed, Op, supertasks};
 
-/// Labels of a run.
+/// Number of labels in a run.
 const LABELS: u64 = 400;
 const FILES: u64 = 3;
-/// Bytes from which on nothing is written, but by appending.
+/// Offset in bytes from which on nothing is written, except by appending.
 const LENGTH: u64 = 48;
 const SIZE_MAX: u64 = 9;
-/// Labels that may be published and not settled.
+/// Maximum number of labels that are published and not settled.
 const OPEN_MAX: usize = 60;
 
-/// What a label does.
+/// Kind of a label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Read,
     Write,
     Append,
-    /// A write or append that begins the file anew.
+    /// Write or append that truncates the file first.
     Cut,
     CutAppend,
     Delete,
-    /// To the file with the next number.
+    /// Renames to the file with the next number.
     Move,
     Fence,
 }
@@ -44,7 +44,7 @@ enum Status {
     Cancelled,
 }
 
-/// A label in the log, which outlives whoever is killed.
+/// Label in the log, which survives the death of the agent.
 #[derive(Clone, Debug)]
 struct Record {
     kind: Kind,
@@ -52,10 +52,10 @@ struct Record {
     offset: u64,
     size: u64,
     status: Status,
-    /// Where its bytes were about to be put.
+    /// Position that was recorded for its bytes before they were appended.
     noted: Option<usize>,
     answer: Vec<u64>,
-    /// Its agent was killed in the middle of it.
+    /// Whether its agent was killed while executing it.
     again: bool,
 }
 
@@ -72,7 +72,7 @@ impl Record {
         matches!(self.status, Status::Pending | Status::Running)
     }
 
-    /// What the shuffler is told of it.
+    /// Returns the operation that the shuffler sees.
     fn op(&self) -> Op {
         let deed = match self.kind {
             Kind::Read => Deed::Read,
@@ -89,20 +89,20 @@ impl Record {
     }
 }
 
-/// Files by their numbers; each byte says which write it is of.
+/// Files by their numbers; each byte identifies its write.
 type Files = BTreeMap<u64, Vec<u64>>;
 
-/// One part of what an agent does.
+/// One part of the agent's work.
 #[derive(Clone, Debug)]
 enum Part {
-    /// Notes where appends that are done at once will lie.
+    /// Records the positions of appends that are executed together.
     Note(Vec<usize>),
-    /// Cuts the file, or makes it.
+    /// Truncates the file, or creates it.
     Open(usize),
-    /// So many of the bytes of labels that are done at once, from one on.
+    /// Writes a number of bytes of labels that are executed together, from an offset.
     Bytes(Vec<usize>, u64, u64),
     Read(usize),
-    /// Puts what an agent before had begun to append where that had begun, or all of it at the end.
+    /// Continues an append that an earlier agent started at the recorded position, or appends all of it.
     Resume(usize),
     Names(usize),
     Settle(usize, bool),
@@ -114,18 +114,18 @@ struct Shuffler {
     files: Files,
     /// Files that the agent has open.
     open: BTreeSet<u64>,
-    /// What lies before is settled, as far as the agent knows.
+    /// Index in the log: all earlier labels are settled or taken, as far as the agent knows.
     at: usize,
-    /// What the agent does next, the last first, of each file that it works on.
+    /// Next parts for each file that the agent works on, in reverse order.
     work: Vec<Vec<Part>>,
-    /// Groups that come after that.
+    /// Groups that follow.
     rest: Vec<Vec<usize>>,
-    /// Labels that are published and not settled.
+    /// Number of labels that are published and not settled.
     open_labels: usize,
     done: Summary,
 }
 
-/// The bytes that a label writes.
+/// Returns the bytes that a label writes.
 fn bytes(id: usize, from: u64, count: u64) -> impl Iterator<Item = u64> {
     (from..from + count).map(move |n| mix(((id as u64) << 8) | n))
 }
@@ -146,7 +146,7 @@ fn place(number: u64) -> usize {
 /// Simulates the labels of one application.
 ///
 /// # Panics
-/// If something is not as it must be.
+/// If an invariant is violated.
 pub(crate) fn run(seed: u64) -> Summary {
     let mut shuffler = Shuffler {
         dice: Dice::new(mix(seed ^ 0x7368_7566)),
@@ -159,7 +159,7 @@ pub(crate) fn run(seed: u64) -> Summary {
         open_labels: 0,
         done: Summary::default(),
     };
-    // Each seed draws how often it is killed, and how busy the application is.
+    // The seed determines how often the agent is killed, and how busy the application is.
     let kill = [0, 2, 20, 100][place(shuffler.dice.roll(4))];
     let publish = 100 + shuffler.dice.roll(800);
     let mut left = LABELS;
@@ -208,7 +208,7 @@ impl Shuffler {
         self.open_labels += 1;
     }
 
-    /// The application takes a label back that is not begun.
+    /// The application cancels a label that has not begun.
     fn cancel(&mut self) {
         let back = place(self.dice.roll(OPEN_MAX as u64));
         let Some(record) = self.log.len().checked_sub(back + 1) else {
@@ -221,7 +221,7 @@ impl Shuffler {
         }
     }
 
-    /// What the agent knew is gone; another one begins with what is not settled.
+    /// Kills the agent, which loses its state. A new agent begins with the first unsettled label.
     fn kill(&mut self) {
         self.done.agents += 1;
         self.work.clear();
@@ -231,7 +231,7 @@ impl Shuffler {
         self.at = settled.unwrap_or(self.log.len());
     }
 
-    /// The agent does one part of something.
+    /// Executes one part of the agent's work.
     fn go_on(&mut self) {
         self.work.retain(|parts| !parts.is_empty());
         if !self.work.is_empty() {
@@ -249,9 +249,10 @@ impl Shuffler {
         }
     }
 
-    /// What was published since is begun, in parts between which all that was before is done.
+    /// Takes labels that were published since, and splits them into groups. The labels of a group begin only after all earlier groups are
+    /// done.
     fn take(&mut self) {
-        // Now and then it closes what it has open.
+        // At random times the agent closes its open files.
         if self.dice.chance(100) {
             self.open.clear();
         }
@@ -295,7 +296,7 @@ impl Shuffler {
         }
     }
 
-    /// All that is to be done for labels of one file, the last first.
+    /// Returns all parts for labels of one file, in reverse order.
     fn parts(&mut self, ids: &[usize], is_there: bool) -> Vec<Part> {
         let ops: Vec<Op> = ids.iter().map(|&id| self.log[id].op()).collect();
         let mut parts = Vec::new();
@@ -316,7 +317,7 @@ impl Shuffler {
                 parts.push(Part::Note(run.clone()));
             }
             let total: u64 = run.iter().map(|&id| self.log[id].size).sum();
-            // A call may take less than it is given.
+            // A call may write fewer bytes than requested.
             let cut = self.dice.roll(total + 1);
             for (from, count) in [(0, cut), (cut, total - cut)] {
                 if count > 0 {
@@ -359,7 +360,7 @@ impl Shuffler {
                 let record = &self.log[id];
                 self.open.remove(&record.file);
                 self.open.remove(&((record.file + 1) % FILES));
-                // The agent before may have done it.
+                // An earlier agent may have done it.
                 let done = change_names(&mut self.files, record) || record.again;
                 self.work[which].push(Part::Settle(id, done));
             }
@@ -376,7 +377,7 @@ impl Shuffler {
         }
     }
 
-    /// Some of the bytes of labels that follow each other.
+    /// Writes some of the bytes of consecutive labels.
     fn write(&mut self, run: &[usize], from: u64, count: u64) {
         let all = run.iter().flat_map(|&id| bytes(id, 0, self.log[id].size));
         let some: Vec<u64> = all.skip(place(from)).take(place(count)).collect();
@@ -389,7 +390,7 @@ impl Shuffler {
         put(file, at, some.into_iter());
     }
 
-    /// As `append_again`: what is there of it is known by where it was noted.
+    /// Continues an append like `append_again`: the recorded position shows the part that was already written.
     fn resume(&mut self, which: usize, id: usize) {
         let record = self.log[id].clone();
         let noted = record.noted.unwrap_or(0);
@@ -425,7 +426,7 @@ impl Shuffler {
         }
     }
 
-    /// One label after the other, as they were published, gives the same files and answers.
+    /// Checks that executing the labels one after the other, in the order of publication, gives the same files and answers.
     fn check(&mut self) {
         let mut files = Files::new();
         let mut sum = self.done.events;
@@ -464,7 +465,7 @@ impl Shuffler {
                 }
                 Kind::Delete | Kind::Move | Kind::Fence => change_names(&mut files, record),
             };
-            // What an agent that was killed may have done is taken for done.
+            // An operation that a killed agent may have executed counts as done.
             assert!(
                 done == expected || record.again && record.is_alone(),
                 "label {id} ends otherwise: {record:?}"
@@ -475,7 +476,7 @@ impl Shuffler {
     }
 }
 
-/// `None`: there is no such file.
+/// Reads a file; `None` if it does not exist.
 fn read(files: &Files, record: &Record) -> Option<Vec<u64>> {
     let file = files.get(&record.file)?;
     let from = place(record.offset).min(file.len());
@@ -483,7 +484,7 @@ fn read(files: &Files, record: &Record) -> Option<Vec<u64>> {
     Some(file[from..to].to_vec())
 }
 
-/// Whether that could be done.
+/// Changes names, and returns whether this was possible.
 fn change_names(files: &mut Files, record: &Record) -> bool {
     match record.kind {
         Kind::Delete => files.remove(&record.file).is_some(),

@@ -1,33 +1,32 @@
-//! Which elements have copies of objects that others hold: what they should have pulled for earlier labels, and what is kept
-//! there for good.
+//! Copies of objects on elements other than the first: the objects that elements should have pulled for earlier labels, and the copies that
+//! are kept permanently. This module only records them for the dispatcher.
 //!
-//! With what they pulled only costs are reckoned. Labels name an element that holds an object, and an element that
-//! dropped its copy pulls again; so a wrong guess moves bytes but loses nothing. What is kept for good is as the first copy:
-//! an input can be had as long as an element with any of them is up.
+//! Pulled copies only influence estimated costs. Labels name an element that holds an object, and an element that dropped its copy pulls
+//! the object again; so a wrong guess moves bytes but loses nothing. Permanent copies are equal to the first copy: an input is available as
+//! long as an element with any of them is online.
 
 use crate::id::{ElementId, ObjectId};
 use crate::layout::{Layout, Selection, Striped};
 use crate::object::Placed;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// Bytes of copies that an element keeps after their last use, unless it is told otherwise, and that are
-/// reckoned with.
+/// Size of the copies that an element keeps after their last use by default, in bytes. Estimates assume this size.
 pub const COPIES_BYTES_MAX: u64 = 256 << 20;
 
-/// Copies per element that are reckoned with.
+/// Maximum number of copies per element that estimates consider.
 pub const COPIES_MAX: usize = 4096;
 
-/// Copies that are kept for good, which are reckoned with: beyond them the first copy is the only one that is known.
+/// Maximum number of recorded permanent copies: beyond it only the first copy of an object is known.
 pub const LASTING_MAX: usize = 1 << 20;
 
 /// Copies in the array.
 #[derive(Debug, Default)]
 pub(super) struct Copies {
-    /// Objects with the elements that keep a copy for good, beside the first.
+    /// Objects with the elements that keep a permanent copy in addition to the first copy.
     lasting: BTreeSet<(ObjectId, ElementId)>,
-    /// What objects are made of that lie in several.
+    /// Layouts of objects that consist of several objects.
     parts: BTreeMap<ObjectId, Layout>,
-    /// Objects with elements that have them no more, or damaged.
+    /// Objects with elements whose copies were removed or are corrupt.
     gone: BTreeSet<(ObjectId, ElementId)>,
     /// Objects with the elements that should have a copy.
     holders: BTreeSet<(ObjectId, ElementId)>,
@@ -42,7 +41,7 @@ struct Kept {
 }
 
 impl Copies {
-    /// An element is to pull an object.
+    /// Records that an element is to pull an object.
     pub(super) fn note(&mut self, element: ElementId, object: ObjectId, size: u64) {
         if self.lasting.contains(&(object, element)) || !self.holders.insert((object, element)) {
             return;
@@ -50,7 +49,7 @@ impl Copies {
         let kept = self.kept.entry(element).or_default();
         kept.order.push_back((object, size));
         kept.bytes = kept.bytes.saturating_add(size);
-        // The newest stays: it is in use.
+        // The newest copy stays, because it is in use.
         while kept.order.len() > 1
             && (kept.bytes > COPIES_BYTES_MAX || kept.order.len() > COPIES_MAX)
         {
@@ -62,7 +61,7 @@ impl Copies {
         }
     }
 
-    /// An element keeps a copy for good, or no more: one that had it first may lose it, too.
+    /// Records that an element has gained or lost a permanent copy; the element of the first copy may lose it, too.
     pub(super) fn set(&mut self, object: ObjectId, element: ElementId, there: bool) {
         if there {
             self.gone.remove(&(object, element));
@@ -77,12 +76,12 @@ impl Copies {
         }
     }
 
-    /// An object lies in others.
+    /// Records that an object consists of parts.
     pub(super) fn part(&mut self, object: ObjectId, layout: Layout) {
         self.parts.insert(object, layout);
     }
 
-    /// The objects that one lies in, each where it was first; `None`: it is all in one place.
+    /// Returns the parts of an object, each at its first location; `None` if the object has no parts.
     pub(super) fn parts(&self, object: ObjectId) -> Option<impl Iterator<Item = Placed> + '_> {
         if self.parts.is_empty() {
             return None;
@@ -91,7 +90,7 @@ impl Copies {
         Some((0..layout.parts().len()).filter_map(|part| placed(layout, part)))
     }
 
-    /// How an object is striped; `None`: it is not.
+    /// Returns the stripes of an object; `None` if it is not striped.
     pub(super) fn striped(&self, object: ObjectId) -> Option<&Striped> {
         match self.parts.get(&object)? {
             Layout::Striped(striped) => Some(striped),
@@ -99,7 +98,7 @@ impl Copies {
         }
     }
 
-    /// The objects that have bytes of what is selected of one, and how many; `None`: it is all in one place.
+    /// Returns the parts that hold bytes of a selection, with the number of these bytes; `None` if the object has no parts.
     pub(super) fn selected(
         &self,
         object: ObjectId,
@@ -113,24 +112,24 @@ impl Copies {
             let parts = self.parts(object)?.filter(|part| part.size > 0);
             return Some(parts.map(|part| (part, part.size)).collect());
         }
-        // What it does not have is refused where it is read.
+        // A selection beyond the object is refused when the object is read.
         let bytes = layout.selected(selection).map(|one| one.bytes_by_part());
         let bytes = bytes.unwrap_or_default().into_iter();
         let parts = bytes.filter_map(|(part, bytes)| Some((placed(layout, part)?, bytes)));
         Some(parts.collect())
     }
 
-    /// Whether an element that was said to have an object has it no more.
+    /// Returns whether an element has lost an object that it was reported to hold.
     pub(super) fn is_gone(&self, object: ObjectId, element: ElementId) -> bool {
         self.gone.contains(&(object, element))
     }
 
-    /// Whether anything was told of where an object is kept for good.
+    /// Returns whether permanent copies of an object, or their losses, were reported.
     pub(super) fn knows(&self, object: ObjectId) -> bool {
         self.lasting(object).next().is_some() || of(&self.gone, object).next().is_some()
     }
 
-    /// Nobody asks for the copies of an object any more.
+    /// Removes the records of an object's permanent copies, which nobody needs any more.
     pub(super) fn forget_lasting(&mut self, object: ObjectId) {
         if let Some(layout) = self.parts.remove(&object) {
             for part in layout.parts() {
@@ -147,25 +146,25 @@ impl Copies {
         }
     }
 
-    /// The elements that keep a copy for good, beside the first.
+    /// Returns the elements that keep a permanent copy in addition to the first copy.
     pub(super) fn lasting(&self, object: ObjectId) -> impl Iterator<Item = ElementId> + '_ {
         of(&self.lasting, object)
     }
 
-    /// The elements that should have a copy.
+    /// Returns the elements that should have a copy.
     pub(super) fn of(&self, object: ObjectId) -> impl Iterator<Item = ElementId> + '_ {
         let pulled = of(&self.holders, object);
         let pulled = pulled.filter(move |&element| !self.lasting.contains(&(object, element)));
         self.lasting(object).chain(pulled)
     }
 
-    /// The copies that an element should have, oldest first.
+    /// Returns the copies that an element should have, oldest first.
     pub(super) fn on(&self, element: ElementId) -> impl Iterator<Item = (ObjectId, u64)> + '_ {
         let kept = self.kept.get(&element);
         kept.into_iter().flat_map(|kept| kept.order.iter().copied())
     }
 
-    /// An element starts anew, without copies.
+    /// Removes the pulled copies of an element that restarts without them.
     pub(super) fn forget(&mut self, element: ElementId) {
         for (object, _) in self.kept.remove(&element).unwrap_or_default().order {
             self.holders.remove(&(object, element));
@@ -173,7 +172,7 @@ impl Copies {
     }
 }
 
-/// A part where it was first.
+/// Returns a part at its first location.
 fn placed(layout: &Layout, part: usize) -> Option<Placed> {
     let part = layout.parts().get(part)?;
     Some(Placed {

@@ -1,8 +1,8 @@
-//! From Waiting to Ready: whether a task's inputs can be had, and what is done if not.
+//! Tasks from Waiting to Ready: decides whether a task's inputs are available, and handles missing ones. Its effects are actions of the
+//! dispatcher.
 //!
-//! An input on an element that is down is made again if a task of the same job made it and that task's
-//! own inputs can be had, recursively (lineage-based recovery); otherwise the task waits until the
-//! element is back.
+//! An input on an element that is down is recomputed if a task of the same job wrote it and that task's own inputs are available,
+//! recursively (lineage-based recovery); otherwise the task waits until the element is online again.
 
 use super::short::Short;
 use super::task::is_end;
@@ -15,18 +15,18 @@ use crate::object::Placed;
 use std::collections::BTreeSet;
 use std::ops::RangeFrom;
 
-/// What is in the way of a task.
+/// Obstacles of a task.
 #[derive(Debug, Default)]
 struct Obstacles {
-    /// What can be read.
+    /// Inputs that can be read.
     placed: Vec<Placed>,
     /// Tasks whose outputs do not exist yet.
     missing: Short<TaskId>,
-    /// Tasks whose outputs are on an element that is not up, with the input's name and the element.
+    /// Tasks whose outputs are on an element that is not online, with the input's name and the element.
     lost: Vec<(TaskId, String, ElementId)>,
-    /// Inputs that are on an element that is not up.
+    /// Input on an element that is not online, if there is one.
     stranded: Option<(String, ElementId)>,
-    /// A dependency that will never be met: the input's path and the task that failed.
+    /// Dependency that will never be met: the input's path and the task that failed.
     hopeless: Option<(String, TaskId)>,
 }
 
@@ -35,8 +35,8 @@ impl Dispatcher {
         self.presence(element) == Presence::Up
     }
 
-    /// Whether what is selected of a sealed object can be read now. A file that never had a byte has no object: it is empty
-    /// everywhere.
+    /// Returns whether a selection of a sealed object can be read now. A file that never contained a byte has no object and can be read on
+    /// all elements.
     pub(super) fn reachable(&self, placed: Placed, selection: &Selection) -> bool {
         if let Some(parts) = self.copies.selected(placed.object, selection) {
             let mut parts = parts.into_iter();
@@ -46,13 +46,13 @@ impl Dispatcher {
         placed.object == ObjectId::STATUS || self.has(nearest)
     }
 
-    /// Whether an element is up, and has what it was said to have.
+    /// Returns whether an element is up and still has the object.
     fn has(&self, placed: Placed) -> bool {
         self.up(placed.element) && !self.copies.is_gone(placed.object, placed.element)
     }
 
-    /// A sealed object where what is selected of it can be read now, if it can be anywhere. What lies in several objects is
-    /// where the first of them is that can't be read, or where the first of them is.
+    /// Returns a sealed object at a location from which the selection can be read now, if there is such a location. An object that consists
+    /// of parts gets the location of the first part that can't be read, or else of the first part.
     pub(super) fn nearest(&self, placed: Placed, selection: &Selection) -> Placed {
         if let Some(parts) = self.copies.selected(placed.object, selection) {
             let parts = parts.into_iter();
@@ -73,7 +73,7 @@ impl Dispatcher {
         Placed { element, ..placed }
     }
 
-    /// Whether a task can only be sure of what is selected of this input as long as that element is up.
+    /// Returns whether the availability of the selection of this input may depend on that element.
     pub(super) fn is_on(&self, placed: Placed, selection: &Selection, element: ElementId) -> bool {
         if let Some(parts) = self.copies.selected(placed.object, selection) {
             let mut parts = parts.into_iter();
@@ -83,7 +83,7 @@ impl Dispatcher {
         placed.element == element || copies.any(|copy| copy == element)
     }
 
-    /// How many bytes are selected of an object.
+    /// Returns the number of bytes that are selected of an object.
     pub(super) fn bytes_of(&self, placed: Placed, selection: &Selection) -> u64 {
         if selection.is_whole() {
             return placed.size;
@@ -94,13 +94,13 @@ impl Dispatcher {
         }
     }
 
-    /// What is selected of an input of a task.
+    /// Returns the selection of an input of a task.
     pub(super) fn selection(&self, id: TaskId, index: usize) -> &Selection {
         let input = self.task(id).spec.inputs.get(index);
         input.map_or(&Selection::WHOLE, |input| &input.selection)
     }
 
-    /// The sealed object of an input, if there is one.
+    /// Returns the sealed object of an input, if there is one.
     pub(super) fn input(&self, id: TaskId, index: usize) -> Option<Placed> {
         let task = self.task(id);
         match task.spec.inputs.get(index)?.origin {
@@ -116,8 +116,7 @@ impl Dispatcher {
         }
     }
 
-    /// Finds out what idle tasks wait for: makes them Ready, leaves them Waiting with the reason, or
-    /// cancels them.
+    /// Determines the state of idle tasks: makes them Ready, leaves them Waiting with the reason, or cancels them.
     pub(super) fn settle(&mut self, first: TaskId, turn: &mut Turn<'_>) {
         let mut pending = vec![first];
         while let Some(id) = pending.pop() {
@@ -140,7 +139,7 @@ impl Dispatcher {
             return self.give_up(id, TaskState::Cancelled, dependency(message), turn);
         }
         for (maker, name, element) in obstacles.lost {
-            // An earlier input may have brought the same task back already.
+            // An earlier input may have reopened the same task already.
             let redone = self.task(maker).state != TaskState::Done;
             if redone || self.can_redo(maker) {
                 obstacles.missing.insert(maker, ());
@@ -219,8 +218,7 @@ impl Dispatcher {
         found
     }
 
-    /// Whether a done task whose outputs are lost can be run again: its inputs can be had, or can be
-    /// made again themselves.
+    /// Returns whether a done task with lost outputs can be run again: its inputs are available, or can be recomputed themselves.
     fn can_redo(&self, id: TaskId) -> bool {
         let mut seen = BTreeSet::new();
         let mut pending = vec![id];
@@ -259,7 +257,7 @@ impl Dispatcher {
         true
     }
 
-    /// Brings a done task back to be run again.
+    /// Reopens a done task to be run again.
     fn redo(&mut self, id: TaskId, lost: ElementId, turn: &mut Turn<'_>) {
         let message = format!(
             "its outputs are on element {lost}, which is down or has them damaged, and are still needed; it is run again"
@@ -284,8 +282,8 @@ impl Dispatcher {
         }
     }
 
-    /// Returns tasks that were to be run again to Done if their outputs can be had after all or nobody
-    /// needs them any more. Those that an element has are left to it.
+    /// Returns tasks that were to be run again to Done if their outputs are available after all or no task needs them any more. Tasks that
+    /// an element has are left to it.
     pub(super) fn restore_redone(&mut self, turn: &mut Turn<'_>) {
         loop {
             let restored: Vec<TaskId> = self
@@ -319,7 +317,7 @@ impl Dispatcher {
         task.idle() && (reachable() || !needed())
     }
 
-    /// Returns a redone task to the result it has.
+    /// Returns a reopened task to its earlier result.
     pub(super) fn restore(&mut self, id: TaskId, turn: &mut Turn<'_>) {
         self.redone.remove(&id);
         self.stranded.remove(&id);
@@ -331,13 +329,13 @@ impl Dispatcher {
         self.release_dependents(id, turn);
     }
 
-    /// The tasks that read a task's outputs.
+    /// Returns the tasks that read a task's outputs.
     pub(super) fn dependents(&self, id: TaskId) -> Vec<TaskId> {
         self.task(id).dependents.keys().collect()
     }
 
-    /// The next of them. Tasks and their dependents stay what they are once their job is there, so that none is
-    /// missed whatever is done in between.
+    /// Returns the next dependent of a task. Tasks and their dependents do not change after their job was added, so that none is missed
+    /// whatever the caller does in between.
     pub(super) fn next_dependent(
         &self,
         id: TaskId,
@@ -346,7 +344,7 @@ impl Dispatcher {
         self.task(id).dependents.nth_key(places.next()?)
     }
 
-    /// Tells those that wait for a task that its outputs exist.
+    /// Informs the tasks that wait for a task that its outputs exist.
     pub(super) fn release_dependents(&mut self, id: TaskId, turn: &mut Turn<'_>) {
         let mut dependents = 0..;
         while let Some(other) = self.next_dependent(id, &mut dependents) {
@@ -361,8 +359,8 @@ impl Dispatcher {
         }
     }
 
-    /// Ends a task badly, and with it all that depend on it and that no element has. Those that one has
-    /// read an earlier result or are reported by it.
+    /// Ends a task as failed, together with all dependent tasks that no element has. Tasks that an element has either read an earlier
+    /// result, or the element reports their failure.
     pub(super) fn give_up(
         &mut self,
         id: TaskId,
@@ -390,7 +388,7 @@ impl Dispatcher {
         self.restore_redone(turn);
     }
 
-    /// Takes a task that no element has to an end.
+    /// Ends a task that no element has.
     pub(super) fn end_task(&mut self, id: TaskId, state: TaskState, turn: &mut Turn<'_>) {
         self.stranded.remove(&id);
         self.redone.remove(&id);
@@ -420,7 +418,8 @@ impl Dispatcher {
         }
     }
 
-    /// Tasks that waited for an element may have what they need from another one, or need it again.
+    /// Handles a gained or lost copy. Tasks that waited for an element may now get their input from another element, and ready tasks may
+    /// have to wait again.
     pub(super) fn on_copied(
         &mut self,
         object: ObjectId,
@@ -449,13 +448,13 @@ impl Dispatcher {
         }
     }
 
-    /// Whether anything was told of the copies of an object, and not forgotten since: then what changes is to be told, too.
+    /// Returns whether copies of an object were reported and not forgotten since. If so, the driver must report their changes, too.
     #[must_use]
     pub fn knows_copies(&self, object: ObjectId) -> bool {
         self.copies.knows(object)
     }
 
-    /// No job reads an object any more: nothing more is told of its copies.
+    /// Removes the records of an object's copies, because no job reads the object any more and no changes are reported.
     pub fn forget_copies(&mut self, object: ObjectId) {
         self.copies.forget_lasting(object);
     }

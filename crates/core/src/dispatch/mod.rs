@@ -95,7 +95,7 @@ pub const LINE_ASKS_MAX: usize = 4;
 pub const ERRANDS_MAX: usize = 4;
 /// Number of copies of any size that an element may be making or have in its queue.
 pub const COPY_LABELS_MIN: usize = 3;
-/// Maximum number of copies of small objects, of which many are made at once.
+/// Maximum number of copies of small objects, because many of them are made at once.
 pub const COPY_LABELS_MAX: usize = 512;
 /// Maximum size of these copies together, in bytes.
 pub const COPY_LABELS_BYTES_MAX: u64 = 32 << 20;

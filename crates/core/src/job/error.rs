@@ -305,7 +305,7 @@ pub enum Problem {
         /// Reason.
         reason: &'static str,
     },
-    /// A setting conflicts with settings that were given.
+    /// A task asks for a container, which no element offers.
     #[error(
         "no element offers containers: kernels are confined so that they can't mount; ask for software on the elements' hosts by \"folders\" and \"path\""
     )]

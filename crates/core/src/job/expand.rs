@@ -277,7 +277,7 @@ impl Expander<'_> {
         values(task, list).iter().filter_map(file).collect()
     }
 
-    /// Returns an input of which a selection of bytes is read.
+    /// Returns an input with a selection of its bytes.
     fn selected(&self, group: &Group) -> Option<Named> {
         let given = |name: &str| text(&group.get(name)?.value);
         let file = path::file(&self.workdir, given("file")?).ok()?;

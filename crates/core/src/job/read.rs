@@ -1,4 +1,4 @@
-//! From a tree of values to a job: which settings there are, of which type, with which defaults.
+//! Converts a tree of values to a job: defines the settings, their types and their defaults. This module does no I/O.
 
 use super::components;
 use super::error::{Errors, Problem};
@@ -73,12 +73,12 @@ const TASK_SETTINGS: [&str; 28] = [
     "folders",
 ];
 const INPUT_SETTINGS: [&str; 5] = ["file", "part", "bytes", "records", "name"];
-/// What a job's intermediate files are kept in.
+/// Media for a job's intermediate files.
 const MEDIA: [&str; 2] = ["disk", "memory"];
 const LIMIT_SETTINGS: [&str; 3] = ["time", "memory", "output"];
 const KERNEL_KINDS: [&str; 5] = ["builtin", "native", "program", "stored", "wasm"];
 
-/// Reads a job. Where something is wrong it adds an error and goes on with what is left.
+/// Reads a job. Adds an error for each fault and continues with the rest.
 pub(super) fn job(file: &str, group: &Group, errors: &mut Errors) -> Job {
     let fields = Fields {
         group,
@@ -109,7 +109,7 @@ pub(super) fn job(file: &str, group: &Group, errors: &mut Errors) -> Job {
     let replace = fields.boolean("replace", errors).unwrap_or(false);
     let cache = fields.boolean("cache", errors).unwrap_or(true);
     let intermediate_memory = fields.choice("intermediate", &MEDIA, errors) == Some("memory");
-    // Memory is for what is in use.
+    // Intermediate files in memory are kept only while they are in use, unless a lifetime is set.
     let unsaid = match intermediate_memory {
         true => Lifetime::Handed,
         false => Lifetime::default(),
@@ -137,9 +137,9 @@ pub(super) fn job(file: &str, group: &Group, errors: &mut Errors) -> Job {
     }
 }
 
-/// What the job says for all its tasks.
+/// Settings of the job that apply to all its tasks.
 struct Defaults {
-    /// `None` if it is wrong; files are then not looked at.
+    /// Working folder; `None` if it is invalid, and files are then not checked.
     workdir: Option<String>,
     retries: u32,
     usage: Usage,
@@ -147,7 +147,7 @@ struct Defaults {
     surroundings: Surroundings,
 }
 
-/// What a task needs to start, and what it may use.
+/// Resources that a task needs to start, and its limits.
 #[derive(Default)]
 struct Usage {
     needs: Needs,
@@ -211,7 +211,7 @@ fn tasks(fields: &Fields<'_>, defaults: &Defaults, errors: &mut Errors) -> Vec<T
         let Some(task) = task(&fields, defaults, errors) else {
             continue;
         };
-        // At once: each has its own copy of what the job says.
+        // Checked for each task at once, because each task has its own copy of the job's settings.
         bytes += task.surroundings.bytes();
         if bytes > JOB_BYTES_MAX {
             let problem = Problem::TooMany {
@@ -228,7 +228,7 @@ fn tasks(fields: &Fields<'_>, defaults: &Defaults, errors: &mut Errors) -> Vec<T
     tasks
 }
 
-/// What is looked for by itself is bounded: whether there is a place for it, and in which folder a program is.
+/// Bounds the number of different searches: one search for an element per kind of task, and one search for a program per path.
 fn check_kinds(fields: &Fields<'_>, at: Position, tasks: &[Task], errors: &mut Errors) {
     let mut kinds = BTreeSet::new();
     let mut looked = BTreeSet::new();
@@ -254,7 +254,7 @@ fn check_kinds(fields: &Fields<'_>, at: Position, tasks: &[Task], errors: &mut E
     }
 }
 
-/// `None` if it lacks what the graph needs; an error was added then.
+/// Returns `None` if the task lacks a setting that the graph needs; an error was added then.
 fn task(fields: &Fields<'_>, defaults: &Defaults, errors: &mut Errors) -> Option<Task> {
     fields.check_names(&TASK_SETTINGS, errors);
     let name = fields.required_text("name", errors);
@@ -318,7 +318,7 @@ fn task(fields: &Fields<'_>, defaults: &Defaults, errors: &mut Errors) -> Option
     Some(task)
 }
 
-/// What a task can't have that is a process on each element.
+/// Returns a setting that a task with one process on each element can't have.
 fn ranks_refuse(
     fields: &Fields<'_>,
     (kernel, is_stack): (&KernelName, bool),
@@ -346,13 +346,13 @@ fn ranks_refuse(
     }
 }
 
-/// Whether a path is that of a file as the kernel calls it.
+/// Returns whether a path belongs to the file that the kernel sees as `name`.
 fn is_called(name: &str, workdir: Option<&str>, path: &str) -> bool {
     let below = workdir.and_then(|workdir| path.strip_prefix(workdir.trim_end_matches('/')));
     below.and_then(|below| below.strip_prefix('/')) == Some(name)
 }
 
-/// The kernel of a task, and its stages if it is a stack.
+/// Reads the kernel of a task, and its stages if it is a pipeline.
 fn kernel(
     fields: &Fields<'_>,
     workdir: Option<&str>,
@@ -490,7 +490,7 @@ fn inputs(fields: &Fields<'_>, workdir: Option<&str>, errors: &mut Errors) -> Ve
     inputs
 }
 
-/// An input of which only some bytes are read, or that the kernel sees under another name.
+/// Reads an input with a selection of bytes, or with another name for the kernel.
 fn selected(
     fields: &Fields<'_>,
     (group, at): (&Group, Position),
@@ -599,7 +599,7 @@ fn outputs(fields: &Fields<'_>, workdir: Option<&str>, errors: &mut Errors) -> V
     outputs
 }
 
-/// Checks that all files of a task can lie in one folder under the names the kernel sees.
+/// Checks that all files of a task can be stored in one folder under the names that the kernel sees.
 fn check_names_seen(
     fields: &Fields<'_>,
     inputs: &[Input],
@@ -624,7 +624,7 @@ fn check_names_seen(
             Some(&(other, first)) if first == path && other == is_output => {
                 Problem::Twice(path.clone())
             }
-            // An input that is an output too: finding dependencies reports it.
+            // An input that is also an output: the search for dependencies reports it.
             Some(&(_, first)) if first == path => continue,
             Some(&(_, first)) => Problem::Collision {
                 name: name.clone(),
@@ -645,7 +645,7 @@ fn check_names_seen(
     }
 }
 
-/// What is wrong with a file below another, or below a folder that a task makes as a whole.
+/// Returns the problem of a file below another file, or below a folder that a task writes as a whole.
 pub(super) fn within(is_folder: bool, above: &str, below: &str) -> Problem {
     let below = below.to_owned();
     if is_folder {
@@ -657,7 +657,7 @@ pub(super) fn within(is_folder: bool, above: &str, below: &str) -> Problem {
     }
 }
 
-/// `pipelined`: which inputs are read forward.
+/// Reads `pipelined`: the inputs that are read forward.
 fn pipelined(
     fields: &Fields<'_>,
     workdir: Option<&str>,
@@ -707,7 +707,7 @@ fn pipelined(
     }
 }
 
-/// `stdin` or `stdout`: the name the kernel sees of a file that `find` knows by its path.
+/// Reads `stdin` or `stdout`: the name that the kernel sees for a file that `find` knows by its path.
 fn stream(
     fields: &Fields<'_>,
     workdir: Option<&str>,
@@ -766,7 +766,7 @@ fn args(fields: &Fields<'_>, errors: &mut Errors) -> Vec<String> {
     args
 }
 
-/// `cores`, `memory`, `resources` and `limits`, over what the job says.
+/// Reads `cores`, `memory`, `resources` and `limits`, which override those of the job.
 fn usage(fields: &Fields<'_>, over: &Usage, errors: &mut Errors) -> Usage {
     let mut needs = over.needs.clone();
     let mut bounds = over.limits;
@@ -790,7 +790,7 @@ fn usage(fields: &Fields<'_>, over: &Usage, errors: &mut Errors) -> Usage {
     Usage { needs, limits }
 }
 
-/// The group `resources`: amounts by name. A group within it stands for names with a dot.
+/// Reads the group `resources`: amounts by name. A group within it stands for names with a dot.
 fn named(fields: &Fields<'_>, named: &mut BTreeMap<String, u64>, errors: &mut Errors) {
     const GROUP: &str = "a group such as { gpu = 1; licence.x = 2; }";
     let Some(value) = fields.get("resources") else {
@@ -832,7 +832,7 @@ fn named(fields: &Fields<'_>, named: &mut BTreeMap<String, u64>, errors: &mut Er
     for (name, amount) in given {
         named.insert(name, amount);
     }
-    // None of it is asked for; a task so does without what the job says.
+    // A task sets an amount of 0 to drop a resource that its job requests.
     named.retain(|_, amount| *amount > 0);
     if named.len() > NAMES_MAX {
         let problem = Problem::TooMany {
@@ -876,7 +876,7 @@ fn limits(fields: &Fields<'_>, mut limits: Limits, errors: &mut Errors) -> Limit
     limits
 }
 
-/// `environment`, `path` and `folders`, over what the job says.
+/// Reads `environment`, `path` and `folders`, which override those of the job.
 fn surroundings(fields: &Fields<'_>, over: &Surroundings, errors: &mut Errors) -> Surroundings {
     let mut own = Surroundings {
         environment: environment(fields, errors),
@@ -940,7 +940,7 @@ fn environment(fields: &Fields<'_>, errors: &mut Errors) -> BTreeMap<String, Str
     variables
 }
 
-/// Folders of the elements' hosts.
+/// Reads folders of the elements' hosts.
 fn host_folders(fields: &Fields<'_>, name: &'static str, errors: &mut Errors) -> Vec<String> {
     let texts = fields.texts(name, "folders of the host", FOLDERS_MAX, errors);
     let mut folders = Vec::new();
@@ -978,14 +978,14 @@ fn lifetime(fields: &Fields<'_>, errors: &mut Errors) -> Option<Lifetime> {
     }
 }
 
-/// A string of a script and where it stands.
+/// Text of a script, and its position.
 #[derive(Clone, Copy)]
 struct Text<'a> {
     value: &'a str,
     at: Position,
 }
 
-/// The settings of one group, and whom to name in errors about them.
+/// Settings of one group, and the place that errors about them name.
 struct Fields<'a> {
     group: &'a Group,
     place: &'static str,
@@ -1082,7 +1082,7 @@ impl<'a> Fields<'a> {
         Some(texts)
     }
 
-    /// The values of an array or list.
+    /// Returns the values of an array or list.
     fn list(
         &self,
         name: &'static str,
@@ -1107,7 +1107,7 @@ impl<'a> Fields<'a> {
         Some(values)
     }
 
-    /// `part`: an integer, or one that a `foreach` has put there as text.
+    /// Reads `part`: an integer, or a number that a `foreach` has inserted as text.
     fn part(&self, errors: &mut Errors) -> Option<u32> {
         let value = self.get("part")?;
         let Data::Text(text) = &value.data else {
@@ -1121,7 +1121,7 @@ impl<'a> Fields<'a> {
         part
     }
 
-    /// `records`: bytes of each, `"lines"`, or what each ends with.
+    /// Reads `records`: bytes of each record, `"lines"`, or the bytes with which each record ends.
     fn records(&self, errors: &mut Errors) -> Option<Result<Records, SelectionError>> {
         let value = self.get("records")?;
         match &value.data {
@@ -1136,7 +1136,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// `bytes`: ranges as one text or as several.
+    /// Reads `bytes`: ranges in one text or in several.
     fn byte_ranges(&self, path: &str, errors: &mut Errors) -> Option<Vec<Range<u64>>> {
         const EXPECTED: &str = "ranges such as \"0-4095\" or [ \"0-4095\", \"8192-8199\" ]";
         let value = self.get("bytes")?;
@@ -1215,7 +1215,7 @@ impl<'a> Fields<'a> {
         None
     }
 
-    /// The name of a policy, which may have weights of its own in it.
+    /// Reads the name of a policy, which may contain weights of its own.
     fn policy(&self, errors: &mut Errors) -> Option<&'a str> {
         let text = self.text("policy", errors)?;
         match policy::by_name(text.value, 0) {
@@ -1228,7 +1228,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// The text of a setting that is a number with or without a unit.
+    /// Returns the text of a setting that is a number with or without a unit.
     fn quantity(&self, name: &'static str) -> Option<(&'a Value, String)> {
         let value = self.get(name)?;
         Some((

@@ -1,66 +1,67 @@
-//! A mount's side: the locks that its programs have and wait for.
+//! A mount's side of file locks: the locks that its programs hold and wait for. It does no I/O: the mount sends its effects to programs and
+//! to the server.
 
 use super::{How, LEASES_MAX, LOCKS_PER_USER_MAX, Lock, Owner, Space, Table};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What a program is told that asked for a lock.
+/// Answer to a program that requested a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// It has it.
+    /// The lock is granted.
     Granted,
-    /// It has it not: this one hinders it, or nothing would.
+    /// The lock is not granted: this lock conflicts with it, or a test found no conflict.
     Denied(Option<Lock>),
-    /// Those who hinder it wait for what this program has.
+    /// The owners of conflicting locks wait for locks of this program.
     Deadlock,
-    /// The user has too many.
+    /// The user has too many locks.
     TooMany,
 }
 
-/// What is to be done.
+/// Effect that the mount carries out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// Tell a program.
+    /// Answer a program.
     Answer(u64, Answer),
     /// Ask the server for a lock.
     Ask {
-        /// Its number.
+        /// Number of the request.
         request: u64,
-        /// The file.
+        /// Inode of the file.
         ino: u64,
-        /// The lock.
+        /// Requested lock.
         lock: Lock,
-        /// What about it.
+        /// Kind of the request.
         how: How,
     },
-    /// Tell the server that nobody waits for a lock of that file any more.
+    /// Inform the server that nobody waits for a lock of that file any more.
     Cancel {
-        /// The number of the request for it.
+        /// Number of the request for the lock.
         request: u64,
-        /// The file.
+        /// Inode of the file.
         ino: u64,
     },
-    /// Tell the server which locks of that file there are here ([`Holder::state`]).
+    /// Report to the server the locks of that file on this mount ([`Holder::state`]).
     State(u64),
 }
 
-/// See the module.
+/// Locks of a mount; see the module.
 #[derive(Debug, Default)]
 pub struct Holder {
     files: BTreeMap<u64, File>,
-    /// Programs that wait, by the numbers of their requests.
+    /// Waiting programs, by the numbers of their requests.
     waits: BTreeMap<u64, Wait>,
     locks_by_user: BTreeMap<u32, usize>,
     lent: usize,
-    /// The last of the server's numbers that was heard.
+    /// Number of the last message received from the server.
     seen: u64,
 }
 
 #[derive(Debug, Default)]
 struct File {
     table: Table,
-    /// Whether no other mount has a lock, so that it is decided here who gets one.
+    /// Whether the file's table is lent to this mount, so that no other mount has a lock and this mount decides.
     lent: bool,
-    /// It is about to be given back: nothing is decided any more.
+    /// Whether the table is about to be returned, so that this mount decides nothing any more.
     returning: bool,
 }
 
@@ -74,7 +75,7 @@ struct Wait {
 }
 
 impl Wait {
-    /// Whether the server was asked to make a part of what the owner of that lock has shared.
+    /// Returns whether the server was asked for a shared lock on a part of the owner's lock.
     fn shares(&self, ino: u64, lock: &Lock) -> bool {
         self.asked
             && (self.ino, self.lock.owner, self.lock.exclusive) == (ino, lock.owner, false)
@@ -83,33 +84,33 @@ impl Wait {
 }
 
 impl Holder {
-    /// Whether it is decided here who gets a lock of the file.
+    /// Returns whether this mount decides on locks of the file.
     #[must_use]
     pub fn decides(&self, ino: u64) -> bool {
         let file = self.files.get(&ino);
         file.is_some_and(|file| file.lent && !file.returning)
     }
 
-    /// Whether the file's locks are known here.
+    /// Returns whether this mount knows the file's locks.
     #[must_use]
     pub fn knows(&self, ino: u64) -> bool {
         self.files.contains_key(&ino)
     }
 
-    /// Whether there is anything that the server must not give to others.
+    /// Returns whether the mount holds anything that the server must not give to other mounts.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.files.is_empty()
     }
 
-    /// Whether an owner has locks of a file.
+    /// Returns whether an owner has locks of a file.
     #[must_use]
     pub fn has(&self, ino: u64, owner: Owner) -> bool {
         let file = self.files.get(&ino);
         file.is_some_and(|file| file.table.iter().any(|held| held.owner == owner))
     }
 
-    /// The owners of a file's locks that programs here have.
+    /// Returns the owners on this mount that have locks of a file.
     #[must_use]
     pub fn owners(&self, ino: u64) -> BTreeSet<(Owner, u32)> {
         let held = self.files.get(&ino).into_iter();
@@ -118,7 +119,7 @@ impl Holder {
             .collect()
     }
 
-    /// A program wants a lock.
+    /// Handles a program's request for a lock.
     pub fn want(&mut self, request: u64, ino: u64, lock: Lock, how: How, out: &mut Vec<Effect>) {
         if how != How::Test && self.would_be_too_many(ino, lock.uid, |table| table.set(lock)) {
             return out.push(Effect::Answer(request, Answer::TooMany));
@@ -130,10 +131,10 @@ impl Holder {
             asked: false,
         };
         let file = self.files.get(&ino);
-        // What is being made shared may be others' too before it is heard of here.
+        // The server may share a part with other mounts before this mount receives the grant.
         let shares = lock.exclusive && self.waits.values().any(|wait| wait.shares(ino, &lock));
         if how != How::Test && !shares && file.is_some_and(|file| file.table.covers(&lock)) {
-            // It need not be asked for, and never waits.
+            // The lock need not be requested from the server, and never waits.
             self.set(ino, lock);
             out.push(Effect::Answer(request, Answer::Granted));
             self.changed(ino, out);
@@ -143,7 +144,7 @@ impl Holder {
         self.wake(ino, out);
     }
 
-    /// Somebody has less of a file than before.
+    /// Handles a change after which an owner has less of a file than before.
     fn changed(&mut self, ino: u64, out: &mut Vec<Effect>) {
         self.wake(ino, out);
         if !self.files.get(&ino).is_some_and(|file| file.lent) {
@@ -184,8 +185,8 @@ impl Holder {
         }
     }
 
-    /// A program gives bytes of a file free. Says whether it could: where that splits a lock, its user may have
-    /// too many.
+    /// Unlocks bytes of a file for a program. Returns whether this was possible: if it splits a lock, the user may exceed the maximum
+    /// number of locks.
     pub fn unlock(
         &mut self,
         ino: u64,
@@ -208,8 +209,8 @@ impl Holder {
         true
     }
 
-    /// Gives those who wait what is free, if that is decided here. A shared lock may be given to one who had an
-    /// exclusive one, which frees others.
+    /// Grants free locks to waiting programs if this mount decides. A shared lock may replace an owner's exclusive lock, which frees bytes
+    /// for other owners.
     fn wake(&mut self, ino: u64, out: &mut Vec<Effect>) {
         while self.decides(ino) {
             let file = self.files.get(&ino);
@@ -223,14 +224,14 @@ impl Holder {
             };
             self.waits.remove(&request);
             if wait.asked {
-                // The question may be on its way: its answer would say what was so when it was put.
+                // The request may still be under way: its answer would describe the state at the time of the request.
                 out.push(Effect::Cancel { request, ino });
             }
             self.decide(request, wait, out);
         }
     }
 
-    /// A program waits no longer. Says whether it still did.
+    /// Cancels the wait of a program. Returns whether the program was still waiting.
     pub fn cancel(&mut self, request: u64, out: &mut Vec<Effect>) -> bool {
         let Some(wait) = self.waits.remove(&request) else {
             return false;
@@ -246,7 +247,7 @@ impl Holder {
         true
     }
 
-    /// The server has given a lock.
+    /// Handles a grant of the server.
     pub fn on_granted(&mut self, ino: u64, request: u64, number: u64, out: &mut Vec<Effect>) {
         self.seen = self.seen.max(number);
         match self.waits.remove(&request) {
@@ -254,12 +255,12 @@ impl Holder {
                 self.set(ino, wait.lock);
                 out.push(Effect::Answer(request, Answer::Granted));
             }
-            // Nobody waits for it any more.
+            // Nobody waits for the lock any more.
             None => out.push(Effect::State(ino)),
         }
     }
 
-    /// The server has not given a lock, or says who hinders it.
+    /// Handles a refusal of the server, or its answer to a test.
     pub fn on_denied(&mut self, request: u64, by: Option<Lock>, out: &mut Vec<Effect>) {
         if let Some(wait) = self.waits.remove(&request) {
             self.drop_unused(wait.ino);
@@ -267,7 +268,7 @@ impl Holder {
         }
     }
 
-    /// The server lets this mount decide, about this request to begin with.
+    /// Handles the loan of a table: this mount decides from now on, beginning with this request.
     pub fn on_lent(&mut self, ino: u64, request: u64, number: u64, out: &mut Vec<Effect>) {
         self.seen = self.seen.max(number);
         let file = self.files.entry(ino).or_default();
@@ -280,14 +281,14 @@ impl Holder {
         self.wake(ino, out);
     }
 
-    /// The server wants to decide itself. What was written under locks here is to be made visible to others, and
-    /// then [`Self::returned`]. Says whether there is something to be given back.
+    /// Handles the recall of a table. The mount must make the data that was written under its locks visible to all other mounts, and then
+    /// call [`Self::returned`]. Returns whether there is a table to return.
     pub fn on_recall(&mut self, ino: u64) -> bool {
         let file = self.files.get_mut(&ino).filter(|file| file.lent);
         file.is_some_and(|file| !std::mem::replace(&mut file.returning, true))
     }
 
-    /// The server decides from now on.
+    /// Records that the server decides from now on.
     pub fn returned(&mut self, ino: u64, out: &mut Vec<Effect>) {
         let Some(file) = self.files.get_mut(&ino).filter(|file| file.lent) else {
             return;
@@ -299,7 +300,7 @@ impl Holder {
     }
 
     fn ask_again(&mut self, ino: u64, out: &mut Vec<Effect>) {
-        // Twice asked is twice answered: the second time after it may have changed.
+        // A request that is sent twice is answered twice; the second answer follows a possible change.
         let unasked = |wait: &Wait| wait.ino == ino && !wait.asked;
         for (&request, wait) in self.waits.iter_mut().filter(|(_, wait)| unasked(wait)) {
             wait.asked = true;
@@ -312,7 +313,7 @@ impl Holder {
         }
     }
 
-    /// The locks of a file, and the last message of the server that was heard: to be sent for [`Effect::State`].
+    /// Returns the locks of a file and the number of the last message received from the server, to be sent for [`Effect::State`].
     pub fn state(&mut self, ino: u64) -> (Vec<Lock>, u64) {
         let file = self.files.get(&ino);
         let locks = file.map(|file| file.table.iter().copied().collect());
@@ -320,10 +321,10 @@ impl Holder {
         (locks.unwrap_or_default(), self.seen)
     }
 
-    /// All that there is, to be told to a server that may not know it: files that are lent, and locks of others.
-    /// What is asked for is asked again.
+    /// Returns the complete state for a server that may not know it: the lent files, and the locks of other files. Pending requests are
+    /// sent again.
     pub fn join(&mut self, out: &mut Vec<Effect>) -> (Vec<u64>, Vec<(u64, Lock)>) {
-        // Another life of the server counts anew.
+        // A restarted server begins to count at zero.
         self.seen = 0;
         let waits: Vec<Wait> = self.waits.values().copied().collect();
         for wait in waits.iter().filter(|wait| wait.asked) {
@@ -346,8 +347,8 @@ impl Holder {
         (lent, locks)
     }
 
-    /// The server has given all of this mount's locks up. Gives those that programs believe to have; who waits is
-    /// asked for again with [`Self::join`].
+    /// Drops all locks of this mount because the server has removed them. Returns the locks that programs believe to hold. [`Self::join`]
+    /// repeats the requests of waiting programs.
     pub fn lose(&mut self) -> Vec<(u64, Lock)> {
         let files = std::mem::take(&mut self.files);
         self.locks_by_user.clear();
@@ -366,8 +367,8 @@ impl Holder {
         self.change(ino, lock.uid, |table| table.set(lock));
     }
 
-    /// A shared lock that the server was asked for may have been granted unheard: others have the bytes too. Says
-    /// whether they were had alone.
+    /// Weakens a lock after a request for a shared one: the server may have granted it without this mount's knowledge, so that other mounts
+    /// share the bytes. Returns whether the lock was exclusive.
     fn weaken(&mut self, wait: &Wait) -> bool {
         let Wait { ino, lock, how, .. } = *wait;
         let mut weaker = false;
@@ -391,7 +392,7 @@ impl Holder {
 
     fn would_be_too_many(&self, ino: u64, uid: u32, change: impl FnOnce(&mut Table)) -> bool {
         let all = self.locks_by_user.get(&uid).copied().unwrap_or(0);
-        // No change makes more than two of one.
+        // A change replaces one lock by at most three, which adds two.
         if all + 2 <= LOCKS_PER_USER_MAX {
             return false;
         }
@@ -403,8 +404,8 @@ impl Holder {
         after > before && all + after - before > LOCKS_PER_USER_MAX
     }
 
-    /// Whether somebody who hinders the lock waits, in the end, for its owner. Only processes can't help each other
-    /// out of that: an open file's lock may be given free by others.
+    /// Returns whether the owner of a conflicting lock waits, directly or indirectly, for a lock of `owner`. Only process locks can
+    /// deadlock: another process may release the lock of an open file.
     fn is_circle(&self, owner: Owner, ino: u64, lock: &Lock) -> bool {
         if owner.space != Space::Ranges {
             return false;
@@ -436,7 +437,7 @@ impl Holder {
         }
     }
 
-    /// A file whose table is to be given back, as after [`Self::on_recall`], because too many are lent.
+    /// Returns a file whose table the mount should return, as after [`Self::on_recall`], because too many tables are lent.
     #[must_use]
     pub fn one_too_many(&self) -> Option<u64> {
         if self.lent <= LEASES_MAX {
@@ -449,7 +450,7 @@ impl Holder {
         unused.map(|(&ino, _)| ino)
     }
 
-    /// Whether an owner has an exclusive lock of a file.
+    /// Returns whether an owner has an exclusive lock of a file.
     #[must_use]
     pub fn has_exclusive(&self, ino: u64, owner: Owner) -> bool {
         let held = self.files.get(&ino).into_iter();

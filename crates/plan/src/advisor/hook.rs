@@ -1,85 +1,85 @@
-//! Can the burst tier map what is written there before the next burst comes? The question of Active Flash (FAST 2013, §3.3: analysis
-//! must end within the interval), asked of a hook: of each of the elements that share a burst, with what maps leave to who writes.
-//! The equations are numbered H1 to H7 as in `docs/advisor.md`.
+//! Advice on hooks: decides whether the burst tier can map the files of a burst before the next burst begins. Active Flash (FAST 2013,
+//! §3.3) asks the same question: analysis must end within the interval. The model considers each of the elements that share a burst, and
+//! the processors that maps leave to writers. The equations are numbered H1 to H7 as in `docs/advisor.md`. This module only computes.
 
 use crate::units::{Bytes, BytesPerSecond, Seconds};
 use serde::Serialize;
 use thiserror::Error;
 
-/// What is asked. Bytes and files are of one burst, over all elements.
+/// Input of the advice. Bytes and files are those of one burst, over all elements.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct HookCase {
-    /// What a burst writes.
+    /// Size of a burst.
     pub burst: Bytes,
-    /// In how many files.
+    /// Number of files in a burst.
     pub files: u32,
-    /// From the beginning of one burst to that of the next.
+    /// Time from the begin of one burst to the begin of the next.
     pub every: Seconds,
-    /// What programs write into one element.
+    /// Rate at which programs write into one element.
     pub write: BytesPerSecond,
-    /// Elements of the tier that share it.
+    /// Number of elements of the tier that share a burst.
     pub elements: u32,
-    /// Cores of one that run maps.
+    /// Number of cores per element that run maps.
     pub cores: u32,
-    /// Input per second of the map on one free core.
+    /// Input rate of the map on one free core.
     pub rate: BytesPerSecond,
-    /// What a map takes over next to nothing.
+    /// Time of a map over a very small input.
     pub start: Seconds,
-    /// Whether maps run while files are written; else when they are closed, which is when the burst ends.
+    /// Whether maps run while files are written. Otherwise they run when the files are closed, which is at the end of the burst.
     pub on_write: bool,
-    /// Part of the processors that maps leave to who writes, 0 to below 1.
+    /// Share of the processors that maps leave to writers, from 0 to below 1.
     pub share: f64,
-    /// How long they wait at the beginning of a burst.
+    /// Time for which maps wait at the begin of a burst.
     pub held: Seconds,
-    /// What leaves the tier of each byte that is written: 1 if files stay, what maps make of it if only results do.
+    /// Bytes that leave the tier per written byte: 1 if files stay, or the output ratio of the map if only results stay.
     pub leaves: f64,
-    /// How fast that drains from one element, if it is known.
+    /// Rate at which one element drains, if it is known.
     pub drain: Option<BytesPerSecond>,
-    /// Room for bursts on one element, if it is known.
+    /// Space for bursts on one element, if it is known.
     pub room: Option<Bytes>,
 }
 
-/// Why the tier can't keep up.
+/// Reason for which the tier can't keep up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Lack {
     /// A burst takes longer than the time to the next one.
     Writing,
-    /// Maps of a burst have not ended when the next one comes.
+    /// Maps of a burst have not ended when the next burst begins.
     Cores,
-    /// What leaves the tier has not when the next burst comes.
+    /// Data that leaves the tier is not drained when the next burst begins.
     Draining,
     /// A burst does not fit.
     Room,
 }
 
-/// The answer, for one element.
+/// Advice for one element.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct HookAdvice {
-    /// Whether all is done before the next burst comes.
+    /// Whether all work ends before the next burst begins.
     pub keeps_up: bool,
-    /// Why not.
+    /// Reasons for which the tier does not keep up.
     pub lacks: Vec<Lack>,
-    /// How long a burst takes (H1).
+    /// Duration of a burst (H1).
     pub burst_seconds: Seconds,
-    /// What its maps take, in time of one core (H2).
+    /// Core time of its maps (H2).
     pub work_seconds: Seconds,
-    /// What of that is done while it goes on (H4).
+    /// Part of this core time that is done during the burst (H4).
     pub done_in_burst_seconds: Seconds,
-    /// From its beginning to the last result, if no map of an earlier one is left (H5).
+    /// Time from the begin of the burst to the last result, if no map of an earlier burst is left (H5).
     pub results_seconds: Seconds,
-    /// Bytes that each burst adds to those that are not mapped (H6).
+    /// Bytes that each burst adds to the backlog of unmapped bytes (H6).
     pub behind_bytes: Bytes,
-    /// Bursts until the tier is full of them, if it gets full and its room is known (H6).
+    /// Number of bursts until the tier is full, if it fills up and its space is known (H6).
     pub bursts_until_full: Option<f64>,
-    /// What has to drain from an element each second (H7).
+    /// Rate at which data must drain from an element (H7).
     #[serde(rename = "drains_bytes_per_sec")]
     pub drains: BytesPerSecond,
-    /// The fewest cores of an element with which maps keep up, if any number does (H5).
+    /// Minimum number of cores per element with which maps keep up, if any number does (H5).
     pub cores_needed: Option<u32>,
 }
 
-/// A number that makes no sense.
+/// Invalid number in a case.
 #[derive(Debug, Clone, PartialEq, Error)]
 #[error("{what} is {value}: {must}")]
 pub struct HookCaseError {
@@ -124,17 +124,17 @@ impl HookCase {
         }
     }
 
-    /// Files of an element: the one with the most of them.
+    /// Returns the number of files on the element with the most of them.
     fn files_each(&self) -> u32 {
         self.files.div_ceil(self.elements)
     }
 
-    /// H3: a file has one core.
+    /// H3: a file is mapped by one core.
     fn used(&self, cores: u32) -> f64 {
         f64::from(cores.min(self.files_each()))
     }
 
-    /// H4 and H5: what is done in the burst, and what can be after it.
+    /// H4 and H5: returns the core time available during the burst and after it.
     fn capacity(&self, cores: u32, burst: Seconds) -> (Seconds, Seconds) {
         let used = self.used(cores);
         let open = (burst.get() - self.held.get()).max(0.0);
@@ -147,10 +147,10 @@ impl HookCase {
     }
 }
 
-/// Says whether the tier keeps up.
+/// Returns whether the tier keeps up, with the reasons and times.
 ///
 /// # Errors
-/// A number of the case that makes no sense.
+/// An invalid number in the case.
 pub fn advise_hook(case: &HookCase) -> Result<HookAdvice, HookCaseError> {
     case.check()?;
     let each = case.burst / f64::from(case.elements);
@@ -159,7 +159,7 @@ pub fn advise_hook(case: &HookCase) -> Result<HookAdvice, HookCaseError> {
     let (within, after) = case.capacity(case.cores, burst);
     let done = Seconds::new(within.get().min(work.get()));
     let left = (work.get() - done.get() - after.get()).max(0.0);
-    // Divisions of what comes out even may leave a rest.
+    // Rounding may leave a small rest where the division should leave none.
     let left = if left > work.get() * 1e-9 { left } else { 0.0 };
     let behind = each * (left / work.get());
     let results = Seconds::new(burst.get() + (work.get() - done.get()) / case.used(case.cores));
@@ -195,7 +195,7 @@ pub fn advise_hook(case: &HookCase) -> Result<HookAdvice, HookCaseError> {
     })
 }
 
-/// The least number up to one that is enough, as all above it are.
+/// Returns the smallest number up to `most` that is enough. Every number above an enough one must be enough, too.
 fn least(most: u32, enough: impl Fn(&u32) -> bool) -> Option<u32> {
     if !enough(&most) {
         return None;
@@ -216,7 +216,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// 100 GB a minute into four elements at 2.5 GB/s each, mapped on four cores of 1 GB/s.
+    /// 100 GB per minute into four elements at 2.5 GB/s each, mapped on four cores of 1 GB/s.
     fn case() -> HookCase {
         HookCase {
             burst: Bytes::new(100e9),
@@ -254,7 +254,7 @@ mod tests {
         close(advice.drains.get(), 25e9 / 60.0);
         assert_eq!(advice.cores_needed, Some(1));
 
-        // A tenth of the speed: 250 s of work, of which 3.6 s are done in the burst and 200 s after it.
+        // A tenth of the speed: 250 s of work, which consists of 3.6 s during the burst, 200 s after it, and a rest.
         let slow = HookCase {
             rate: BytesPerSecond::new(1e8),
             start: Seconds::ZERO,
@@ -270,7 +270,7 @@ mod tests {
         );
         close(advice.bursts_until_full.unwrap(), 6.0);
         assert_eq!(advice.cores_needed, Some(5));
-        // One file has one core.
+        // One file is mapped by one core.
         let one = HookCase { files: 4, ..slow };
         assert_eq!(advise_hook(&one).unwrap().cores_needed, None);
     }
@@ -299,7 +299,7 @@ mod tests {
         assert_eq!(advice.lacks, [Lack::Writing, Lack::Cores, Lack::Room]);
     }
 
-    /// One element, step by step: bytes that were written, work that is left of each of many periods.
+    /// Simulates one element step by step. Returns the unmapped bytes at the end of each of many periods.
     fn stepped(case: &HookCase, periods: u32, steps: u32) -> Vec<f64> {
         let each = case.burst.get() / f64::from(case.elements);
         let files = f64::from(case.files.div_ceil(case.elements));
@@ -313,7 +313,7 @@ mod tests {
             for at in 0..steps {
                 let now = (f64::from(at) + 0.5) * step;
                 let busy = now < burst;
-                // What is closed at the end comes at once; what is read as it grows, as it does.
+                // With maps at close, all bytes arrive at the end of the burst; with maps on write, they arrive as they are written.
                 let come = match (busy, case.on_write) {
                     (true, true) => (now / burst).min(1.0) * total,
                     (true, false) => 0.0,
@@ -350,14 +350,15 @@ mod tests {
             };
             let advice = advise_hook(&case).unwrap();
             let walked = stepped(&case, 3, 20_000);
-            // What is left of one is beside what the next one leaves; both have the same steps.
+            // The rest of one burst adds to the rest of the next one; both have the same steps.
             let tolerance = each * 1e-3 + 2e-4 * every * rate * f64::from(cores);
             let behind = advice.behind_bytes.get();
             if behind > tolerance {
                 prop_assert!(!advice.keeps_up);
                 for (count, left) in (1..).zip(&walked) {
                     let expected = behind * f64::from(count);
-                    // Maps that are behind work in moments in which they would have waited for bytes: they are never further behind.
+                    // Maps with a backlog work in moments in which they would otherwise wait for bytes: the backlog is never larger than
+                    // expected.
                     prop_assert!((left - expected).abs() <= tolerance * f64::from(count) || *left < expected, "{left} is not {expected}");
                 }
                 prop_assert!((walked[0] - behind).abs() <= tolerance, "{} is not {behind}", walked[0]);

@@ -1,17 +1,17 @@
-//! What can be wrong with the simulator's input, and with what it is asked to do.
+//! Errors in the simulator's input and in its request.
 
 use crate::misspelt::perhaps;
 use tidemill_core::id::ElementId;
 use tidemill_core::policy::UnknownPolicy;
 
-/// Something is wrong with a file; its text begins with file and line, as compilers write it.
+/// Error in a file; its text begins with file and line, as compilers write it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InputError {
-    /// The file, as the caller named it.
+    /// File, as the caller named it.
     pub file: String,
-    /// The line, from 1; 0 for what concerns the whole file.
+    /// Line, from 1; 0 for an error that concerns the whole file.
     pub line: u32,
-    /// What is wrong.
+    /// Fault in the file.
     pub problem: Problem,
 }
 
@@ -39,318 +39,318 @@ impl std::fmt::Display for InputError {
 
 impl std::error::Error for InputError {}
 
-/// What is wrong with a file.
+/// Fault in a file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Problem {
-    /// Neither a section nor a setting.
+    /// A line is neither a section nor a setting.
     #[error("expected `[section]` or `key = value`, found `{0}`")]
     NotIni(String),
-    /// A setting before the first section.
+    /// A setting precedes the first section.
     #[error("`{0}` stands before the first section; put it below [AFE] or [SERVER]")]
     OutsideSection(String),
-    /// Given twice.
+    /// An entry is given twice.
     #[error("{what} is given twice, first in line {first}; remove one")]
     Twice {
-        /// What.
+        /// Name of the entry.
         what: String,
-        /// The line where it stands first.
+        /// Line of its first occurrence.
         first: u32,
     },
-    /// A section that has no meaning.
+    /// A section is unknown.
     #[error(
         "there is no section [{}]{}; a platform has [AFE], [SERVER], [HOST] and classes of elements as [AFE:name]",
         .0, perhaps(.0, &["AFE", "SERVER", "HOST"])
     )]
     UnknownSection(String),
-    /// A setting that has no meaning.
+    /// A setting is unknown.
     #[error("{place} has no setting `{key}`{}; it may have: {}", perhaps(.key, .known), known.join(", "))]
     UnknownKey {
-        /// The section or table.
+        /// Section or table.
         place: String,
-        /// The name.
+        /// Name of the setting.
         key: String,
-        /// Those that mean something.
+        /// Known settings.
         known: Vec<&'static str>,
     },
-    /// A key of JSON that means nothing, and seems to be meant for one that does.
+    /// A key of JSON is unknown and resembles a known one.
     #[error("{place} has no `{key}`; did you mean `{meant}`?")]
     Misspelt {
-        /// The object.
+        /// Name of the object.
         place: &'static str,
         /// The key.
         key: String,
-        /// The one that was probably meant.
+        /// Key that was probably meant.
         meant: String,
     },
-    /// A name in a costs file that the job script does not have.
+    /// A name in a costs file does not exist in the job script.
     #[error("[{table}] has `{name}`, and the job has no such {what}{}", perhaps(.name, &.known.iter().map(String::as_str).collect::<Vec<_>>()))]
     NotInJob {
-        /// The table.
+        /// Name of the table.
         table: &'static str,
-        /// What its names are.
+        /// Kind of its names.
         what: &'static str,
         /// The name.
         name: String,
-        /// Those of the job that the table lacks.
+        /// Names of the job that the table lacks.
         known: Vec<String>,
     },
-    /// A file with nothing in it.
+    /// A file is empty.
     #[error(
         "it is empty; give a job script, a trace (`tidemill jobs ID --export-trace FILE`) or a workflow of WfCommons"
     )]
     EmptyFile,
-    /// JSON that is nothing to plan.
+    /// A JSON file is neither a trace nor a workflow.
     #[error(
         "it is JSON, but neither a trace (which has `format`: \"tidemill-trace\") nor a workflow of WfCommons (which has \
          `schemaVersion` and `workflow`){0}"
     )]
     NotPlanned(String),
-    /// A name without a letter.
+    /// A name is empty.
     #[error("{0} has no name: it is empty")]
     NoName(String),
-    /// Two tasks of one name.
+    /// Two tasks have the same name.
     #[error("there is another task `{0}` before; give each its own name")]
     TaskTwice(String),
-    /// A file that is listed twice.
+    /// A file is listed twice.
     #[error("file `{file}` is listed twice, first in line {first}; remove one")]
     SameFile {
-        /// The file.
+        /// Name of the file.
         file: String,
-        /// The line where it stands first.
+        /// Line of its first occurrence.
         first: u32,
     },
-    /// A file with two sizes.
+    /// A file has two sizes.
     #[error("file `{file}` has {size} bytes here and {other} in line {first}")]
     TwoSizes {
-        /// The file.
+        /// Name of the file.
         file: String,
-        /// Its size here.
+        /// Size at this position, in bytes.
         size: u64,
-        /// Its size elsewhere.
+        /// Size at the other position, in bytes.
         other: u64,
-        /// The line where that stands.
+        /// Line of the other position.
         first: u32,
     },
-    /// An element that is listed twice.
+    /// An element is listed twice.
     #[error("element {element} is listed twice, first in line {first}; remove one")]
     SameElement {
-        /// The element.
+        /// Id of the element.
         element: u32,
-        /// The line where it stands first.
+        /// Line of its first occurrence.
         first: u32,
     },
-    /// More than can be counted.
+    /// A sum is too large.
     #[error("{what} together are more than {max}, the maximum of the simulator")]
     Absurd {
-        /// What is added up.
+        /// Name of the summed quantity.
         what: &'static str,
-        /// The most, in words.
+        /// Maximum, in words.
         max: &'static str,
     },
-    /// Waiting takes more than working.
+    /// Idle power is higher than busy power.
     #[error(
         "{place} draws {idle} W when it is idle and {busy} W when it is busy; `power_idle` can't be above `power_busy`"
     )]
     IdleAboveBusy {
-        /// The section.
+        /// Section of the setting.
         place: String,
         /// Power with no core busy, in watts.
         idle: String,
         /// Power with all cores busy, in watts.
         busy: String,
     },
-    /// Something needed is not there.
+    /// A mandatory setting is missing.
     #[error("{place} needs `{key}`")]
     Missing {
-        /// The section, table or object.
+        /// Section, table or object.
         place: String,
-        /// The setting.
+        /// Name of the setting.
         key: String,
     },
-    /// Not a number, or too large a one.
+    /// A text is not a number, or is too large.
     #[error("`{text}` for {what} is not a number that can be used")]
     Number {
-        /// What it is for.
+        /// Name of the quantity.
         what: String,
-        /// What stands there.
+        /// Text in the file.
         text: String,
     },
-    /// A unit that does not measure that.
+    /// A unit does not measure this quantity.
     #[error("{what} can't be measured in `{unit}`; units are {}", known.join(", "))]
     Unit {
-        /// What it is for.
+        /// Name of the quantity.
         what: String,
         /// The unit.
         unit: String,
-        /// Those that do.
+        /// Known units.
         known: Vec<&'static str>,
     },
-    /// Below zero.
+    /// A number is negative.
     #[error("{what} can't be negative: `{text}`")]
     Negative {
-        /// What it is for.
+        /// Name of the quantity.
         what: String,
-        /// What stands there.
+        /// Text in the file.
         text: String,
     },
-    /// Zero.
+    /// A number is zero.
     #[error("{what} must be more than 0")]
     Zero {
-        /// What it is for.
+        /// Name of the quantity.
         what: String,
     },
-    /// Above a limit.
+    /// A number is above a limit.
     #[error("{what} can't be more than {max}")]
     TooMany {
-        /// What it is for.
+        /// Name of the quantity.
         what: String,
-        /// The most.
+        /// Largest valid number.
         max: u64,
     },
-    /// A platform without elements.
+    /// A platform has no elements.
     #[error(
         "the platform has no elements; give `number_afes` in [SERVER] or in a class at least 1"
     )]
     NoElements,
-    /// Named resources that can't be read: what is wrong with them.
+    /// Named resources can't be parsed: a description of the fault.
     #[error("{0}")]
     Resources(String),
-    /// Not JSON, or not of the right shape: what the reader said.
+    /// The file is not JSON, or has the wrong structure: the message of the JSON reader.
     #[error("{0}")]
     Json(String),
-    /// Not TOML, or not of the right shape: what the reader said.
+    /// The file is not TOML, or has the wrong structure: the message of the TOML reader.
     #[error("{0}")]
     Toml(String),
-    /// A job script with errors, each with its own file and line.
+    /// A job script has errors, each with its own file and line.
     #[error("{0}")]
     Script(String),
-    /// A version of a format that can't be read.
+    /// A version of a format is not supported.
     #[error("version {found} of {format} can't be read; known are {known}")]
     Version {
-        /// The format.
+        /// Name of the format.
         format: &'static str,
-        /// The version of the file.
+        /// Version of the file.
         found: String,
-        /// Those that can.
+        /// Supported versions.
         known: &'static str,
     },
-    /// A workflow without tasks.
+    /// A workflow has no tasks.
     #[error("the workflow has no tasks")]
     NoTasks,
-    /// Two tasks of one name.
+    /// Two tasks have the same name or id.
     #[error("task `{task}` exists twice, first in line {first}")]
     SameTask {
-        /// Its name or id.
+        /// Name or id of the task.
         task: String,
-        /// The line where it stands first.
+        /// Line of its first occurrence.
         first: u32,
     },
-    /// Two tasks make one file.
+    /// Two tasks write the same file.
     #[error("task `{task}` writes `{file}`, which task `{other}` writes as well")]
     SameOutput {
-        /// The second task.
+        /// Second task.
         task: String,
-        /// The file.
+        /// Name of the file.
         file: String,
-        /// The first task.
+        /// First task.
         other: String,
     },
-    /// A task reads what it writes.
+    /// A task reads its own output.
     #[error("task `{task}` reads `{file}`, which it writes itself")]
     OwnOutput {
-        /// The task.
+        /// Name of the task.
         task: String,
-        /// The file.
+        /// Name of the file.
         file: String,
     },
-    /// Tasks need each other in a circle.
+    /// Tasks depend on each other in a circle.
     #[error("tasks need each other in a circle: {0}")]
     Cycle(String),
-    /// A file is named that the workflow does not have.
+    /// A task names a file that the workflow does not have.
     #[error("task `{task}` names file `{file}`, which is not in the list of files")]
     DanglingFile {
-        /// The task.
+        /// Name of the task.
         task: String,
-        /// The file.
+        /// Name of the file.
         file: String,
     },
-    /// A task reads bytes that a file does not have, or a file lies as none can.
+    /// A task reads bytes that a file does not have, or the layout of a file is invalid.
     #[error("task `{task}` reads `{file}`: {why}")]
     Selected {
-        /// The task.
+        /// Name of the task.
         task: String,
-        /// The file.
+        /// Name of the file.
         file: String,
-        /// What is wrong.
+        /// Description of the fault.
         why: String,
     },
-    /// A task is named that the workflow does not have.
+    /// A task names a task that the workflow does not have.
     #[error("task `{task}` names task `{other}`, which the workflow does not have")]
     DanglingTask {
-        /// The task.
+        /// Name of the task.
         task: String,
-        /// The name or id that leads nowhere.
+        /// Unknown name or id.
         other: String,
     },
-    /// Run times are to come from the trace of another run, which does not have the task.
+    /// Run times are taken from the trace of another run, which does not have this task.
     #[error("task `{task}` is not in the trace of job `{job}`; give one of the same job")]
     NotInTrace {
-        /// The task.
+        /// Name of the task.
         task: String,
-        /// The job of the other trace.
+        /// Job of the other trace.
         job: String,
     },
-    /// A task without a run time.
+    /// A task has no run time.
     #[error("the run time of task `{0}` is not known")]
     NoRunTime(String),
-    /// A file without a size.
+    /// A file has no size.
     #[error("the size of file `{file}` of task `{task}` is not known; give it in [files]")]
     NoSize {
-        /// The task that reads or writes it.
+        /// Task that reads or writes the file.
         task: String,
-        /// The file.
+        /// Name of the file.
         file: String,
     },
 }
 
-/// Why a simulation could not be run.
+/// Reason for which a simulation could not be run.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SimError {
-    /// No policy has that name.
+    /// No policy has this name.
     #[error(transparent)]
     Policy(#[from] UnknownPolicy),
     /// No element of the platform can ever run a task.
     #[error("no element can run task `{task}`: {why}")]
     Nowhere {
-        /// The task.
+        /// Name of the task.
         task: String,
-        /// What it needs, and what there is.
+        /// Comparison of the task's needs with the offers of the elements.
         why: String,
     },
     /// A task or file is bound to an element that the platform does not have.
     #[error("{what} is bound to element {element}, which the platform does not have")]
     NoSuchElement {
-        /// The task or file.
+        /// Name of the task or file.
         what: String,
-        /// The element.
+        /// Id of the element.
         element: ElementId,
     },
-    /// Files are to lie where they were recorded, but one was not.
+    /// The placement requires recorded locations, and a file has none.
     #[error("the element of `{file}` is not recorded; choose another placement")]
     NotRecorded {
-        /// The file.
+        /// Name of the file.
         file: String,
     },
-    /// The dispatcher did not bring the job to a good end.
+    /// The dispatcher did not complete the job.
     #[error("the job ended with {left} of {tasks} tasks undone: {}", why.as_deref().unwrap_or(
         "nothing failed, so this is a fault of the simulator or the dispatcher"
     ))]
     Unfinished {
-        /// Tasks that were not done.
+        /// Number of tasks that did not succeed.
         left: usize,
-        /// Tasks of the workflow.
+        /// Number of tasks of the workflow.
         tasks: usize,
-        /// What failed last.
+        /// Last failure.
         why: Option<String>,
     },
 }

@@ -86,7 +86,7 @@ pub struct TraceElement {
     /// Learned run times by kernel.
     #[serde(default)]
     pub history: BTreeMap<String, TraceHistory>,
-    /// Full paths of `files` that other elements hold and of which this element should have copies, oldest first.
+    /// Full paths of `files` on other elements that this element should have copies of, oldest first.
     #[serde(default)]
     pub copies: Vec<String>,
     /// Whether the policy chose this element last.

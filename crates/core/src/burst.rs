@@ -1,17 +1,17 @@
-//! The burst tier: elements that take what is written at the speed of their own device, and pass it on. When that is drained, and
-//! what may go from there then.
+//! The burst tier: elements that accept writes at the speed of their own device and copy the files to other elements. This module defines
+//! when files drain and how many drained files must leave the tier; it does no I/O.
 
 pub mod share;
 
 use crate::time::Span;
 use std::str::FromStr;
 
-/// What whoever syncs a folder waits for, as its attribute says.
+/// Guarantee of a sync of a folder, as set by the folder's attribute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Durable {
-    /// That what was written survives power loss, as on any file system.
+    /// Written data survives power loss, as on any file system.
     Synced,
-    /// And that all that was closed below it has drained from the burst tier.
+    /// In addition, all closed files below the folder have drained from the burst tier.
     Drained,
 }
 
@@ -29,22 +29,22 @@ impl FromStr for Durable {
     }
 }
 
-/// When what lies in the burst tier drains, and how much of it stays.
+/// Limits that define when files in the burst tier drain, and how many of them stay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// How long after its seal a version is copied to elements that store.
+    /// Time from the seal of a version until it is copied to elements that store.
     pub after: Span,
-    /// Part of what an element could hold, in percent, above which drained versions go, the oldest first.
+    /// Fill level of an element, in percent of its capacity, above which drained versions leave it, the oldest first.
     pub high: u8,
-    /// Part down to which they go.
+    /// Fill level down to which versions leave the element.
     pub low: u8,
-    /// What becomes of new files when the tier is full: true, they go to elements that store at once; false, they wait until
-    /// something has drained.
+    /// Handling of new files when the tier is full: if true, they are stored on elements that store at once; if false, they wait until a
+    /// file has drained.
     pub pass: bool,
-    /// Part of what an element could hold, in percent, that users may be promised together ([`crate::promise`]).
+    /// Share of an element's capacity, in percent, that all reservations of users together may take ([`crate::promise`]).
     pub reserve: u8,
-    /// Part of an element's processors, in percent, that maps of hooks leave to who writes there ([`share`]); 0: they wait for
-    /// nobody.
+    /// Share of an element's processors, in percent, that maps of hooks leave to writers on the element ([`share`]); 0 means that maps wait
+    /// for nobody.
     pub share: u8,
 }
 
@@ -61,7 +61,7 @@ impl Default for Limits {
     }
 }
 
-/// Limits that make no sense.
+/// Invalid limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the burst tier can't be emptied from {high} % down to {low} %: give two percentages, 1 to 99, the second not larger than the first"
@@ -72,10 +72,10 @@ pub struct LimitsError {
 }
 
 impl Limits {
-    /// They, if they make sense.
+    /// Returns the limits if they are valid.
     ///
     /// # Errors
-    /// If what is to be left is more than what is too much, or one of them is no part.
+    /// If the lower level is above the upper one, or one of them is not from 1 to 99.
     pub fn checked(self) -> Result<Self, LimitsError> {
         let Self { high, low, .. } = self;
         match (1..=99).contains(&low) && (low..=99).contains(&high) {
@@ -84,7 +84,7 @@ impl Limits {
         }
     }
 
-    /// Bytes that are to go from an element so that it is not filled above the mark, and a new file can begin.
+    /// Returns the number of bytes that must leave an element so that it is not filled above the upper level and a new file can begin.
     #[must_use]
     pub fn to_go(&self, fill: Fill) -> u64 {
         let part = |percent: u8| {
@@ -101,18 +101,19 @@ impl Limits {
     }
 }
 
-/// How full an element is, in bytes.
+/// Fill state of an element, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Fill {
-    /// What it could hold.
+    /// Space that the element's files could take.
     pub capacity: u64,
-    /// What it holds.
+    /// Space that the element's files take.
     pub used: u64,
-    /// What of that goes already.
+    /// Part of `used` that is already being removed.
     pub going: u64,
-    /// What is set aside of the rest, for files that are being written and by promises ([`crate::promise`]): as good as taken.
+    /// Reserved part of the remaining space, for files that are being written and for reservations ([`crate::promise`]). It counts as
+    /// taken.
     pub aside: u64,
-    /// What a new file needs beside all that.
+    /// Space that a new file needs in addition.
     pub least: u64,
 }
 
@@ -147,10 +148,10 @@ mod tests {
     fn to_go_counts_reserved_space_and_space_for_a_new_file() {
         assert_eq!(to_go(1000, 700, 0, (100, 0)), 0);
         assert_eq!(to_go(1000, 700, 0, (101, 0)), 201);
-        // No more can go than there is.
+        // No more bytes can leave than the element holds.
         assert_eq!(to_go(1000, 100, 0, (900, 0)), 100);
         assert_eq!(to_go(1000, 100, 100, (900, 0)), 0);
-        // Below the mark, but no file can begin: an element that is small, or has many files open.
+        // The fill level is below the mark, but no file can begin: the element is small, or has many open files.
         assert_eq!(to_go(100, 62, 0, (16, 16)), 0);
         assert_eq!(to_go(64, 50, 0, (0, 16)), 50 - 38);
         assert_eq!(to_go(20, 5, 0, (0, 16)), 0);

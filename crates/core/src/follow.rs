@@ -1,73 +1,74 @@
-//! What is to be done about a file of a store whose folder of the array has what is there: it was looked at, and is not as it is known.
-//! Pure; an element looks, and carries out what comes of it ([0069](../../../docs/decisions/0069-folders-that-are-stores.md)).
+//! Attached stores: decides the step for a changed file of a store whose objects appear as files in a folder of the array. This module does
+//! no I/O: an element compares store and folder and carries out the steps
+//! ([0069](../../../docs/decisions/0069-folders-that-are-stores.md)).
 
 use crate::id::ObjectId;
 use There::File;
 
-/// What is known of what is in the store now.
+/// Known versions of the current content of a store's file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
-    /// The array has put it there: it is this version.
+    /// Version that the array has written to the store, if the content is one.
     pub ours: Option<ObjectId>,
-    /// It is these versions by now.
+    /// Versions that have this content.
     pub versions: Vec<ObjectId>,
-    /// What was there before was these versions.
+    /// Versions with the earlier content of the store's file.
     pub before: Vec<ObjectId>,
 }
 
-/// What has its name in the folder.
+/// Entry of the folder with the same name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum There {
-    /// Nothing.
+    /// No entry.
     Nothing,
     /// A folder.
     Folder,
-    /// A link, a pipe, a device.
+    /// A link, a pipe or a device.
     Other,
     /// A file.
     File {
-        /// Its version; 0: it has none yet.
+        /// Current version; 0 if the file has none yet.
         object: ObjectId,
-        /// Somebody writes the next one.
+        /// Whether the next version is being written.
         writing: bool,
-        /// It is on its way to the store.
+        /// Whether the version is waiting to be written to the store.
         waiting: bool,
     },
 }
 
-/// Why something in a store is no file of the folder.
+/// Reason for which a store's file does not become a file of the folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Passed {
-    /// A folder has its name.
+    /// The folder contains a folder of this name.
     Folder,
-    /// Something else that is no file has it.
+    /// The folder contains a special file of this name.
     Other,
-    /// Both have been written since they were the same.
+    /// Both have been written since they were equal.
     Both,
 }
 
-/// What is to be done.
+/// Step for a file of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Only to note that it is this version.
+    /// Record that the content is this version.
     Note(ObjectId),
-    /// A new file is made of it.
+    /// Create a new file with the content.
     Make,
-    /// It is the next version of its file, if that still has this one.
+    /// Add the content as the next version of the file, if the current version is still this one.
     Next(ObjectId),
-    /// It is looked at again.
+    /// Compare again later.
     Later,
-    /// Nothing: both stay as they are.
+    /// Change nothing: both stay as they are.
     Pass(Passed),
 }
 
-/// The mode of folders whose files have this one: who may read those may go through them.
+/// Returns the mode of folders whose files have this mode: users with read access to the files may search the folders.
 #[must_use]
 pub fn folder_mode(mode: u32) -> u32 {
     0o700 | mode | (mode & 0o444) >> 2
 }
 
-/// Decides. What was written in the array is never replaced, unless it is what the store had, too.
+/// Decides the step. A version that was written in the array is never replaced, unless the store contained it, too.
 #[must_use]
 pub fn step(seen: &Seen, there: There) -> Step {
     let ours = seen.ours.map(Step::Note);
@@ -125,7 +126,7 @@ mod tests {
         assert_eq!(step(&changed, file(6)), Step::Pass(Passed::Both));
         assert_eq!(step(&new, file(6)), Step::Pass(Passed::Both));
         assert_eq!(step(&new, There::Folder), Step::Pass(Passed::Folder));
-        // Put there by the array, or linked and not noted, as by who was killed.
+        // The array has written or linked the file, and was killed before it recorded the version.
         assert_eq!(
             step(&seen(Some(7), &[7], Some(5)), file(7)),
             Step::Note(ObjectId(7))
@@ -134,7 +135,7 @@ mod tests {
             step(&seen(None, &[7], Some(5)), file(7)),
             Step::Note(ObjectId(7))
         );
-        // The store has again what the array had put there once.
+        // The store has again a content that the array wrote there earlier.
         assert_eq!(
             step(&seen(Some(3), &[3], Some(5)), file(5)),
             Step::Next(ObjectId(5))
@@ -156,16 +157,16 @@ mod tests {
     /// One name of a store and of its folder.
     #[derive(Debug, Default)]
     struct Name {
-        /// What is in the store: its tag, and the version that the array put there.
+        /// Content of the store: its tag, and the version that the array wrote there.
         store: Option<(u64, Option<u64>)>,
-        /// The file's version, and whether the array wrote that.
+        /// Version of the file, and whether the array wrote the version.
         file: Option<(u64, bool)>,
-        /// Tag and version that were noted.
+        /// Recorded tag and version.
         noted: Option<(u64, u64)>,
         /// Tags of versions.
         tags: Vec<(u64, u64)>,
         next: u64,
-        /// Versions that became the file's.
+        /// Tags that became versions of the file.
         made: Vec<u64>,
     }
 
@@ -185,7 +186,7 @@ mod tests {
             self.file = Some((object, true));
         }
 
-        /// As an element does: where the store has what the file was, that is replaced.
+        /// Writes the file to the store as an element does, if the store holds an earlier version of the file.
         fn settles(&mut self) {
             let Some((object, true)) = self.file else {
                 return;
@@ -199,14 +200,14 @@ mod tests {
             }
         }
 
-        /// What was noted, and versions that the element knows to have been there.
+        /// Returns the recorded version, and other versions that the element knows to have been in the store.
         fn before(&self, tag: u64) -> Vec<ObjectId> {
             let others = self.tags.iter().filter(|&&(known, _)| known != tag);
             let noted = self.noted.iter().chain(others);
             noted.map(|&(_, object)| ObjectId(object)).collect()
         }
 
-        /// `killed`: before it could be noted.
+        /// Compares store and file. With `killed`, the element is killed before it records the version.
         fn looks(&mut self, killed: bool) -> Option<Step> {
             let (tag, ours) = self.store?;
             if self.noted.is_some_and(|(noted, _)| noted == tag) {
@@ -252,7 +253,7 @@ mod tests {
                     2 => name.settles(),
                     one => {
                         name.looks(one == 3);
-                        // What is only in the array is still the file.
+                        // A version that exists only in the array stays the file's version.
                         prop_assert!(written.is_none() || name.file == written);
                     }
                 }
@@ -260,7 +261,7 @@ mod tests {
             let mut made = name.made.clone();
             made.dedup();
             prop_assert_eq!(&made, &name.made);
-            // In the end both are the same, or both have been written.
+            // In the end store and file are equal, or both have been written.
             name.settles();
             let last = name.looks(false);
             let again = name.looks(false);

@@ -1,5 +1,5 @@
-//! What must be true: a small model of the namespace that is told what the server did, in the server's order, and
-//! compared with what the server says and keeps.
+//! Reference model of the namespace: a small model that receives the results of the server's operations in the server's order, and compares
+//! itself with the server's answers and its database.
 
 use crate::element::{Element, made_of};
 use crate::hooks::{REDUCE, REDUCED};
@@ -15,53 +15,53 @@ const ROOT: u64 = 1;
 pub(crate) const NOENT: i32 = 2;
 const EXIST: i32 = 17;
 
-/// A name: its folder's inode and itself.
+/// Name of an entry: its folder's inode and the name itself.
 type Name = (u64, String);
 
-/// A task whose outputs may come to be.
+/// Task whose outputs may appear.
 #[derive(Clone, Debug)]
 struct Maker {
     task: Task,
-    /// Which of its outputs.
+    /// Index of the output.
     index: usize,
-    /// When the job was handed in, in milliseconds.
+    /// Time at which the job was submitted, in milliseconds.
     asked: u64,
 }
 
-/// See the module.
+/// Reference model; see the module.
 #[derive(Debug, Default)]
 pub(crate) struct Reference {
     entries: BTreeMap<Name, u64>,
-    /// The sealed object of each file, 0 if it has none.
+    /// Sealed object of each file, 0 if it has none.
     objects: BTreeMap<u64, u64>,
-    /// The mode of each file.
+    /// Mode of each file.
     modes: BTreeMap<u64, u32>,
     folders: BTreeMap<String, u64>,
-    /// Every inode that a file ever had.
+    /// All inodes that any file ever used.
     inodes: BTreeSet<u64>,
-    /// What each object that was ever sealed holds.
+    /// Content of each object that was ever sealed.
     contents: BTreeMap<u64, Bytes>,
-    /// Who uses an object id.
+    /// User of each object id.
     users: BTreeMap<u64, String>,
-    /// What a path led to, since when.
+    /// Objects of each path, with the times since which the path refers to them.
     history: BTreeMap<String, Vec<(u64, u64)>>,
     makers: BTreeMap<String, Maker>,
-    /// What was in memory that is gone, as far as it was closed there.
+    /// Content of objects that were lost with a memory, as far as it was closed.
     lost: BTreeMap<u64, Bytes>,
     /// Jobs whose number was acknowledged.
     pub(crate) accepted: BTreeSet<u64>,
-    /// Outputs of jobs that were seen.
+    /// Number of outputs of jobs that were found.
     pub(crate) published: u64,
-    /// Results of rounds that were seen.
+    /// Number of results of rounds that were found.
     pub(crate) reduces: u64,
-    /// The rule is a hook.
+    /// Whether the rule is a hook.
     pub(crate) hooks: bool,
-    /// Hooks do all that they can.
+    /// Whether hooks use all their features.
     pub(crate) rounds: bool,
     now: u64,
 }
 
-/// An entry as the server keeps it.
+/// Entry in the server's database.
 #[derive(Debug)]
 struct Entry {
     name: Name,
@@ -84,19 +84,19 @@ impl Reference {
         self.now = now;
     }
 
-    /// An object is gone with the memory that it was in.
+    /// Records that an object is lost with its memory.
     pub(crate) fn loses(&mut self, object: u64, bytes: Bytes) {
         self.lost.insert(object, bytes);
     }
 
-    /// The first version of a file was lost while it was written, and is the file's.
+    /// Records that the first version of a file was lost while it was written, and is the file's version.
     pub(crate) fn is_lost(&mut self, ino: u64, object: u64) {
         if let Some(known) = self.objects.get_mut(&ino).filter(|known| **known == 0) {
             *known = object;
         }
     }
 
-    /// A folder is gone with all that was in it.
+    /// Removes a folder and all its entries.
     pub(crate) fn folder_ends(&mut self, name: &str, ino: u64) {
         let below = self.entries.keys().filter(|(parent, _)| *parent == ino);
         for name in below.cloned().collect::<Vec<_>>() {
@@ -106,7 +106,7 @@ impl Reference {
         self.folders.remove(name);
     }
 
-    /// A file goes because a hook has mapped the version that it has.
+    /// Removes a file because a hook has mapped its current version.
     pub(crate) fn drops(&mut self, object: u64) {
         let ino = self.objects.iter().find(|(_, known)| **known == object);
         let ino = ino.map(|(ino, _)| *ino);
@@ -117,18 +117,18 @@ impl Reference {
         self.note(&name);
     }
 
-    /// A folder that was made before all else.
+    /// Adds a folder that was created before all operations.
     pub(crate) fn folder(&mut self, name: &str, ino: u64) {
         self.folders.insert(name.into(), ino);
     }
 
-    /// An object id is used for this; it may be used for nothing else, ever.
+    /// Records the user of an object id, which must not be used by anything else.
     pub(crate) fn uses(&mut self, object: u64, user: &str) {
         let known = self.users.entry(object).or_insert_with(|| user.to_owned());
         assert_eq!(known, user, "object {object} is used twice");
     }
 
-    /// An object holds this from now on.
+    /// Records the content of an object.
     pub(crate) fn holds(&mut self, object: u64, bytes: Bytes) {
         let known = *self.contents.entry(object).or_insert(bytes);
         assert_eq!(known, bytes, "sealed object {object} changed");
@@ -138,14 +138,14 @@ impl Reference {
         self.contents.get(&object).copied()
     }
 
-    /// Whether a file's current version is this object.
+    /// Returns whether an object is a file's current version.
     pub(crate) fn is_current(&self, object: u64) -> bool {
         self.entries
             .values()
             .any(|ino| self.objects.get(ino) == Some(&object))
     }
 
-    /// The current versions of all files that have a name and were ever written.
+    /// Returns the current versions of all files that have a name and were ever written.
     pub(crate) fn current(&self) -> impl Iterator<Item = u64> {
         let objects = self
             .entries
@@ -156,7 +156,7 @@ impl Reference {
             .filter(|object| self.contents.contains_key(object))
     }
 
-    /// A job is handed in.
+    /// Records the submission of a job.
     pub(crate) fn asked(&mut self, script: &Script) {
         for task in &script.tasks {
             for (index, output) in task.outputs.iter().enumerate() {
@@ -170,7 +170,7 @@ impl Reference {
         }
     }
 
-    /// The server has carried out operations and says how.
+    /// Applies operations that the server has executed, with their results.
     pub(crate) fn carried_out(&mut self, ops: &[Op], results: &[NameResult], elements: &[Element]) {
         for (op, result) in ops.iter().zip(results) {
             let result = result.result.as_ref().expect("an answer says something");
@@ -204,7 +204,7 @@ impl Reference {
         format!("/{}/{}", folder.map_or("", |(path, _)| path), name.1)
     }
 
-    /// What a name leads to changed.
+    /// Records a change of the object at a name.
     fn note(&mut self, name: &Name) {
         let object = self.entries.get(name).and_then(|ino| self.objects.get(ino));
         let (path, object) = (self.path_of(name), object.copied().unwrap_or(0));
@@ -278,7 +278,7 @@ impl Reference {
         self.check_mode(attr);
     }
 
-    /// Attributes are set, unless somebody else has changed the rights. All files belong to root.
+    /// Sets attributes, unless another client has changed the rights. All files belong to root.
     fn change(&mut self, op: &v1::SetAttr) {
         let known = self.modes.get(&op.ino).copied();
         let is_right = |rights: v1::Rights| Some(rights.mode) == known;
@@ -304,7 +304,7 @@ impl Reference {
     fn sealed(&mut self, op: &v1::Seal, result: &Named, elements: &[Element]) {
         let Named::Attr(attr) = result else { return };
         let held = elements.iter().find(|element| element.id == attr.element);
-        // Asked for again, and perhaps replaced since.
+        // The operation was repeated, or the version has been replaced since.
         if self.objects.get(&op.ino) == Some(&op.object) || attr.object != op.object {
             return;
         }
@@ -375,7 +375,7 @@ impl Reference {
         }
     }
 
-    /// Compares with what the server keeps, and takes up what jobs have published since.
+    /// Compares the model with the server's database, and adds the outputs that jobs have published since.
     pub(crate) fn compare(&mut self, db: &Connection, elements: &[Element]) {
         let entries = entries(db).expect("the tables of names can be read");
         let out = self.folders.get(crate::mount::OUT).copied();
@@ -416,7 +416,7 @@ impl Reference {
         }
     }
 
-    /// A result of a rule is called by the version that it was made of, and of nothing else.
+    /// Checks a result of a rule: its name contains its input version, and the rule read no other version.
     fn ruled(&mut self, db: &Connection, entry: &Entry, elements: &[Element]) {
         if self.objects.get(&entry.ino) == Some(&entry.object) {
             return;
@@ -426,7 +426,7 @@ impl Reference {
         let named = names.first().map(String::as_str) == Some(made_for(&entry.name.1));
         assert!(named, "a rule read other versions: {names:?}");
         assert!(self.rounds || names.len() == 1, "a rule read {names:?}");
-        // A map ends when its element has sealed what it reads, which is told to the server after that.
+        // A map ends when its element has sealed its inputs, which is reported to the server later.
         let sealed = |object| move |element: &Element| element.store.read(object);
         let bytes = |&object: &u64| {
             let known = self.content(object);
@@ -440,7 +440,7 @@ impl Reference {
         self.published += 1;
     }
 
-    /// The result of a round is made of those of its files.
+    /// Checks that the result of a round is computed from the results of its files.
     fn reduced(&mut self, db: &Connection, entry: &Entry) {
         if self.objects.get(&entry.ino) == Some(&entry.object) {
             return;
@@ -455,8 +455,8 @@ impl Reference {
         self.reduces += 1;
     }
 
-    /// An output of a job has its name: it must hold what its task makes of what the task says that it read, and that
-    /// must not be older than the job.
+    /// Checks an output of a job: its content must be the task's result for the recorded inputs. These inputs must not be older than the
+    /// job.
     fn published(&mut self, db: &Connection, entry: &Entry, elements: &[Element]) {
         if self.objects.get(&entry.ino) == Some(&entry.object) {
             return;
@@ -494,7 +494,7 @@ impl Reference {
         self.published += 1;
     }
 
-    /// What a task read as `input`.
+    /// Returns the content that a task read as `input`.
     fn read_by(&self, input: &str, object: u64, asked: u64) -> Bytes {
         if !self.makers.contains_key(input) {
             let versions = self.history.get(input).map_or(&[][..], Vec::as_slice);
@@ -537,7 +537,7 @@ fn entries(db: &Connection) -> rusqlite::Result<Vec<Entry>> {
     rows.collect()
 }
 
-/// The objects that the task of an output read.
+/// Returns the objects that the task of an output read.
 fn inputs(db: &Connection, object: u64) -> rusqlite::Result<Vec<u64>> {
     let sql = "SELECT task_input.object FROM task_input \
                WHERE task = (SELECT task FROM version WHERE object = ?1) ORDER BY seq";

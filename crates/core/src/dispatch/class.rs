@@ -1,8 +1,9 @@
-//! Which elements can run a task at all: those that offer what it needs and have its programs, and are not being emptied.
+//! Classes of tasks: decides on which elements a task can run at all. These are the elements that offer the task's needs, have its programs
+//! and are not being drained.
 //!
-//! Tasks that want the same are a class. Which elements it bars is found out once and again only when an element comes,
-//! goes, offers something else, or gains or loses a program; so most tasks, which want a core and nothing else, cost
-//! nothing here.
+//! Tasks with equal requirements form a class. The elements that a class excludes are determined once. They are updated only when an
+//! element connects, disconnects, changes its offers, or gains or loses a program. So most tasks, which need one core and nothing else,
+//! cost nothing here.
 
 use super::elements::Elements;
 use super::{Dispatcher, Line, Turn};
@@ -12,13 +13,13 @@ use crate::label::{Failure, FailureKind};
 use crate::resources::{Needs, Offers, Wants};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// How it begins what is said of a task that waits for the element which it is to run on.
+/// Begins of the message about a task that waits for the element on which it is to run.
 pub const ASIDE: [&str; 2] = [
     "it is to run on element",
     "no element that is up can run it; it waits for element",
 ];
 
-/// A class, by the order in which they were heard of.
+/// Number of a class, in the order of creation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct ClassNumber(u32);
 
@@ -27,17 +28,17 @@ impl ClassNumber {
     pub(super) const MAX: Self = Self(u32::MAX);
 }
 
-/// All classes that some task is of, and what is known of programs.
+/// All classes that have tasks, and the known programs of elements.
 #[derive(Debug, Default)]
 pub(super) struct Classes {
     numbers: BTreeMap<Wants, ClassNumber>,
     known: BTreeMap<ClassNumber, Class>,
     next: u32,
-    /// What elements that are up said of programs.
+    /// Programs that online elements have reported, and whether they have them.
     programs: BTreeMap<ElementId, BTreeMap<String, bool>>,
-    /// Elements that are being emptied: no task goes there.
+    /// Elements that are being drained and get no tasks.
     emptied: BTreeSet<ElementId>,
-    /// Counts what may change who can run what.
+    /// Counter of changes that may affect which elements can run a class.
     news: u64,
 }
 
@@ -45,15 +46,15 @@ pub(super) struct Classes {
 struct Class {
     wants: Wants,
     tasks: usize,
-    /// Elements that are up and can't run it, in order, as of these news.
+    /// Online elements that can't run the class, in order, for the value of `news`.
     barred: Vec<ElementId>,
-    /// Whether a storage element that is up can.
+    /// Whether an online storage element can run the class.
     open: bool,
     news: Option<u64>,
 }
 
 impl Classes {
-    /// The class of one more task.
+    /// Returns the class of a new task.
     pub(super) fn enter(&mut self, wants: Wants) -> ClassNumber {
         let number = *self.numbers.entry(wants).or_insert_with_key(|wants| {
             let number = ClassNumber(self.next);
@@ -74,7 +75,7 @@ impl Classes {
         number
     }
 
-    /// A task of a class is forgotten, and the class with its last.
+    /// Removes a task from a class, and the class with its last task.
     pub(super) fn leave(&mut self, number: ClassNumber) {
         let Some(class) = self.known.get_mut(&number) else {
             return;
@@ -87,7 +88,7 @@ impl Classes {
         }
     }
 
-    /// The programs that an element said it has.
+    /// Returns the programs that an element has reported to have.
     pub(super) fn programs_on(&self, element: ElementId) -> Vec<String> {
         let known = self.programs.get(&element).into_iter().flatten();
         let has = known.filter(|(_, has)| **has);
@@ -98,7 +99,7 @@ impl Classes {
         self.known.get(&number).map(|class| &class.wants)
     }
 
-    /// Finds out anew which elements a class bars, if that may be others now.
+    /// Updates the elements that a class excludes, if they may have changed.
     fn renew(&mut self, number: ClassNumber, elements: &Elements) {
         let (programs, emptied, news) = (&self.programs, &self.emptied, self.news);
         let Some(class) = self.known.get_mut(&number) else {
@@ -119,14 +120,14 @@ impl Classes {
         }
     }
 
-    /// Elements that are up and can't run tasks of a class, in order.
+    /// Returns the online elements that can't run tasks of a class, in order.
     pub(super) fn barred(&mut self, number: ClassNumber, elements: &Elements) -> &[ElementId] {
         self.renew(number, elements);
         let class = self.known.get(&number);
         class.map_or(&[], |class| class.barred.as_slice())
     }
 
-    /// As it was found out last.
+    /// Returns whether a class excludes an element, according to the last update.
     fn bars(&self, number: ClassNumber, element: ElementId) -> bool {
         let class = self.known.get(&number);
         class.is_some_and(|class| class.barred.binary_search(&element).is_ok())
@@ -139,14 +140,14 @@ fn can(wants: &Wants, offers: &Offers, programs: Option<&BTreeMap<String, bool>>
 }
 
 impl Dispatcher {
-    /// What a task needs; one that is not known needs a core.
+    /// Returns the needs of a task; an unknown task needs one core.
     pub(super) fn needs(&self, id: TaskId) -> Needs {
         let task = self.tasks.get(&id);
         task.map_or_else(Needs::default, |task| task.spec.needs.clone())
     }
 
-    /// Whether no storage element that is up can run tasks of a class, though some are up: otherwise there is nothing to
-    /// tell but that none is.
+    /// Returns whether some storage elements are online and none of them can run tasks of a class. If none is online, the only message is
+    /// that none is.
     pub(super) fn has_nowhere(&mut self, class: ClassNumber) -> bool {
         self.classes.renew(class, &self.elements);
         let open = self
@@ -157,13 +158,13 @@ impl Dispatcher {
         !open && !self.elements.stores().is_empty()
     }
 
-    /// Whether an element that is up can't run tasks of a class.
+    /// Returns whether an online element can't run tasks of a class.
     pub(super) fn is_barred(&mut self, class: ClassNumber, element: ElementId) -> bool {
         let barred = self.classes.barred(class, &self.elements);
         barred.binary_search(&element).is_ok()
     }
 
-    /// Whether a task of a class could run on an element that is up, for checks.
+    /// Returns whether a task of a class could run on an online element, for checks.
     pub(super) fn could_run(&self, class: ClassNumber, id: TaskId) -> bool {
         let pinned = self.task(id).spec.element;
         let up = self.elements.iter().filter(|(_, element)| element.up());
@@ -179,8 +180,8 @@ impl Dispatcher {
         })
     }
 
-    /// Whether an element that sleeps could run tasks of a class, by what it offered: what it did not say of programs it may
-    /// have.
+    /// Returns whether a suspended element could run tasks of a class, according to its offers. A program that the element has not reported
+    /// may exist.
     pub(super) fn could_awake(&self, class: ClassNumber, id: ElementId) -> bool {
         let Some((wants, element)) = self.classes.wants(class).zip(self.elements.get(&id)) else {
             return false;
@@ -192,7 +193,7 @@ impl Dispatcher {
         open && fits && !wants.programs.iter().any(lacks)
     }
 
-    /// Programs that tasks want and of which elements that are up have not said whether they have them.
+    /// Returns the programs that tasks need and that online elements have not reported, by element.
     #[must_use]
     pub fn unknown_programs(&self) -> Vec<(ElementId, Vec<String>)> {
         let classes = self.classes.known.values();
@@ -232,7 +233,7 @@ impl Dispatcher {
         }
     }
 
-    /// Whether tasks may be placed on an element was changed.
+    /// Handles the begin or end of draining an element.
     pub(super) fn on_emptied(&mut self, element: ElementId, emptied: bool) {
         let changed = if emptied {
             self.classes.emptied.insert(element)
@@ -244,12 +245,12 @@ impl Dispatcher {
         }
     }
 
-    /// An element came up: what it said of programs before may have changed since.
+    /// Forgets the reported programs of an element that has connected, because they may have changed since.
     pub(super) fn forget_programs(&mut self, element: ElementId) {
         self.classes.programs.remove(&element);
     }
 
-    /// An element came, went, or has other things to offer: tasks that wait for what it has or had are looked at again.
+    /// Handles an element that has connected, disconnected or changed its offers: tasks that wait for its resources are placed again.
     pub(super) fn offers_changed(&mut self, id: ElementId) {
         self.classes.news += 1;
         let classes: BTreeSet<ClassNumber> = self
@@ -291,7 +292,7 @@ impl Dispatcher {
         self.touch(id);
     }
 
-    /// Has tasks of a line asked for anew.
+    /// Schedules tasks of a line to be placed again.
     fn freshen(&mut self, line: Line, wanted: impl Fn(ClassNumber) -> bool) {
         let members = self.lines.get(&line).into_iter().flatten();
         let members = members.filter(|(_, task)| wanted(self.task(*task).class));
@@ -301,7 +302,7 @@ impl Dispatcher {
         }
     }
 
-    /// Puts a ready task aside that no element which is up can run, and says so once.
+    /// Puts aside a ready task that no online element can run, and reports this once.
     pub(super) fn put_aside(&mut self, id: TaskId, turn: &mut Turn<'_>) {
         let class = self.task(id).class;
         self.join_line(Line::Barred(class), id);

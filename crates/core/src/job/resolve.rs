@@ -1,5 +1,5 @@
-//! From a script to what the dispatcher takes: names become objects, kernels are found, ids are issued.
-//! The array is seen through [`Outside`] only, so this decides without I/O.
+//! Resolution of a job: converts a script to the job that the dispatcher takes. Names become objects, kernels are looked up, and ids are
+//! issued. This module accesses the array only through [`Outside`] and does no I/O itself.
 
 use super::error::{Errors, Problem, ProgramBy};
 use super::own::{self, OwnName};
@@ -14,32 +14,32 @@ use crate::object::Placed;
 use crate::resources::{Place, Wants, why_nowhere};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The array as the job's owner sees it at submission.
+/// View of the array for the job's owner at submission.
 pub trait Outside {
-    /// What a full path names.
+    /// Returns the entry at a full path.
     fn look(&self, path: &str) -> Look;
-    /// What a version is made of, each part where it was first.
+    /// Returns the layout of a version, each part at its first location.
     fn layout(&self, placed: Placed) -> Layout;
-    /// The names in the folder that a full path lies in, as the owner of the job may list it; perhaps not all.
+    /// Returns the names in the folder that contains a full path, as the owner of the job may list it; the list may be incomplete.
     fn beside(&self, path: &str) -> Vec<String>;
-    /// The names of the files in the folder of a user's kernels (`/kernels/UID`, see [`own`]) as the owner of the
-    /// job may list it; none if the folder is not that user's, or others may write to it.
+    /// Returns the names of the files in the folder of a user's kernels (`/kernels/UID`, see [`own`]), as the owner of the job may list it.
+    /// Returns an empty list if the folder does not belong to that user, or if other users may write to it.
     fn own_kernels(&self, uid: u32) -> Vec<String>;
-    /// Whether elements have this kernel built in.
+    /// Returns whether elements have this kernel built in.
     fn is_builtin(&self, name: &str) -> bool;
-    /// Why a built-in kernel does not take these arguments; `None` if it does.
+    /// Returns the reason for which a built-in kernel refuses these arguments; `None` if it accepts them.
     fn refuses(&self, name: &str, args: &[String]) -> Option<String>;
-    /// The elements of the array, up or down, and those of the programs of the job that each has; none if nobody can
-    /// say.
+    /// Returns the elements of the array, online or not, with those of the job's programs that each has. Returns an empty list if this is
+    /// unknown.
     fn places(&self) -> &[Place];
 }
 
-/// What a path names.
+/// Entry at a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Look {
-    /// Nothing.
+    /// No entry.
     Nothing,
-    /// Nothing: a symbolic link on the way is an absolute path, which leads nowhere from the cluster's root.
+    /// No entry: a symbolic link on the path is absolute, and its target does not exist below the cluster's root.
     Away,
     /// A folder or a special file.
     Folder,
@@ -47,16 +47,16 @@ pub enum Look {
     Denied,
     /// A file that has no sealed version yet.
     Unsealed,
-    /// A file.
+    /// A file with a sealed version.
     Sealed(Found),
 }
 
-/// A file with a sealed version.
+/// File with a sealed version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// The file.
+    /// Inode of the file.
     pub inode: Inode,
-    /// The version.
+    /// Sealed version.
     pub placed: Placed,
     /// Whether the owner of the job may write to it.
     pub writable: bool,
@@ -64,22 +64,22 @@ pub struct Found {
     pub executable: bool,
 }
 
-/// Where ids come from. They are never reused.
+/// Source of ids, which are never reused.
 pub trait Ids {
-    /// A new task id.
+    /// Returns a new task id.
     fn task(&mut self) -> TaskId;
-    /// The first of so many new inodes that follow one another.
+    /// Returns the first of `count` new consecutive inodes.
     fn inodes(&mut self, count: u64) -> Inode;
 }
 
-/// Resolves a job's names against the array.
+/// Resolves a job's names in the array.
 ///
-/// One version of a file is used by all the tasks that read it, even if it is rewritten meanwhile. No id
-/// is issued unless all is right.
+/// All tasks that read a file use the same version of it, even if the file is rewritten during the resolution. Ids are issued only if the
+/// job has no errors.
 ///
 /// # Errors
-/// Unknown kernels and elements, outputs that exist, inputs that may not be read, and if the job is
-/// strict inputs that do not exist: all of them, in the order of the script.
+/// Unknown kernels and elements, existing outputs, and inputs that may not be read. If the job is strict, also inputs that do not exist.
+/// All errors are reported, in the order of the script.
 pub fn resolve(
     job: &Job,
     id: JobId,
@@ -100,7 +100,7 @@ pub fn resolve(
         check(job, task, &mut view, &mut errors);
         let found = kernel(task, &mut view);
         let found = match task.share {
-            // It is that of its components, one of which says what is wrong with it.
+            // The kernel is that of the components; an error in it is reported for one of them.
             Share::Join => Ok(found.map_or(
                 (Kernel::Builtin(String::new()), Vec::new()),
                 |(kernel, _)| (kernel, Vec::new()),
@@ -133,9 +133,9 @@ pub fn resolve(
     })
 }
 
-/// Why no element can ever run a task; asked once for all tasks that want the same.
+/// Reasons for which no element can ever run a task; determined once for all tasks with equal requirements.
 struct Nowhere<'a> {
-    /// The elements that the job may get to, and all, the host's too.
+    /// Elements that the job may use. `all` also contains the host's element.
     open: Vec<Place>,
     all: &'a [Place],
     known: BTreeMap<(Option<ElementId>, Wants), Option<String>>,
@@ -143,7 +143,7 @@ struct Nowhere<'a> {
 
 impl<'a> Nowhere<'a> {
     fn new(job: &Job, all: &'a [Place]) -> Self {
-        // Other policies send to the host only what a storage element could run, too.
+        // Other policies send to the host's element only tasks that a storage element could run, too.
         let host = job
             .policy
             .as_deref()
@@ -174,13 +174,13 @@ impl<'a> Nowhere<'a> {
     }
 }
 
-/// The array, each path looked at once.
+/// View of the array that looks up each path once.
 struct View<'a> {
     outside: &'a dyn Outside,
-    /// Of the job's owner.
+    /// User id of the job's owner.
     uid: u32,
     looks: BTreeMap<String, Look>,
-    /// Names of files in users' folders of kernels.
+    /// Names of files in users' kernel folders.
     own: BTreeMap<u32, Vec<String>>,
 }
 
@@ -194,7 +194,7 @@ impl View<'_> {
         look
     }
 
-    /// The path of the kernel that a user keeps under this name.
+    /// Returns the path of the kernel that a user keeps under this name.
     fn own(&mut self, uid: u32, name: &str) -> Option<String> {
         let files = self
             .own
@@ -268,18 +268,18 @@ fn check(job: &Job, task: &Task, view: &mut View<'_>, errors: &mut Errors) {
     }
 }
 
-/// An input that is not there yet, so that its tasks wait.
+/// Input that does not exist yet, so that its tasks wait.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Awaited {
-    /// Full path of it.
+    /// Full path of the input.
     pub path: String,
     /// Name of the first task that reads it.
     pub task: String,
-    /// Full path of the file that was perhaps meant.
+    /// Full path of the file that may have been meant.
     pub nearest: Option<String>,
 }
 
-/// The inputs that a resolved job waits for, at most `max` of them, and how many there are.
+/// Returns the inputs that a resolved job waits for, at most `max` of them, and their total number.
 pub fn awaited(
     job: &Job,
     spec: &JobSpec,
@@ -305,7 +305,7 @@ pub fn awaited(
     (shown.collect(), first.len())
 }
 
-/// The path that was probably meant: of a file that is there already, or that the job makes.
+/// Returns the path that was probably meant: the path of an existing file, or of an output of the job.
 fn nearest(job: &Job, path: &str, outside: &dyn Outside) -> Option<String> {
     let made: BTreeSet<&str> = job
         .tasks
@@ -331,12 +331,12 @@ fn nearest(job: &Job, path: &str, outside: &dyn Outside) -> Option<String> {
         names
     };
     let meant = nearest_path(path, there, beside)?;
-    // A job reads files: that a folder was meant is no help.
+    // A job reads files, so a folder is no useful suggestion.
     let file = made.contains(meant.as_str()) || outside.look(&meant) != Look::Folder;
     file.then_some(meant)
 }
 
-/// A task's code, and the files of it that are kept in the array.
+/// Code of a task, and those of its files that are stored in the array.
 type KernelFound = (Kernel, Vec<Input>);
 
 fn kernel(task: &Task, view: &mut View<'_>) -> Result<KernelFound, Problem> {
@@ -365,8 +365,8 @@ fn kernel(task: &Task, view: &mut View<'_>) -> Result<KernelFound, Problem> {
     Ok((Kernel::Stack(Box::new(Stack { text, stages })), files))
 }
 
-/// Checks that a built-in kernel is given what it takes: a script that means the program of the same name gives it
-/// that program's arguments, or a standard input.
+/// Checks that a built-in kernel gets arguments that it accepts. A script that means the program of the same name passes that program's
+/// arguments, or a standard input.
 fn fits(
     task: &Task,
     kernel: &Kernel,
@@ -388,7 +388,7 @@ fn fits(
     } else {
         ProgramBy::Type
     };
-    // No program is called `sort.so`.
+    // A kernel named `sort.so` can't be meant as a program.
     let may_be_program = named.kind.is_none() && named.name == *builtin;
     let remedy = may_be_program.then_some(by);
     Err(Problem::BuiltinRefuses {
@@ -398,7 +398,7 @@ fn fits(
     })
 }
 
-/// Checks that a kernel whose output is a folder can fill it: it needs files of its own.
+/// Checks that a kernel with an output folder can fill it: the kernel needs files of its own.
 fn makes_folders(task: &Task, kernel: &Kernel) -> Result<(), Problem> {
     let kernel = match kernel {
         Kernel::Builtin(_) => "a built-in kernel",
@@ -423,8 +423,8 @@ fn collision(name: &str, first: &str, second: &str) -> Problem {
     }
 }
 
-/// A file in the namespace, else a kernel of the user's own, else built in, else a program; `type` narrows that
-/// down.
+/// Looks up a kernel: a file in the namespace, else a kernel of the user, else a built-in kernel, else a program. `type` restricts the
+/// search.
 fn single(
     task: &Task,
     kernel: &KernelName,
@@ -472,8 +472,8 @@ fn single(
     })
 }
 
-/// What a program is called on elements' hosts, if one has it. Where nobody can say, it is not told which folder of `path`
-/// it is in.
+/// Returns the name of a program on elements' hosts, if an element has the program. If no element has reported its programs, a program in
+/// one of several folders of `path` has no known name.
 fn program(task: &Task, name: &str, places: &[Place]) -> Option<String> {
     let told = || places.iter().filter_map(|place| place.programs.as_ref());
     let mut names = task.programs(name);
@@ -484,8 +484,8 @@ fn program(task: &Task, name: &str, places: &[Place]) -> Option<String> {
     names.find(|name| told().any(|programs| programs.contains(name)))
 }
 
-/// Whose kernel a name can be, and what it is called there: a name alone is one of the owner's, a path below the
-/// folder of kernels one of the user who is named in it.
+/// Returns the owner and the file name of a user's kernel. A name without a folder means a kernel of the job's owner. A path below the
+/// folder of kernels means a kernel of the user in the path.
 fn own_name(name: &str, owner: u32) -> Option<(u32, &str)> {
     let (uid, name) = match name.strip_prefix(own::FOLDER) {
         Some(rest) => {
@@ -497,7 +497,7 @@ fn own_name(name: &str, owner: u32) -> Option<(u32, &str)> {
     (!name.contains('/')).then_some((uid, name))
 }
 
-/// The kernel in this file; `None` if there is no such file.
+/// Returns the kernel in this file; `None` if there is no such file.
 fn stored(
     task: &Task,
     file: &Input,
@@ -509,7 +509,7 @@ fn stored(
     let wasm = is(KernelKind::Wasm, ".wasm");
     if file.source == Source::Outside {
         match view.look(&file.path) {
-            // A folder that has a program's name does not hide the program.
+            // A folder with a program's name does not hide the program.
             Look::Nothing => return Ok(None),
             Look::Folder if kind.is_none() => return Ok(None),
             Look::Folder => return Err(Problem::FolderPath(file.path.clone())),
@@ -550,7 +550,7 @@ fn stored(
     }))
 }
 
-/// Whether an input is all of a file.
+/// Returns whether an input is all of a file.
 fn is_all_of(input: &Input, file: &Input) -> bool {
     input.path == file.path && input.selection.is_whole()
 }
@@ -563,7 +563,7 @@ fn spec(
     view: &mut View<'_>,
     ids: &mut dyn Ids,
 ) -> TaskSpec {
-    // A kernel that is listed as an input anyway is not added again.
+    // A kernel that is listed as an input as well is not added again.
     let listed = |file: &&Input| {
         let mut inputs = task.inputs.iter();
         inputs.any(|input| is_all_of(input, file) && input.name == file.name)
@@ -591,7 +591,7 @@ fn spec(
         path: output.path.clone(),
         part: output.part,
         memory: output.memory,
-        // What is there was found to be replaceable.
+        // An existing output was checked to be replaceable.
         inode: match view.look(&output.path) {
             Look::Sealed(found) if !output.is_folder() && !output.part => found.inode,
             _ => ids.inodes(folder::ids(&output.name)),

@@ -1,4 +1,5 @@
-//! What of a version an input is: all of it, one of its parts, or bytes of either.
+//! Selections: the part of a version that an input consists of. A selection is a whole version, one of its parts, or bytes of either. This
+//! module only computes byte ranges.
 
 use super::{Layout, Part, Piece, Within};
 use crate::id::ElementId;
@@ -8,48 +9,48 @@ use std::ops::Range;
 use std::str::FromStr;
 use std::sync::Arc;
 
-/// Most ranges of one input.
+/// Maximum number of ranges of one input.
 pub const RANGES_MAX: usize = 1024;
 /// Longest record, in bytes.
 pub const RECORD_BYTES_MAX: u64 = 64 << 20;
-/// Most bytes that a record ends with.
+/// Maximum number of bytes with which a record ends.
 const RECORD_END_BYTES_MAX: usize = 64;
-/// Most runs of stripes whose records one input is.
+/// Maximum number of runs of stripes in one input of records.
 const RUNS_MAX: u64 = 1 << 20;
-/// Longest text that says how bytes are decoded.
+/// Longest description of the decoding of bytes, in bytes.
 pub const VALUES_BYTES_MAX: usize = 48 << 10;
-/// What stands before that text.
+/// Prefix of that description.
 const VALUES: &str = "values ";
-/// Characters shown of what is no selection.
+/// Number of characters shown of an invalid selection.
 const TEXT_SHOWN_MAX: usize = 60;
 
-/// What of a version an input is. Whoever reads it finds the selected bytes one after the other, and nothing else.
+/// Selection of a version. A reader finds the selected bytes one after the other, and nothing else.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Selection {
-    /// Which of [`Layout::parts`]; `None`: the version.
+    /// Index into [`Layout::parts`]; `None` for the whole version.
     part: Option<u32>,
-    /// Begins and ends of ranges of it, in order; none is empty, and none touches the next. `None`: all its bytes.
+    /// Begins and ends of the selected ranges, in order; none is empty, and none touches the next. `None` selects all bytes.
     ranges: Option<Arc<[(u64, u64)]>>,
-    /// Not these bytes but the records that begin in them, wherever they end.
+    /// Set if the selection consists of the records that begin in these bytes, wherever the records end.
     records: Option<Records>,
-    /// Not these bytes but the values that they hold: how they are decoded, in words that mean nothing here.
+    /// Set if the selection consists of the values in these bytes: a description of the decoding, which this module does not interpret.
     values: Option<Arc<String>>,
 }
 
-/// What the records of a file are.
+/// Format of the records of a file.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Records {
-    /// So many bytes each; the last one may have fewer.
+    /// Records of this number of bytes; the last record may be shorter.
     Bytes(u64),
-    /// Each ends with these bytes; the last one may end without. Every place behind such bytes begins one.
+    /// Records that end with these bytes; the last record may lack them. A record begins after each occurrence of these bytes.
     Until(Arc<[u8]>),
 }
 
 impl Records {
-    /// Records of so many bytes.
+    /// Returns records of `bytes` bytes.
     ///
     /// # Errors
-    /// If there can't be such.
+    /// If the number is invalid.
     pub fn of_bytes(bytes: u64) -> Result<Self, SelectionError> {
         match bytes {
             1..=RECORD_BYTES_MAX => Ok(Self::Bytes(bytes)),
@@ -57,10 +58,10 @@ impl Records {
         }
     }
 
-    /// Records that end with these bytes.
+    /// Returns records that end with these bytes.
     ///
     /// # Errors
-    /// If these are none, or too many.
+    /// If there are no bytes, or too many.
     pub fn until(end: &[u8]) -> Result<Self, SelectionError> {
         match end.len() {
             1..=RECORD_END_BYTES_MAX => Ok(Self::Until(end.into())),
@@ -69,7 +70,7 @@ impl Records {
     }
 }
 
-/// `records 8`, or `records until 0a`: the bytes in hexadecimal.
+/// Writes `records 8`, or `records until 0a`: the bytes in hexadecimal.
 impl fmt::Display for Records {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -96,70 +97,70 @@ impl FromStr for Records {
     }
 }
 
-/// A selection that can't be, or that a version does not have.
+/// Error of a selection that is invalid, or that a version does not contain.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SelectionError {
-    /// No range at all.
+    /// There is no range.
     #[error("no range of bytes is given")]
     NoRange,
-    /// Too many of them.
+    /// There are too many ranges.
     #[error("{0} ranges of bytes are too many for one input: at most {RANGES_MAX}")]
     Ranges(usize),
-    /// A range without a byte.
+    /// A range is empty.
     #[error("the range of bytes that begins at {0} ends before that")]
     Empty(u64),
-    /// A range that begins before the end of the one before.
+    /// A range begins before the end of the previous one.
     #[error(
         "the range of bytes that begins at {0} overlaps the one before it, or should stand before it"
     )]
     Order(u64),
-    /// Records of so many bytes.
+    /// The number of bytes per record is invalid.
     #[error("records of {0} bytes can't be: give 1 to {RECORD_BYTES_MAX}")]
     RecordBytes(u64),
-    /// Records that end with so many bytes.
+    /// The number of bytes with which records end is invalid.
     #[error("records can't end with {0} bytes: give 1 to {RECORD_END_BYTES_MAX}, or \"lines\"")]
     RecordEnd(usize),
-    /// A record that is too long.
+    /// A record is too long.
     #[error(
         "the record that begins before byte {0} does not end within {RECORD_BYTES_MAX} bytes: is that what records end with?"
     )]
     RecordLength(u64),
-    /// Too many stripes.
+    /// The selection has too many stripes.
     #[error(
         "a part of {0} stripes is too many to look for its records: at most {RUNS_MAX}; stripe the file in larger units"
     )]
     Runs(u64),
-    /// Too much to say of how bytes are decoded.
+    /// The description of the decoding is too long.
     #[error(
         "its pieces take {0} bytes to describe, more than the {VALUES_BYTES_MAX} that one component can be told: use \
          per = \"piece\", or store the variable in larger chunks or stripes"
     )]
     Values(usize),
-    /// No text of a selection.
+    /// A text is no selection.
     #[error("`{0}` names no bytes: give FIRST-LAST, such as 0-4095, several with commas between")]
     Text(String),
-    /// A part that the version does not have.
+    /// The version does not have this part.
     #[error("it has no part {part}: its parts are numbered from 0, and there {are} {parts}", are = if *parts == 1 { "is" } else { "are" })]
     NoPart {
-        /// Which was asked for.
+        /// Requested part.
         part: u32,
-        /// How many there are.
+        /// Number of parts.
         parts: usize,
     },
-    /// Bytes behind the end.
+    /// The selection extends beyond the end.
     #[error("bytes up to {last} are asked for, and {what} has {size}", what = if *part { "that part" } else { "it" })]
     Beyond {
-        /// The last byte that was asked for.
+        /// Last requested byte.
         last: u64,
-        /// How many there are.
+        /// Number of existing bytes.
         size: u64,
-        /// Whether of a part.
+        /// Whether the selection is within a part.
         part: bool,
     },
 }
 
 impl Selection {
-    /// All of a version.
+    /// Selection of a whole version.
     pub const WHOLE: Self = Self {
         part: None,
         ranges: None,
@@ -167,7 +168,7 @@ impl Selection {
         values: None,
     };
 
-    /// All bytes of a part.
+    /// Returns the selection of all bytes of a part.
     #[must_use]
     pub fn part(part: u32) -> Self {
         Self {
@@ -176,7 +177,7 @@ impl Selection {
         }
     }
 
-    /// Some bytes of a version, or of one of its parts.
+    /// Returns the selection of some bytes of a version, or of one of its parts.
     ///
     /// # Errors
     /// If there is no range or there are too many, or if they are empty, out of order or overlap.
@@ -196,7 +197,7 @@ impl Selection {
                 Some((_, end)) if range.start < *end => {
                     return Err(SelectionError::Order(range.start));
                 }
-                // What follows at once is the same range, so that equal bytes are equal selections.
+                // Adjacent ranges are merged, so that equal bytes are equal selections.
                 Some((_, end)) if range.start == *end => *end = range.end,
                 _ => joined.push((range.start, range.end)),
             }
@@ -208,16 +209,16 @@ impl Selection {
         })
     }
 
-    /// The records that begin in it, in place of its bytes.
+    /// Returns the selection of the records that begin in the selected bytes.
     #[must_use]
     pub fn of_records(self, records: Option<Records>) -> Self {
         Self { records, ..self }
     }
 
-    /// The values that its bytes hold, in place of these.
+    /// Returns the selection of the values in the selected bytes.
     ///
     /// # Errors
-    /// If it takes too many words to say how they are decoded.
+    /// If the description of the decoding is too long.
     pub fn of_values(self, values: Option<&str>) -> Result<Self, SelectionError> {
         match values {
             Some(text) if text.len() > VALUES_BYTES_MAX => Err(SelectionError::Values(text.len())),
@@ -228,13 +229,13 @@ impl Selection {
         }
     }
 
-    /// How its bytes are decoded, if it is the values that they hold.
+    /// Returns the description of the decoding, if values are selected.
     #[must_use]
     pub fn values(&self) -> Option<&str> {
         self.values.as_deref().map(String::as_str)
     }
 
-    /// The bytes themselves.
+    /// Returns the selection of the bytes themselves.
     #[must_use]
     pub fn of_bytes(&self) -> Self {
         Self {
@@ -243,31 +244,31 @@ impl Selection {
         }
     }
 
-    /// What its records are, if it is such as begin somewhere.
+    /// Returns the format of the records, if records are selected.
     #[must_use]
     pub fn records(&self) -> Option<&Records> {
         self.records.as_ref()
     }
 
-    /// Whether it is all of a version.
+    /// Returns whether the whole version is selected.
     #[must_use]
     pub fn is_whole(&self) -> bool {
         *self == Self::WHOLE
     }
 
-    /// The part that it is, or is bytes of.
+    /// Returns the selected part, or the part whose bytes are selected.
     #[must_use]
     pub fn of_part(&self) -> Option<u32> {
         self.part
     }
 
-    /// Its ranges; `None`: all bytes.
+    /// Returns the selected ranges; `None` for all bytes.
     pub fn byte_ranges(&self) -> Option<impl Iterator<Item = Range<u64>> + '_> {
         let ranges = self.ranges.as_ref()?;
         Some(ranges.iter().map(|&(start, end)| start..end))
     }
 
-    /// The same bytes of something else: not of a part.
+    /// Returns the selection of the same bytes without a part.
     #[must_use]
     pub fn of_whole(&self) -> Self {
         Self {
@@ -276,7 +277,8 @@ impl Selection {
         }
     }
 
-    /// How many bytes it is of a version that is one object of `size` bytes; fewer if that has not all of them.
+    /// Returns the number of selected bytes in a version that is one object of `size` bytes. It is smaller than the selection if the
+    /// version does not have all of the bytes.
     #[must_use]
     pub fn bytes_of(&self, size: u64) -> u64 {
         match (self.part, &self.ranges) {
@@ -289,7 +291,7 @@ impl Selection {
         }
     }
 
-    /// Which ranges it is of what has `size` bytes.
+    /// Returns the ranges selected from `size` bytes.
     fn within(&self, size: u64) -> Result<Vec<Range<u64>>, SelectionError> {
         let Some(ranges) = &self.ranges else {
             return Ok(std::iter::once(0..size).collect());
@@ -305,8 +307,8 @@ impl Selection {
     }
 }
 
-/// `part 2`, `bytes 0-4095,8192-8199` or both: `part 2 bytes 0-4095`; with ` records 8` or ` records until 0a` behind for the
-/// records that begin there, and ` values …` for what they hold. Nothing for all of a version.
+/// Writes `part 2`, `bytes 0-4095,8192-8199` or both: `part 2 bytes 0-4095`. A suffix ` records 8` or ` records until 0a` selects the
+/// records that begin there, and a suffix ` values …` selects the decoded values. The text of a whole version is empty.
 impl fmt::Display for Selection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut words = Vec::new();
@@ -326,7 +328,7 @@ impl fmt::Display for Selection {
     }
 }
 
-/// What [`Display`](fmt::Display) writes.
+/// Parses the text that [`Display`](fmt::Display) writes.
 impl FromStr for Selection {
     type Err = SelectionError;
 
@@ -358,15 +360,15 @@ impl FromStr for Selection {
     }
 }
 
-/// Ranges as people write them: `0-4095,8192-8199`, each with its first and last byte.
+/// Parses ranges in the notation of users: `0-4095,8192-8199`, each with its first and last byte.
 ///
 /// # Errors
-/// If it is something else; what [`Selection::ranges`] refuses is not looked at.
+/// If the text is no list of ranges. The conditions of [`Selection::ranges`] are not checked.
 pub fn byte_ranges(text: &str) -> Result<Vec<Range<u64>>, SelectionError> {
     let wrong = || SelectionError::Text(text.chars().take(TEXT_SHOWN_MAX).collect());
     let number = |digits: &str| {
         let digits = digits.trim();
-        // What `parse` takes beyond digits is a sign.
+        // `parse` also accepts a sign, which is no digit.
         let plain = digits.bytes().all(|byte| byte.is_ascii_digit());
         plain.then(|| digits.parse::<u64>().ok()).flatten()
     };
@@ -382,7 +384,7 @@ pub fn byte_ranges(text: &str) -> Result<Vec<Range<u64>>, SelectionError> {
     text.split(',').map(range).collect()
 }
 
-/// Bytes of a layout that are selected: where they are, and where whoever reads them finds them.
+/// Selected bytes of a layout: their locations, and their positions in the reader's input.
 #[derive(Clone, Debug)]
 pub struct Selected<'a> {
     layout: &'a Layout,
@@ -390,20 +392,20 @@ pub struct Selected<'a> {
     pub(super) ranges: Vec<Range<u64>>,
 }
 
-/// Selected bytes that follow each other in a part: what its element is asked for.
+/// Consecutive selected bytes of a part, which are requested from its element.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SelectedSpan {
-    /// Which of [`Layout::parts`].
+    /// Index into [`Layout::parts`].
     pub part: usize,
-    /// Bytes of its object.
+    /// Bytes of the part's object.
     pub bytes: Range<u64>,
-    /// The range that they belong to: where it begins in the version or part, and where in what is read.
+    /// Begin of the range to which the bytes belong: in the version or part, and in the reader's input.
     from: u64,
     to: u64,
 }
 
 impl Layout {
-    /// What is selected of the version; of records the bytes that they begin in.
+    /// Returns the selected bytes of the version. For records, these are the bytes in which the records begin.
     ///
     /// # Errors
     /// If the version has no such part, or not all of the bytes.
@@ -425,7 +427,7 @@ impl Layout {
         })
     }
 
-    /// The bytes of the file that are selected, in order; of records those that they begin in.
+    /// Returns the selected bytes of the file, in order. For records, these are the bytes in which the records begin.
     pub fn runs(&self, selection: &Selection) -> Result<Vec<Range<u64>>, SelectionError> {
         let selected = self.selected(selection)?;
         let Some(part) = selected.part else {
@@ -442,7 +444,7 @@ impl Layout {
                 ));
             }
             let pieces = match self {
-                // What its object lacks at its end is zeros.
+                // Bytes that an object lacks at its end are zeros.
                 Self::Striped(striped) => striped.pieces_of(part, range),
                 Self::Whole(_) | Self::Extents(_) => self.pieces_of(part, range),
             };
@@ -458,11 +460,12 @@ impl Layout {
         Ok(runs)
     }
 
-    /// The selected records: those that begin in the selected bytes. `begin` gives the first record that begins at a byte
-    /// or behind it, the end of the file if none does. `None`: no record begins elsewhere than the bytes do, or ends so.
+    /// Returns the selected records: those that begin in the selected bytes. `begin` returns the first position at or after a byte at which
+    /// a record begins, or the end of the file if there is none. Returns `None` if the records have exactly the boundaries of the selected
+    /// bytes.
     ///
     /// # Errors
-    /// What `begin` says, and if the version has not the bytes.
+    /// Errors of `begin`, and if the version does not have the bytes.
     pub fn records<E: From<SelectionError>>(
         &self,
         selection: &Selection,
@@ -490,7 +493,7 @@ impl Layout {
         Ok((!same).then_some(selected))
     }
 
-    /// How many bytes a part stands for in the file: what its object lacks of them is zeros.
+    /// Returns the number of bytes of the file that a part represents. Bytes that its object lacks are zeros.
     #[must_use]
     pub fn part_length(&self, index: usize) -> Option<u64> {
         let part: &Part = self.parts().get(index)?;
@@ -502,13 +505,13 @@ impl Layout {
 }
 
 impl Selected<'_> {
-    /// The bytes of the version, or of the part, that it is.
+    /// Returns the selected bytes of the version or of the part.
     #[must_use]
     pub fn ranges(&self) -> &[Range<u64>] {
         &self.ranges
     }
 
-    /// How many bytes it is.
+    /// Returns the number of selected bytes.
     #[must_use]
     pub fn length(&self) -> u64 {
         self.ranges
@@ -517,7 +520,7 @@ impl Selected<'_> {
             .sum()
     }
 
-    /// The bytes that objects have of it, in the order in which it is read but for parts, which are next to each other.
+    /// Returns the selected bytes that objects hold, in the order of reading, except that the bytes of one part are adjacent.
     pub fn spans(&self) -> impl Iterator<Item = SelectedSpan> + '_ {
         let mut to = 0;
         let runs = self.ranges.iter().map(move |range| {
@@ -531,7 +534,7 @@ impl Selected<'_> {
                 Some(part) => vec![(part, range.clone())],
             };
             let span = move |(part, bytes): (usize, Range<u64>)| {
-                // What an object lacks at its end is zeros.
+                // Bytes that an object lacks at its end are zeros.
                 let has = self.layout.parts().get(part).map_or(0, |part| part.size);
                 let bytes = bytes.start..bytes.end.min(has);
                 let from = range.start;
@@ -546,7 +549,7 @@ impl Selected<'_> {
         })
     }
 
-    /// Where some bytes of a span are found by who reads what is selected: pieces with offsets there, in the order of the part.
+    /// Returns the positions of some bytes of a span in the reader's input: pieces with offsets in the input, in the order of the part.
     pub fn places(&self, span: &SelectedSpan, bytes: Range<u64>) -> Vec<Piece> {
         let bytes = bytes.start.max(span.bytes.start)..bytes.end.min(span.bytes.end);
         if bytes.is_empty() {
@@ -569,7 +572,7 @@ impl Selected<'_> {
         pieces
     }
 
-    /// How many bytes of it each part has, those that have none left out.
+    /// Returns the number of selected bytes per part, without parts that have none.
     #[must_use]
     pub fn bytes_by_part(&self) -> BTreeMap<usize, u64> {
         let mut bytes: BTreeMap<usize, u64> = BTreeMap::new();
@@ -579,7 +582,7 @@ impl Selected<'_> {
         bytes
     }
 
-    /// How many bytes of it each element has, counting every copy that can be read: what a task finds there.
+    /// Returns the number of selected bytes per element, counting every readable copy: the bytes that a task finds on the element.
     #[must_use]
     pub fn bytes_by_element(&self) -> BTreeMap<ElementId, u64> {
         let mut all: BTreeMap<ElementId, u64> = BTreeMap::new();

@@ -1,4 +1,4 @@
-//! One thing at a time: what the dispatcher does with a job, an element and an event.
+//! Scenarios of the dispatcher: each test checks its behaviour for one kind of job, element or event.
 
 use crate::array::{Dice, World, failed, job, task, view};
 use crate::faults::QUIET;
@@ -14,7 +14,7 @@ use tidemill_core::layout::{Layout, Part, Selection, Striped};
 use tidemill_core::object::Placed;
 use tidemill_core::time::Span;
 
-/// An array of storage elements 0.. with one core each, all up.
+/// Returns an array of storage elements 0.. with one core each, all online.
 fn array(elements: u32) -> World {
     let nodes: Vec<_> = (0..elements).map(|id| (id, Role::Store, 1)).collect();
     with_nodes(&nodes)
@@ -32,7 +32,7 @@ fn with_nodes(nodes: &[(u32, Role, u32)]) -> World {
 }
 
 impl World {
-    /// Where the label of a task's latest try went, and the label.
+    /// Returns the element and the label of a task's latest try.
     fn sent(&self, task: u64) -> Option<(u32, Label)> {
         let mut found = None;
         for action in &self.log {
@@ -60,7 +60,7 @@ impl World {
         self.dispatcher.job(JobId(job)).unwrap().state
     }
 
-    /// The last failure that was told of a task.
+    /// Returns the last reported failure of a task.
     fn told(&self, task: u64) -> Option<Failure> {
         self.log.iter().rev().find_map(|action| match action {
             Action::Task {
@@ -118,7 +118,7 @@ impl World {
         });
     }
 
-    /// Those that sleep and are needed.
+    /// Returns the suspended elements that are needed.
     fn needed(&self) -> Vec<u32> {
         let demand = self.dispatcher.demand(self.now);
         demand.wanted.into_iter().map(|element| element.0).collect()
@@ -184,8 +184,8 @@ fn chain_is_sent_to_its_data_as_one_mini_dag() {
     );
 }
 
-/// A task with a pipelined input runs on the element of the task that feeds it if a core is free there, whatever the
-/// policy chooses. A label that is rescheduled because its feeder failed does not count as a try.
+/// A task with a pipelined input runs on the element of the task that feeds it if a core is free there, whatever the policy chooses. A
+/// label that is rescheduled because its feeder failed does not count as a try.
 #[test]
 fn fed_task_runs_on_element_of_its_feeder() {
     let mut world = with_nodes(&[(0, Role::Store, 2), (1, Role::Store, 2)]);
@@ -319,7 +319,7 @@ fn awaited_file_starts_its_task() {
     });
     let (_, label) = world.sent(1).unwrap();
     assert_eq!(analysis(&label).inputs[0].object, placed.object);
-    // A later version is not this task's concern.
+    // A later version does not affect this task.
     let later = Placed {
         object: ObjectId(77),
         ..placed
@@ -349,7 +349,7 @@ fn work_of_lost_element_is_rescheduled_if_inputs_are_up() {
     let (element, new) = world.sent(1).unwrap();
     assert_eq!(element, 1);
     assert_ne!(old.id, new.id);
-    // The lost element comes back with a result that has been overtaken.
+    // The lost element reconnects with a result that another try has replaced.
     world.gain(0);
     assert_eq!(
         world.count(|action| matches!(action, Action::Abort { label, .. } if *label == old.id)),
@@ -383,7 +383,7 @@ fn work_waits_if_its_only_input_is_on_a_lost_element() {
         told.contains("`in0`") && told.contains("element 0"),
         "{told}"
     );
-    // It comes back and goes on with what it had: the same label, not another try.
+    // The element reconnects and continues with its label: the same label, not another try.
     world.gain(0);
     assert_eq!(world.states(1), [TaskState::Sent]);
     assert_eq!(world.sent(1).unwrap().1.id, old.id);
@@ -434,13 +434,13 @@ fn errand_is_resent_until_its_element_has_done_it() {
     assert!(!world.dispatcher.takes_errand(element, Lane::Remove));
     assert_eq!(sent[0].operation, copy);
     assert_eq!(sent[1].operation, remove(0));
-    // It is for this element, whatever becomes of it.
+    // The label belongs to this element even while the element is lost.
     world.lose(1);
     world.on(errand(remove(20)));
     assert_eq!(world.wanted(element), sent);
     world.gain(1);
     assert_eq!(world.wanted(element), sent);
-    // Another has nothing to say about it.
+    // A report from another element has no effect.
     for (on, left) in [(ElementId(0), sent.len()), (element, sent.len() - 1)] {
         world.on(Event::Finished {
             element: on,
@@ -489,12 +489,12 @@ fn element_gets_many_small_copies_or_few_large_ones() {
         }
         let sent = world.wanted(element);
         assert_eq!(sent.len(), expected, "{size}");
-        // Removals wait for none of them.
+        // Removals wait for none of the copies.
         world.on(errand(Operation::Remove {
             objects: vec![ObjectId(1)],
         }));
         assert_eq!(world.wanted(element).len(), expected + 1);
-        // Those that were under way before a restart count.
+        // Labels that were under way before a restart count.
         let mut again = array(2);
         for label in sent {
             again.on(Event::ErrandSent {
@@ -516,7 +516,7 @@ fn with_intermediate_on_element_0(reader_element: u32) -> World {
     let maker = task(1, "a", vec![Origin::File(raw)]);
     let mut reader = task(2, "b", vec![from(1), from(9)]);
     reader.element = Some(ElementId(reader_element));
-    // The first turn of round-robin is element 0's.
+    // The first turn of round-robin belongs to element 0.
     world.submit(job(1, "round-robin", vec![maker, gate, reader]));
     assert_eq!(world.sent(1).unwrap().0, 0);
     world.finish(1, Ok(10));
@@ -528,7 +528,7 @@ fn lost_intermediate_still_needed_is_recomputed() {
     let mut world = with_intermediate_on_element_0(1);
     world.lose(0);
     assert_eq!(world.states(1)[0], TaskState::Done);
-    // The rest of the inputs arrive; now the lost one is needed.
+    // The other inputs arrive; now the lost one is needed.
     let placed = world.file(ElementId(1), 1);
     world.on(Event::FileSealed {
         path: "/t9/in0".into(),
@@ -553,7 +553,7 @@ fn suspended_element_is_woken_and_its_data_not_recomputed() {
     let mut world = with_intermediate_on_element_0(1);
     assert!(world.needed().is_empty());
     world.sleep(0);
-    // A task that has not ended reads it.
+    // A task that has not ended reads the object.
     assert_eq!(world.needed(), [0]);
     let placed = world.file(ElementId(1), 1);
     world.on(Event::FileSealed {
@@ -572,7 +572,7 @@ fn suspended_element_is_woken_and_its_data_not_recomputed() {
     world.finish(2, Ok(10));
     assert_eq!(world.job_state(1), JobState::Done);
     assert_eq!(world.count(publishes(1)), 1);
-    // A copy that is up is as good; what a task is pinned to is not.
+    // A copy on an online element is sufficient; an element to which a task is pinned is needed nevertheless.
     world.sleep(0);
     assert!(world.needed().is_empty());
     let mut pinned = task(3, "c", vec![Origin::File(placed)]);
@@ -689,7 +689,7 @@ fn no_task_is_placed_on_a_draining_element() {
     }
     world.submit(job(3, "input-locality", vec![pinned]));
     assert!(world.sent(3).is_none(), "it waits");
-    // What it has goes on.
+    // A running task on the element continues.
     world.finish(1, Ok(10));
     assert_eq!(world.states(1), [TaskState::Done]);
     world.dispatcher.check();
@@ -717,10 +717,10 @@ fn every_copy_counts_as_local() {
     assert!(!elements.contains(&1), "{elements:?}");
 }
 
-/// Bytes of a stripe.
+/// Size of a stripe, in bytes.
 const UNIT: u64 = 1 << 20;
 
-/// A file whose bytes are here and there.
+/// Creates a file whose bytes are distributed over these parts.
 fn striped(world: &mut World, parts: &[(u32, u64)]) -> Placed {
     let place =
         |world: &mut World, (element, size): (u32, u64)| world.file(ElementId(element), size);
@@ -741,14 +741,14 @@ fn striped(world: &mut World, parts: &[(u32, u64)]) -> Placed {
     whole
 }
 
-/// A task that reads what is selected of a file.
+/// Returns a task that reads a selection of a file.
 fn selecting(id: u64, file: Placed, selection: &Selection) -> TaskSpec {
     let mut reader = task(id, "a", vec![Origin::File(file)]);
     reader.inputs[0].selection = selection.clone();
     reader
 }
 
-/// The selection in the label of a task, and where its input is to be had.
+/// Returns the selection in the label of a task, and the element of its input.
 fn sent_selection(world: &World, id: u64) -> (u32, Selection) {
     let sent = world.sent(id).unwrap();
     let Operation::Analyse(analysis) = &sent.1.operation else {
@@ -769,7 +769,7 @@ fn task_of_a_part_runs_at_its_part_and_needs_no_other() {
         assert_eq!(sent_selection(&world, id), (part, Selection::part(part)));
         world.finish(id, Ok(10));
     }
-    // Others may be lost; with its own it waits, and goes on with a copy.
+    // Other elements may be lost. If the element of its own part is lost, the task waits, and it continues with a copy.
     world.lose(0);
     world.submit(job(
         4,
@@ -798,13 +798,13 @@ fn task_of_a_part_runs_at_its_part_and_needs_no_other() {
 #[test]
 fn only_selected_bytes_count_for_locality() {
     let mut world = array(3);
-    // Rows of stripes: most of the file is on element 0, and all of what is asked for on 1 and 2.
+    // Element 0 holds most of the file, and elements 1 and 2 hold all of the selection.
     let raw = striped(&mut world, &[(0, 1 << 30), (1, UNIT), (2, UNIT)]);
     let few = Selection::ranges(None, &[UNIT..UNIT + 10, 2 * UNIT..3 * UNIT]).unwrap();
     world.submit(job(1, "input-locality", vec![selecting(1, raw, &few)]));
     assert_eq!(world.sent(1).unwrap().0, 2, "most of the ranges is there");
     world.finish(1, Ok(10));
-    // The elements without any of it don't matter.
+    // Elements without selected bytes do not matter.
     world.lose(0);
     world.submit(job(2, "min-wait", vec![selecting(2, raw, &few)]));
     assert!(world.sent(2).is_some());
@@ -815,7 +815,7 @@ fn only_selected_bytes_count_for_locality() {
         vec![selecting(3, raw, &Selection::WHOLE)],
     ));
     assert_eq!(world.states(3), [TaskState::Waiting]);
-    // What the file does not have is sent all the same: the element says what is wrong.
+    // A selection that the file does not contain is sent nevertheless: the element reports the error.
     let absent = selecting(4, raw, &Selection::part(9));
     let all = 0..u64::MAX;
     let behind = Selection::ranges(Some(1), std::slice::from_ref(&all)).unwrap();
@@ -833,7 +833,7 @@ fn striped_file_counts_by_part_on_each_element() {
     world.submit(job(1, "input-locality", vec![reader]));
     assert_eq!(world.sent(1).unwrap().0, 1, "most of it is there");
     world.finish(1, Ok(10));
-    // It can be read as long as all have their part.
+    // The file can be read as long as all elements have their part.
     world.lose(2);
     let reader = task(2, "a", vec![Origin::File(raw)]);
     world.submit(job(2, "input-locality", vec![reader]));
@@ -859,7 +859,7 @@ fn lost_part_is_read_from_copy() {
         there: true,
     });
     assert!(world.sent(1).is_some());
-    // And not any more.
+    // Now the file can't be read any more.
     let reader = task(2, "a", vec![Origin::File(raw)]);
     world.on(Event::Copied {
         object: second,
@@ -1110,12 +1110,12 @@ fn learned_run_times_decide_placement_of_next_tasks() {
         .map(|id| task(id, "slow", vec![Origin::File(raw)]))
         .collect();
     world.submit(job(1, "min-wait", tasks));
-    // 8 ms to move the input, a minute expected of a kernel without history: worth moving.
+    // Moving the input takes 8 ms, and a kernel without history is expected to take a minute: moving pays.
     assert!((1..=4).any(|id| world.sent(id).unwrap().0 == 1));
     for id in 1..=4 {
         world.finish(id, Ok(1));
     }
-    // Runs turn out to take a few: not worth moving another.
+    // Runs turn out to take a few milliseconds: moving another input does not pay.
     let other = world.file(ElementId(0), 1_000_000);
     let tasks = (11..=12)
         .map(|id| task(id, "slow", vec![Origin::File(other)]))
@@ -1139,7 +1139,7 @@ fn unknown_kernels_spread_after_their_shared_dependency() {
     assert_eq!(places.len(), 3, "they wait for each other");
 }
 
-/// Five tasks have been sent to element 0, which runs the first, when element 1 comes with nothing to do.
+/// Sends five tasks to element 0, which runs the first, before element 1 connects and is idle.
 fn queue_beside_an_idle_element(policy: &str) -> World {
     let mut world = array(2);
     world.lose(1);
@@ -1152,8 +1152,7 @@ fn queue_beside_an_idle_element(policy: &str) -> World {
     world
 }
 
-/// Labels that follow others take no core of their element before their dependencies have ended, however many labels
-/// follow.
+/// Labels that follow others take no core of their element before their dependencies have ended, however many labels follow.
 #[test]
 fn cores_not_used_by_a_chain_are_free() {
     let mut world = with_nodes(&[(0, Role::Store, 2), (1, Role::Store, 2)]);
@@ -1177,7 +1176,7 @@ fn cores_not_used_by_a_chain_are_free() {
     places.sort_unstable();
     assert_eq!(places, [0, 1, 1], "one beside the chain");
     assert_eq!(free(&world), [0; 0]);
-    // The next of the chain takes the place of the one before.
+    // The next task of the chain takes the place of the previous one.
     world.finish(1, Ok(10));
     assert_eq!(free(&world), [0; 0]);
     world.finish(11, Ok(10));
@@ -1309,7 +1308,8 @@ fn task_is_sent_only_to_element_that_has_its_program() {
     says(&mut world, 1, true);
     assert_eq!(world.sent(1).unwrap().0, 1);
     assert_eq!(world.dispatcher.unknown_programs(), []);
-    // It is lost; one that joins is asked before it gets anything, and what it says when it comes back counts anew.
+    // The element is lost. A new element is asked for its programs before it gets a task, and the programs of a reconnected element must be
+    // reported again.
     world.on(Event::ElementDown {
         element: ElementId(1),
     });
@@ -1351,7 +1351,7 @@ fn tasks_of_one_kind_do_not_block_those_of_another() {
     ));
     assert_eq!(world.sent(1), None);
     assert!(world.sent(2).is_some() && world.sent(3).is_some());
-    // It turns out to have more cores now.
+    // The element now reports more cores.
     world.on(Event::ElementStatus {
         element: ElementId(0),
         view: view(Role::Store, 3),

@@ -1,8 +1,9 @@
-//! The user's site, `site.toml`: a machine, its network, devices and analysis nodes, applications and kernels.
+//! The user's site, `site.toml`: a machine, its network, devices and analysis nodes, applications and kernels. This module reads and checks
+//! the site file.
 //!
-//! `examples/site/jaguar.toml` shows every key with its meaning. Whatever is wrong is an error that names file and
-//! line: a key that is unknown or missing, a unit that does not fit, a size or number that is zero, negative or absurd,
-//! prices in two currencies, and what contradicts itself (a device that draws more when it is idle).
+//! `examples/site/jaguar.toml` shows every key with its meaning. Each fault is an error that names file and line. Faults are an unknown or
+//! missing key, a wrong unit, a size or number that is zero, negative or absurd, and prices in two currencies. Contradictions are faults,
+//! too (a device that draws more power when it is idle).
 
 use super::corrections::Corrections;
 use super::feasible;
@@ -22,87 +23,87 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 use toml::Spanned;
 
-/// Most simulation nodes of a machine.
+/// Maximum number of simulation nodes of a machine.
 pub const NODES_MAX: u64 = 100_000_000;
-/// Most links of a network.
+/// Maximum number of links of a network.
 pub const LINKS_MAX: u64 = 10_000_000_000;
-/// Most processors of an analysis node.
+/// Maximum number of processors of an analysis node.
 pub const PROCESSORS_MAX: u64 = 65_536;
-/// Most checkpoints that are kept, and runs that are paid for.
+/// Maximum number of checkpoints that are kept, and of runs that are paid for.
 pub const RUNS_MAX: u64 = 1_000_000_000;
-/// Most applications, and most kernels, of a site: a report has a line for each pair.
+/// Maximum number of applications, and of kernels, of a site: a report has a line for each pair.
 pub const ROWS_MAX: usize = 256;
-/// Largest of the numbers that count no things: hops, factors, ratios of sizes.
+/// Maximum of numbers that are not counts: hops, factors, ratios of sizes.
 const NUMBER_MAX: f64 = 1e9;
-/// Most letters of a name.
+/// Maximum length of a name, in characters.
 const NAME_CHARS_MAX: usize = 100;
 
-/// Why a site file can't be used.
+/// Error of a site file.
 #[derive(Debug, Error)]
 pub enum SiteError {
-    /// It can't be read.
+    /// The file can't be read.
     #[error("can't read {}", path.display())]
     Read {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// It is not TOML, or has a key that is missing, unknown or of a wrong value.
+    /// The file is not TOML, or has a missing, unknown or invalid key.
     #[error("{}:{line}: {}", path.display(), misspelt::told(error.message()))]
     Content {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Line, from 1; where a key is missing, the line of its table.
+        /// Line, from 1; for a missing key, the line of its table.
         line: usize,
-        /// What is wrong.
+        /// Error of the parser.
         error: Box<toml::de::Error>,
     },
-    /// No single key of it is wrong, but what they say together.
+    /// The keys are valid one by one, but contradict each other.
     #[error("{}:{line}: {fault}", path.display())]
     Fault {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// Line, from 1.
         line: usize,
-        /// What is wrong.
+        /// Contradiction.
         fault: Fault,
     },
 }
 
-/// What is wrong with keys that are right one by one.
+/// Fault in keys that are valid one by one.
 #[derive(Debug, Clone, PartialEq, Error)]
 pub enum Fault {
-    /// Two applications or two kernels of one name; the second is meant.
+    /// Two applications or two kernels have the same name; the position is that of the second.
     #[error("there are two {what} named \"{name}\"; give each its own name")]
     Duplicate {
         /// "applications" or "kernels".
         what: &'static str,
-        /// The name.
+        /// Common name.
         name: String,
     },
-    /// The network has too little, or too much, to know the bandwidth of a busy link.
+    /// The network has too few keys, or too many, to determine the bandwidth of a busy link.
     #[error("[network] needs either busy-bandwidth or all of idle-bandwidth, links and diameter")]
     Network,
-    /// A list with nothing in it.
+    /// A list is empty.
     #[error("`{0}` is empty; give at least one [[{0}]]")]
     Empty(&'static str),
-    /// A list with very many things in it.
+    /// A list has too many entries.
     #[error("there are more than {ROWS_MAX} [[{0}]]; give those that matter")]
     TooMany(&'static str),
-    /// Waiting takes more than working.
+    /// Idle power is higher than busy power.
     #[error(
         "[{table}] draws {idle} when it is idle and {busy} when it is busy; idle-power can't be above busy-power"
     )]
     IdleAboveBusy {
-        /// The table.
+        /// Name of the table.
         table: &'static str,
         /// P_idle.
         idle: Watts,
         /// P_busy.
         busy: Watts,
     },
-    /// A run that ends before its first output.
+    /// A run ends before its first output.
     #[error(
         "an output every {interval} in a run of {duration}: there is none; output-interval can't be above duration"
     )]
@@ -112,20 +113,20 @@ pub enum Fault {
         /// t_sim.
         duration: Seconds,
     },
-    /// More nodes for each device than there are.
+    /// Each device serves more nodes than the machine has.
     #[error(
         "a staging ratio of {0} is above the {1} nodes of the machine: one device for all of them is {1}"
     )]
     RatioAboveNodes(f64, f64),
-    /// A ratio that is none.
+    /// A staging ratio is below 1.
     #[error("a staging ratio of {0} is less than one node for each device")]
     RatioBelowOne(f64),
-    /// Prices in two currencies.
+    /// Prices are in two currencies.
     #[error("this price is in {second}, and that of [device] in {first}; give all in one currency")]
     Currencies {
-        /// The currency of the first price.
+        /// Currency of the first price.
         first: Currency,
-        /// That of another.
+        /// Currency of the other price.
         second: Currency,
     },
 }
@@ -137,7 +138,7 @@ macro_rules! number {
         pub struct $type(f64);
 
         impl $type {
-            /// The number.
+            /// Returns the number.
             pub const fn get(self) -> f64 {
                 self.0
             }
@@ -152,13 +153,13 @@ macro_rules! number {
     };
 }
 
-/// Reads a number that is what it should be.
+/// Parses a number and checks it.
 fn number<'de, D: Deserializer<'de>>(
     deserializer: D,
     expected: &str,
     valid: impl Fn(f64) -> bool,
 ) -> Result<f64, D::Error> {
-    /// From here on all digits of a number are not what a reader wants.
+    /// Larger numbers are not shown with all digits.
     const LARGE: f64 = 1e15;
     let value = deserializer.deserialize_f64(NumberVisitor(expected))?;
     if valid(value) {
@@ -171,12 +172,12 @@ fn number<'de, D: Deserializer<'de>>(
     })
 }
 
-/// A number of whole things, at least one and at most so many.
+/// Count of things, from 1 to a maximum.
 #[derive(Debug, Clone, Copy, PartialEq, PartialOrd)]
 pub struct Count<const MAX: u64>(f64);
 
 impl<const MAX: u64> Count<MAX> {
-    /// The number.
+    /// Returns the number.
     pub const fn get(self) -> f64 {
         self.0
     }
@@ -220,7 +221,7 @@ impl Visitor<'_> for NumberVisitor<'_> {
     }
 
     fn visit_i64<E: serde::de::Error>(self, value: i64) -> Result<f64, E> {
-        // Beyond 2^53 a count loses its last digits, which no model can tell.
+        // Beyond 2^53 a count loses its last digits, which does not matter for any model.
         Ok(value as f64)
     }
 
@@ -229,12 +230,12 @@ impl Visitor<'_> for NumberVisitor<'_> {
     }
 }
 
-/// What something is called: tables and errors show it.
+/// Name of a thing, as shown in tables and errors.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Name(String);
 
 impl Name {
-    /// As it is written.
+    /// Returns the name as it is written.
     pub fn get(&self) -> &str {
         &self.0
     }
@@ -268,19 +269,19 @@ impl<'de> Deserialize<'de> for Name {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Site {
-    /// What it is called.
+    /// Name of the site.
     pub name: Name,
-    /// The compute nodes and their file system.
+    /// Compute nodes and their file system.
     pub machine: Machine,
-    /// What joins them.
+    /// Network between them.
     pub network: Network,
-    /// How applications run, unless one says otherwise.
+    /// Default run of applications.
     pub run: Running,
-    /// A device to stage output on.
+    /// Device for staging output.
     pub device: Device,
-    /// A node to analyse on, in the machine or offline.
+    /// Node for analysis, in the machine or offline.
     pub analysis_node: AnalysisNode,
-    /// Prices that don't belong to one part.
+    /// Prices that belong to no single part.
     pub cost: Cost,
     /// Applications, in the file's order.
     #[serde(rename = "application")]
@@ -342,7 +343,7 @@ pub struct Running {
     pub reduction: Positive,
     /// f_restart.
     pub restart_fraction: Share,
-    /// R that energy and cost are worked out for.
+    /// R for which energy and cost are computed.
     staging_ratio: Spanned<Factor>,
 }
 
@@ -350,7 +351,7 @@ pub struct Running {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Device {
-    /// Its model.
+    /// Model of the device.
     pub name: Name,
     /// C_SSD.
     pub capacity: Bytes,
@@ -366,7 +367,7 @@ pub struct Device {
     pub idle_power: Spanned<Watts>,
     /// W_endurance.
     pub endurance: Bytes,
-    /// Of one device.
+    /// Price of one device.
     pub price: Spanned<Price<Money>>,
 }
 
@@ -384,9 +385,9 @@ pub struct AnalysisNode {
     pub busy_power: Watts,
     /// P_idle of the whole node.
     pub idle_power: Spanned<Watts>,
-    /// Of a node without its memory.
+    /// Price of a node without its memory.
     pub price: Spanned<Price<Money>>,
-    /// Of its memory.
+    /// Price of its memory.
     pub memory_price: Spanned<Price<Money>>,
 }
 
@@ -394,9 +395,9 @@ pub struct AnalysisNode {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Cost {
-    /// What energy costs.
+    /// Price of energy.
     pub energy_price: Spanned<Price<MoneyPerJoule>>,
-    /// Runs of each application that are paid for.
+    /// Number of runs of each application that are paid for.
     pub runs: Count<RUNS_MAX>,
 }
 
@@ -407,7 +408,7 @@ pub struct Application {
     name: Spanned<Name>,
     /// λ_a.
     pub analysis: BytesPerSecond,
-    /// λ_c; none when it makes no checkpoints.
+    /// λ_c; `None` if the application writes no checkpoints.
     pub checkpoint: Option<BytesPerSecond>,
     /// t_sim of this application.
     pub duration: Option<Spanned<Seconds>>,
@@ -416,7 +417,7 @@ pub struct Application {
 }
 
 impl Application {
-    /// What it is called.
+    /// Returns the name of the application.
     pub fn name(&self) -> &str {
         self.name.get_ref().get()
     }
@@ -427,22 +428,22 @@ impl Application {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Kernel {
     name: Spanned<Name>,
-    /// T_SSD,k: its throughput on a device.
+    /// T_SSD,k: throughput of the kernel on a device.
     pub device: BytesPerSecond,
-    /// Its throughput on one processor of a node.
+    /// Throughput of the kernel on one processor of a node.
     pub processor: BytesPerSecond,
     /// α of this kernel.
     pub reduction: Option<Positive>,
 }
 
 impl Kernel {
-    /// What it is called.
+    /// Returns the name of the kernel.
     pub fn name(&self) -> &str {
         self.name.get_ref().get()
     }
 }
 
-/// What is checked before the rest: enough to know the lines of whole tables.
+/// Tables that are parsed first, with the positions of whole tables for errors.
 #[derive(Deserialize)]
 struct Tables {
     network: Spanned<toml::Value>,
@@ -452,7 +453,7 @@ struct Tables {
 
 pub(super) const JAGUAR: &str = include_str!("../../../../examples/site/jaguar.toml");
 
-/// The paper's site, as in `examples/site/jaguar.toml`.
+/// Returns the paper's site, as in `examples/site/jaguar.toml`.
 pub fn jaguar() -> Site {
     Site::parse(JAGUAR, Path::new("examples/site/jaguar.toml")).expect("the tests read this site")
 }
@@ -470,7 +471,7 @@ impl Site {
         Self::parse(&text, path)
     }
 
-    /// A site from the text of a file; `path` is for errors only.
+    /// Parses a site from the text of a file; `path` is only used in errors.
     ///
     /// # Errors
     /// See [`SiteError`].
@@ -491,7 +492,7 @@ impl Site {
         Ok(site)
     }
 
-    /// What no single key can tell.
+    /// Checks conditions that involve several keys.
     fn check(&self, tables: &Tables) -> Result<(), Located> {
         let network = &self.network;
         let idle_keys = [
@@ -585,12 +586,12 @@ impl Site {
         below.then_some(Fault::RatioBelowOne(ratio))
     }
 
-    /// R that feasibility, energy and cost are worked out for.
+    /// Returns R, for which feasibility, energy and cost are computed.
     pub fn staging_ratio(&self) -> f64 {
         self.run.staging_ratio.get_ref().get()
     }
 
-    /// The same site at another staging ratio.
+    /// Returns the same site with another staging ratio.
     ///
     /// # Errors
     /// A ratio below 1 or above the number of nodes.
@@ -602,12 +603,12 @@ impl Site {
         Ok(self)
     }
 
-    /// The currency of all of its prices.
+    /// Returns the currency of all prices.
     pub fn currency(&self) -> &Currency {
         &self.device.price.get_ref().currency
     }
 
-    /// BW_busylink, measured or computed (below Eq. 9).
+    /// Returns BW_busylink, measured or computed (below Eq. 9).
     pub fn busy_link(&self) -> BytesPerSecond {
         let network = &self.network;
         network.busy_bandwidth.unwrap_or_else(|| {
@@ -621,7 +622,7 @@ impl Site {
         })
     }
 
-    /// An application's run; with a kernel, what that leaves of the data counts.
+    /// Returns an application's run. With a kernel, the run contains the data that the kernel leaves.
     pub fn run_of(&self, application: &Application, kernel: Option<&Kernel>) -> Run {
         let reduction = kernel
             .and_then(|kernel| kernel.reduction)
@@ -652,7 +653,7 @@ impl Site {
         }
     }
 
-    /// The device as a place to stage on.
+    /// Returns the device as a place for staging.
     pub fn device_stage(&self) -> Stage {
         let device = &self.device;
         Stage {
@@ -667,7 +668,7 @@ impl Site {
         }
     }
 
-    /// The analysis node as a place to stage on.
+    /// Returns the analysis node as a place for staging.
     pub fn node_stage(&self) -> Stage {
         let node = &self.analysis_node;
         Stage {
@@ -682,7 +683,7 @@ impl Site {
         }
     }
 
-    /// T_a,node,k and T_server,k: a kernel's throughput on a whole node.
+    /// Returns T_a,node,k and T_server,k: a kernel's throughput on a whole node.
     pub fn node_throughput(&self, kernel: &Kernel, corrections: &Corrections) -> BytesPerSecond {
         if corrections.all_processors {
             kernel.processor * self.analysis_node.processors.get()
@@ -691,19 +692,19 @@ impl Site {
         }
     }
 
-    /// Price of an analysis node with its memory.
+    /// Returns the price of an analysis node with its memory.
     pub fn node_price(&self) -> Money {
         let node = &self.analysis_node;
         node.price.get_ref().amount + node.memory_price.get_ref().amount
     }
 
-    /// Price of a device.
+    /// Returns the price of a device.
     pub fn device_price(&self) -> Money {
         self.device.price.get_ref().amount
     }
 }
 
-/// A fault and where in the text it is.
+/// Fault and its position in the text.
 type Located = (Range<usize>, Fault);
 
 fn distinct<'a>(
@@ -732,7 +733,7 @@ fn line_of(text: &str, span: Option<Range<usize>>) -> usize {
 mod tests {
     use super::*;
 
-    /// The line a text stands on in the example, from 1.
+    /// Returns the line of a text in the example, from 1.
     fn line_with(text: &str) -> usize {
         1 + JAGUAR.lines().position(|line| line.contains(text)).unwrap()
     }
@@ -754,7 +755,7 @@ mod tests {
         assert_eq!(site.busy_link(), "814 MiB/s".parse().unwrap());
     }
 
-    /// What is changed in the example, into what, and how the error starts.
+    /// Text of the example, its replacement, and the begin of the resulting error.
     const WRONG: &[(&str, &str, &str)] = &[
         (
             "nodes = 18000",

@@ -1,10 +1,9 @@
-//! Carries out in virtual time what the dispatcher decides.
+//! The engine: carries out the dispatcher's decisions in virtual time.
 //!
-//! A label goes through the phases of [`Phase`], as on a running element: it holds its core while its inputs are
-//! pulled one after the other, while its kernel reads, computes and writes, until its outputs are sealed and, where that
-//! pays, its inputs hashed. A run may fail once it has computed ([`super::faults`]), or because the device is full.
-//! Messages between server and elements take the platform's label latency, those to elements also what it takes to keep
-//! the decision, and stay in order.
+//! A label passes through the phases of [`Phase`], as on a running element. It holds its core while its inputs are pulled one after the
+//! other, and while its kernel reads, computes and writes. It releases the core after its outputs are sealed and, if hashing pays, its
+//! inputs are hashed. A run may fail after it has computed ([`super::faults`]), or because the device is full. Messages between server and
+//! elements take the platform's label latency and stay in order. Messages to elements also take the time that storing the decision takes.
 
 mod sleep;
 mod trouble;
@@ -31,61 +30,61 @@ use tidemill_core::object::Placed;
 use tidemill_core::policy::Memory;
 use tidemill_core::time::{Span, Time};
 
-/// What elements say that they hold and have free if their devices have no bound.
+/// Capacity and free space of elements whose devices have no limit, in bytes.
 const CAPACITY_BYTES: u64 = 1 << 60;
 
-/// Where a label is. Each phase begins when the one before has ended, those that take no time are passed.
+/// Phase of a label. Each phase begins when the previous one has ended; phases that take no time are skipped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     /// Waits for other labels or for a core.
     Queued,
-    /// Looks for its next input that is elsewhere.
+    /// Looks for its next input on another element.
     Fetch,
-    /// The latencies of a pull.
+    /// Waits for the latencies of a pull.
     PullDelay,
-    /// The bytes of a pull.
+    /// Pulls the bytes of an input.
     Pull,
     ReadDelay,
     Read,
     Compute,
     WriteDelay,
     Write,
-    /// Its inputs are hashed, if that pays.
+    /// Hashes its inputs, if that pays.
     Hash,
     Ended,
-    /// It began and did not end well.
+    /// Began and failed.
     Failed,
-    /// It went back before it began.
+    /// Was returned before it began.
     GivenUp,
 }
 
-/// One label.
+/// State of one label.
 #[derive(Debug)]
 struct Run {
     task: u32,
     /// Index of its element's node.
     node: u32,
     phase: Phase,
-    /// Since when it is in this phase.
+    /// Time since which the label is in this phase.
     since: Time,
-    /// Labels that have to end before.
+    /// Number of labels that have to end before this one.
     missing: u32,
-    /// Labels that wait for it.
+    /// Labels that wait for this one.
     followers: Vec<u32>,
-    /// Its inputs that are on other elements: object, node that holds it, bytes.
+    /// Inputs on other elements: object, node that holds it, bytes.
     remote: Vec<(ObjectId, u32, u64)>,
-    /// How many of them were looked for.
+    /// Number of these inputs that have been processed.
     fetched: usize,
     outputs: Vec<ObjectId>,
-    /// How it failed, if it did.
+    /// Kind of the failure, if the label failed.
     kind: FailureKind,
     times: Times,
 }
 
-/// What a task has to do, in one place: the lists of the workflow are far apart.
+/// Work of a task in one place, because the lists of the workflow are far apart in memory.
 #[derive(Clone, Copy, Debug)]
 struct Work {
-    /// Whether it is not only given a remembered result.
+    /// Whether the task runs; otherwise its cached result is returned.
     ran: bool,
     inputs: u32,
     outputs: u32,
@@ -94,7 +93,7 @@ struct Work {
     compute: Span,
 }
 
-/// Something on its way between server and elements.
+/// Message between server and elements.
 #[derive(Debug)]
 #[expect(
     clippy::large_enum_variant,
@@ -106,7 +105,7 @@ enum Message {
     Report(Event),
 }
 
-/// See the module.
+/// State of a simulation; see the module.
 #[derive(Debug)]
 pub(super) struct Engine<'a> {
     platform: &'a Platform,
@@ -118,40 +117,40 @@ pub(super) struct Engine<'a> {
     network: Network,
     nodes: Vec<Node>,
     runs: Vec<Run>,
-    /// Messages that are there at once, and those on their way down and up.
+    /// Messages without latency, and those on their way to elements and to the server.
     instant: VecDeque<Message>,
     mail: [VecDeque<Message>; 2],
-    /// When each node said last what is free on its device.
+    /// Time of each node's last report of free space.
     told: Vec<Time>,
-    /// What failed last, and all that did on each node.
+    /// Last failure, and all losses on each node.
     why: Option<String>,
     lost: Vec<Lost>,
     night: Night,
     /// Programs that the job needs.
     programs: BTreeSet<String>,
-    /// What files are made of that lie in several objects.
+    /// Layouts of files that consist of several objects.
     parted: BTreeMap<ObjectId, Layout>,
-    /// What bytes are pulled as that are put together from parts, by the object, what of it is read, and the part.
+    /// Pseudo objects for bytes that are pulled from a part, by the object, the selection and the part.
     gathered: BTreeMap<(ObjectId, Selection, usize), ObjectId>,
     actions: Vec<Action>,
     counts: EventCounts,
     ended: Option<JobState>,
 }
 
-/// What a simulation leaves.
+/// Result of a simulation.
 #[derive(Debug)]
 pub(super) struct Finished {
-    /// When the job ended.
+    /// End of the job.
     pub(super) end: Time,
-    /// How.
+    /// Final state of the job.
     pub(super) state: Option<JobState>,
-    /// How each task went, by its index; `None`: it did not run.
+    /// Times of each task, by its index; `None` if the task did not run.
     pub(super) times: Vec<Option<Times>>,
     pub(super) counts: EventCounts,
-    /// What failed last, and all that did on each node.
+    /// Last failure, and all losses on each node.
     pub(super) why: Option<String>,
     pub(super) lost: Vec<Lost>,
-    /// How storage elements slept; none if none did.
+    /// Suspended times of storage elements; empty if none was suspended.
     pub(super) slept: Vec<Slept>,
 }
 
@@ -163,7 +162,7 @@ impl<'a> Engine<'a> {
         (seed, allocation): (u64, Allocation),
     ) -> Self {
         let works = works(workflow);
-        // The platform's elements in order, the host's last.
+        // The elements of the platform in order, with the host's element last.
         let elements = platform.elements.iter().chain(&platform.host);
         let elements_count = elements.clone().count();
         let nodes = elements.clone();
@@ -199,7 +198,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Lets all elements come up, submits the job and runs until nothing is left to happen.
+    /// Connects all elements, submits the job, and runs until no event is left.
     pub(super) fn run(mut self, parted: Vec<(ObjectId, Layout)>, submitted: Event) -> Finished {
         let platform = self.platform;
         self.programs = programs_of(&submitted);
@@ -232,7 +231,7 @@ impl<'a> Engine<'a> {
             self.on_wake(wake);
         }
         let why = self.why.take().or_else(|| self.first_full());
-        // What it knows is of no use any more, and room for the report is.
+        // The dispatcher's state is not needed any more, and its memory is needed for the report.
         drop(self.dispatcher);
         let mut times = vec![None; self.workflow.tasks.len()];
         for run in self
@@ -255,7 +254,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// An element says which of the job's programs it has.
+    /// Reports the job's programs that an element has.
     fn tell_programs(&mut self, index: usize) {
         if self.programs.is_empty() {
             return;
@@ -272,7 +271,7 @@ impl<'a> Engine<'a> {
         });
     }
 
-    /// What dispatcher and elements know from earlier jobs.
+    /// Restores the knowledge of dispatcher and elements from earlier jobs.
     fn resume(&mut self, submitted: &Event) {
         let Event::Submitted(job) = submitted else {
             return;
@@ -391,7 +390,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Tells the dispatcher what happened and carries out what it answers.
+    /// Passes an event to the dispatcher and carries out its actions.
     fn feed(&mut self, event: Event) {
         self.counts.dispatcher += 1;
         let mut actions = std::mem::take(&mut self.actions);
@@ -401,9 +400,8 @@ impl<'a> Engine<'a> {
                 Action::Send { element, labels } => self.send(Message::Labels(element, labels)),
                 Action::Recall { label, .. } => self.send(Message::Recall(label)),
                 Action::Job { state, .. } => self.ended = Some(state),
-                // Names, explanations and states are the server's to keep. Nothing is cancelled here and no element is
-                // lost, so nothing is discarded, and only what comes after a label that was taken back or failed is
-                // aborted: its element has given that up already.
+                // Names, explanations and states belong to the server. No job is cancelled here and no element is lost, so nothing is
+                // discarded. Only labels that follow a recalled or failed label are aborted, and their element has aborted them already.
                 Action::Abort { .. }
                 | Action::Decided(_)
                 | Action::Publish { .. }
@@ -416,7 +414,7 @@ impl<'a> Engine<'a> {
         self.look_soon();
     }
 
-    /// Takes a label in.
+    /// Adds a label to its element.
     fn accept(&mut self, element: ElementId, node: u32, label: Label) {
         let Operation::Analyse(analysis) = label.operation else {
             return;
@@ -459,7 +457,7 @@ impl<'a> Engine<'a> {
             },
             ..Run::default()
         };
-        // Labels of one event are numbered across elements but come by element.
+        // Labels of one event are numbered across elements but arrive by element.
         if self.runs.len() <= index as usize {
             self.runs.resize_with(index as usize + 1, Run::default);
         }
@@ -471,7 +469,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Adds what of an input is on other elements: object, node that holds it, bytes.
+    /// Adds the parts of an input on other elements: object, node that holds it, bytes.
     fn add_remote(
         &mut self,
         input: &Input,
@@ -510,21 +508,21 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// What some bytes of an object are pulled as that are in one of its parts.
+    /// Returns the pseudo object for selected bytes of an object in one of its parts.
     fn pulled_as(&mut self, object: ObjectId, selection: &Selection, part: usize) -> ObjectId {
         let next = ObjectId(GATHERED - self.gathered.len() as u64);
         let known = (object, selection.clone(), part);
         *self.gathered.entry(known).or_insert(next)
     }
 
-    /// A label may run from now on.
+    /// Makes a label ready to run.
     fn add(&mut self, label: u32) {
         let run = &self.runs[label as usize];
         let needs = &self.workflow.tasks[run.task as usize].needs;
         self.nodes[run.node as usize].add(label, needs);
     }
 
-    /// Reports that a label and those that come after it never began.
+    /// Reports that a label and the labels that follow it never began.
     fn give_up(&mut self, label: u32, kind: FailureKind) {
         let mut pending = vec![(label, kind)];
         while let Some((label, kind)) = pending.pop() {
@@ -575,13 +573,13 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// A phase that took time has ended.
+    /// Ends a phase that took time.
     fn step(&mut self, label: u32) {
         self.leave_phase(label);
         self.go_on(label);
     }
 
-    /// Passes phases until one takes time.
+    /// Skips phases until one takes time.
     fn go_on(&mut self, label: u32) {
         while !self.takes_time(label) {
             self.leave_phase(label);
@@ -593,7 +591,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Begins the phase that a label is in; whether it takes time.
+    /// Begins the phase of a label and returns whether the phase takes time.
     fn takes_time(&mut self, label: u32) -> bool {
         let run = &self.runs[label as usize];
         let element = element_at(self.platform, run.node as usize);
@@ -636,13 +634,14 @@ impl<'a> Engine<'a> {
             .start(unbounded, bytes, crossed, &mut self.clock)
     }
 
-    /// Where elements share a machine, its processors are a resource like a link, and nanoseconds flow.
+    /// Starts the computation of a label. If elements share a machine, its processors are a resource like a link, through which nanoseconds
+    /// flow.
     fn compute(&mut self, label: u32, span: Span) -> bool {
         if self.platform.processors.is_none() {
             return self.wait(label, span);
         }
         let machine = u32::try_from(self.nodes.len()).unwrap_or(u32::MAX) * RESOURCES;
-        // One without a core has a little of one.
+        // A label without a core counts as one core.
         let cores = self.runs[label as usize].times.cores.len().max(1) as u64;
         let processors = (label, cores.saturating_mul(PROCESSOR_NS_PER_SEC));
         let work = span.0.saturating_mul(cores);
@@ -650,7 +649,7 @@ impl<'a> Engine<'a> {
             .start(processors, work, &[machine], &mut self.clock)
     }
 
-    /// Looks for the next input that is elsewhere; whether another label has to bring it first.
+    /// Looks for the next input on another element. Returns whether the label now waits, for its own pull or for that of another label.
     fn fetch(&mut self, label: u32) -> bool {
         let run = &mut self.runs[label as usize];
         let node = &mut self.nodes[run.node as usize];
@@ -672,7 +671,7 @@ impl<'a> Engine<'a> {
         false
     }
 
-    /// Ends the phase that a label is in.
+    /// Ends the phase of a label.
     fn leave_phase(&mut self, label: u32) {
         let now = self.clock.now();
         let run = &mut self.runs[label as usize];
@@ -680,7 +679,7 @@ impl<'a> Engine<'a> {
         run.since = now;
         let times = &mut run.times;
         run.phase = match run.phase {
-            // A label that waited for another's pull looks again.
+            // A label that waited for another label's pull looks again.
             Phase::Queued => Phase::Fetch,
             Phase::Fetch if run.fetched < run.remote.len() => Phase::Fetch,
             Phase::Fetch => {
@@ -744,7 +743,7 @@ impl<'a> Engine<'a> {
         };
     }
 
-    /// Reports a label, lets those that waited for it run and gives its core to the next.
+    /// Reports a label, starts labels that waited for it, and gives its core to the next label.
     fn on_ended(&mut self, label: u32) {
         let run = &mut self.runs[label as usize];
         let (node, task) = (run.node, run.task as usize);
@@ -794,22 +793,22 @@ impl<'a> Engine<'a> {
     }
 }
 
-/// What the first bytes are pulled as that make no object; others count down from it.
+/// Id of the first pseudo object of pulled bytes; the ids of the others count down from it.
 const GATHERED: u64 = u64::MAX;
 
 fn number(part: usize) -> u32 {
     u32::try_from(part).unwrap_or(u32::MAX)
 }
 
-/// What is one object.
+/// Returns the layout of a single object.
 fn one_object(object: ObjectId, placed: &Placed) -> Layout {
     Layout::Whole(Part::on(object, placed.size, placed.element))
 }
 
-/// What a processor does in a second.
+/// Core time that a processor provides per second, in nanoseconds.
 const PROCESSOR_NS_PER_SEC: u64 = 1_000_000_000;
 
-/// Resources of an element in the network.
+/// Number of resources of an element in the network.
 const RESOURCES: u32 = 4;
 const READ: u32 = 0;
 const WRITE: u32 = 1;
@@ -834,7 +833,7 @@ impl Default for Run {
     }
 }
 
-/// The element of a node.
+/// Returns the element of a node.
 fn element_at(platform: &Platform, node: usize) -> &Element {
     let host = || platform.host.as_ref().unwrap_or(&platform.elements[0]);
     platform.elements.get(node).unwrap_or_else(host)
@@ -861,7 +860,7 @@ fn view(element: &Element, role: Role) -> ElementView {
     }
 }
 
-/// Labels and tasks are numbered from 0 on by the simulation.
+/// Returns the index of a label or task, which the simulation numbers from 0.
 fn index_of(id: u64) -> u32 {
     u32::try_from(id).expect("a job has fewer tasks than 32 bits count")
 }
@@ -878,7 +877,7 @@ fn programs_of(submitted: &Event) -> BTreeSet<String> {
     wanted.cloned().collect()
 }
 
-/// What each task has to do.
+/// Returns the work of each task.
 fn works(workflow: &Workflow) -> Vec<Work> {
     let works = workflow.tasks.iter().enumerate().map(|(index, task)| {
         let ran = task.reused.is_none();
@@ -898,7 +897,7 @@ fn count(number: usize) -> u32 {
     u32::try_from(number).unwrap_or(u32::MAX)
 }
 
-/// How long hashing the inputs of a run takes; nothing where it does not pay.
+/// Returns the time that hashing the inputs of a run takes; zero if hashing does not pay.
 fn hashing(element: &Element, work: &Work) -> Span {
     let cpu = slowed(work.compute, element.core_speed);
     let files = work.inputs as usize;

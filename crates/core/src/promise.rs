@@ -1,21 +1,21 @@
-//! Room in the burst tier that was promised before it is used: what of an element's room new files may begin in, given what it has
-//! free, what is being written there, and what was promised of it.
+//! Reservations in the burst tier: computes the space of an element in which new files may begin, given its free space, the files that are
+//! being written, and the reservations. This module does no I/O.
 
 use crate::layout::RESERVE_BYTES;
 
-/// What was promised of an element, and what has come of it.
+/// Reservation on an element, and its use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Promise {
-    /// Bytes that were promised.
+    /// Reserved size, in bytes.
     pub bytes: u64,
-    /// Bytes of closed files that lie there within the promise, until they have gone from the element.
+    /// Size of closed files on the element that count to the reservation until they leave the element, in bytes.
     pub used: u64,
-    /// Files that are being written there within it.
+    /// Number of files that are being written within the reservation.
     pub open: u64,
 }
 
 impl Promise {
-    /// Bytes that closed files have not used up.
+    /// Returns the part that closed files have not used, in bytes.
     #[must_use]
     pub fn left(&self) -> u64 {
         self.bytes.saturating_sub(self.used)
@@ -25,15 +25,15 @@ impl Promise {
         self.open.saturating_mul(RESERVE_BYTES)
     }
 
-    /// Bytes that no other files may begin in. It is a little more than what is left: the last file of a promise needs room to begin
-    /// in, too, and so does one that begins when another has gone.
+    /// Returns the space in which no other file may begin, in bytes. It is a little more than the unused part: the last file of a
+    /// reservation needs space to begin, and so does a file that begins after another has left.
     #[must_use]
     pub fn aside(&self) -> u64 {
         let left = self.left().saturating_add(RESERVE_BYTES);
         self.open_bytes().max(left)
     }
 
-    /// Whether one more file, which begins with so many bytes, is within it: something is left beside what is set aside for those
+    /// Returns whether one more file that begins with `bytes` bytes fits into the reservation, in addition to the space set aside for files
     /// that are being written.
     #[must_use]
     pub fn takes(&self, bytes: u64) -> bool {
@@ -42,20 +42,20 @@ impl Promise {
     }
 }
 
-/// The room of an element of the tier.
+/// Space of an element of the tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Space {
-    /// Bytes that its device had left when it said so last.
+    /// Free space in the last report of its device, in bytes.
     pub free: u64,
-    /// Bytes of what was closed since.
+    /// Size of files that were closed since that report, in bytes.
     pub unheard: u64,
-    /// Files that are being written there within no promise.
+    /// Number of files that are being written outside of reservations.
     pub open: u64,
 }
 
 impl Space {
-    /// Bytes that new files within no promise may not begin in: what is set aside for those that are being written, and what was
-    /// promised.
+    /// Returns the space in which new files outside of reservations may not begin, in bytes: the space set aside for files that are being
+    /// written, and the reservations.
     #[must_use]
     pub fn aside(&self, promises: &[Promise]) -> u64 {
         let open = self.open.saturating_mul(RESERVE_BYTES);
@@ -65,19 +65,20 @@ impl Space {
             .fold(open, u64::saturating_add)
     }
 
-    /// Bytes for a new file within a promise that takes it: nobody else's files count.
+    /// Returns the space for a new file within a reservation that takes it, in bytes: files of other users do not count.
     #[must_use]
     pub fn within(&self) -> u64 {
         self.free.saturating_sub(self.unheard)
     }
 
-    /// Bytes for any other new file.
+    /// Returns the space for any other new file, in bytes.
     #[must_use]
     pub fn beside(&self, promises: &[Promise]) -> u64 {
         self.within().saturating_sub(self.aside(promises))
     }
 
-    /// Bytes that are missing for one more promise, even when all has gone that may. `coming` are about to be copied there.
+    /// Returns the number of bytes that are missing for one more reservation, even after all evictable files have left. `coming` bytes are
+    /// about to be copied to the element.
     #[must_use]
     pub fn missing(&self, bytes: u64, promises: &[Promise], (may_go, coming): (u64, u64)) -> u64 {
         let asked = Promise {
@@ -113,7 +114,7 @@ mod tests {
         };
         assert_eq!(space.beside(&[promise]), 24 * MIB);
         assert_eq!(space.within(), 96 * MIB);
-        // Its own open files are within it.
+        // The reservation's own open files are part of it.
         promise.open = 2;
         assert_eq!(space.beside(&[promise]), 24 * MIB);
         assert!(promise.takes(0) && promise.takes(8 * MIB) && !promise.takes(9 * MIB));
@@ -136,14 +137,14 @@ mod tests {
         );
     }
 
-    /// A file on an element, within a promise or none.
+    /// File on an element, within a reservation or outside.
     #[derive(Clone, Copy, Debug)]
     struct File {
         promise: Option<usize>,
         bytes: u64,
     }
 
-    /// An element whose users keep to what they were promised, and within none to what is set aside for an open file.
+    /// An element whose users stay within their reservations, or otherwise within the space set aside for an open file.
     #[derive(Debug, Default)]
     struct Model {
         free: u64,
@@ -166,7 +167,7 @@ mod tests {
             let room = match promise {
                 Some(own) if self.promises[own].takes(0) => {
                     self.promises[own].open += 1;
-                    // Here is the promise: whatever others have done, there is room.
+                    // The guarantee of a reservation: there is space, whatever other users have done.
                     assert!(self.space().within() >= RESERVE_BYTES, "{self:?}");
                     return self.open.push(File { promise, bytes: 0 });
                 }

@@ -1,5 +1,5 @@
-//! Elements in memory, and rooms. The host of one ends now and then, with its clients and all that was in its memory: what
-//! only that had is lost and named, nothing else is. Rooms come and end, and their files with them.
+//! Elements in memory, and rooms. The host of such an element dies at random times, with its clients and all data in its memory: data
+//! without another copy is lost and reported as lost, and no other data is. Rooms are created and removed, and their files with them.
 
 use crate::dice::{Dice, mix};
 use crate::element::Element;
@@ -8,59 +8,60 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Named};
 
-/// The folder whose files are to be in memory.
+/// Folder whose files are to be stored in memory.
 pub(crate) const MEMORY: &str = "m";
-/// Rooms that there may be, as clients name their folders.
+/// Possible rooms, in the notation of clients' folders.
 pub(crate) const ROOMS: [&str; 2] = ["rooms/r0", "rooms/r1"];
-/// Longest pause between two ends of a host, and between two things that are done with rooms, in milliseconds.
+/// Longest pause between two deaths of a host, and between two operations on rooms, in milliseconds.
 const END_PAUSE_MS: u64 = 20_000;
 const ROOM_PAUSE_MS: u64 = 4000;
-/// Longest life that a room is given, in milliseconds.
+/// Longest lifetime of a room, in milliseconds.
 const TTL_MS: u64 = 30_000;
-/// Most bytes that an element in memory has room for: some files, so that others go on elsewhere.
+/// Capacity of an element in memory, in bytes: it holds only some files, so that others continue on other elements.
 const CAPACITY_BYTES: u64 = 3000;
-/// What the server says of what was in memory.
+/// The server's message about data lost with a memory.
 const FORGOTTEN: &str = "was in memory, which is gone with its host";
 
-/// A room as whoever made it sees it.
+/// A room from the view of its creator.
 #[derive(Debug)]
 struct Room {
     ino: u64,
-    /// In milliseconds; `None`: it has no time.
+    /// Time at which the room expires, in milliseconds; `None` if it does not expire.
     expires: Option<u64>,
-    /// Somebody had it removed.
+    /// Whether a client removed the room.
     ended: bool,
-    /// Somebody has joined it: it may end when the last is not heard of.
+    /// Whether a client joined the room: it may end when the server hears nothing from the last member.
     joined: bool,
     members: Vec<u64>,
 }
 
-/// See the module.
+/// State of elements in memory and of rooms; see the module.
 #[derive(Debug)]
 pub(crate) struct Warehouse {
     dice: Dice,
-    /// Elements from this index on are in memory.
+    /// Index of the first element in memory.
     first: usize,
     rooms: BTreeMap<&'static str, Room>,
-    /// Objects that were in memory that is gone.
+    /// Objects that were stored in a lost memory.
     gone: BTreeSet<u64>,
     /// Elements whose memory was lost.
     hosts: BTreeSet<u32>,
-    /// Where clients were told to go on with what had no more room. One that is killed on the way there leaves what had arrived.
+    /// Elements and objects with which clients were told to continue when an element was full. A client that is killed at this point leaves
+    /// the bytes that arrived.
     passing: BTreeSet<(u32, u64)>,
-    /// Rooms that have ended.
+    /// Number of rooms that have ended.
     pub(crate) ended: u64,
 }
 
 impl Room {
-    /// Whether it is to end.
+    /// Returns whether the room may end.
     fn is_over(&self, now: u64) -> bool {
         self.ended || self.joined || self.expires.is_some_and(|at| at <= now)
     }
 }
 
 impl World {
-    /// Adds elements in memory to an array that does not know of any yet.
+    /// Adds elements in memory to a new array.
     pub(crate) fn build_warehouse(&mut self, seed: u64) {
         let mut dice = Dice::new(mix(seed ^ 0x7761_7265));
         let first = self.elements.len();
@@ -81,7 +82,7 @@ impl World {
         });
     }
 
-    /// The element in memory that is on a client's host.
+    /// Returns the element in memory on a client's host.
     pub(crate) fn memory_of(&self, client: usize) -> Option<u32> {
         let warehouse = self.warehouse.as_ref()?;
         let memories = &self.elements[warehouse.first..];
@@ -95,7 +96,7 @@ impl World {
         }
     }
 
-    /// The host of an element in memory ends, after a pause.
+    /// Lets the host of an element in memory die after a pause.
     fn end_host(&mut self) {
         let calm = self.calm.get();
         let Some(warehouse) = &mut self.warehouse else {
@@ -113,7 +114,7 @@ impl World {
         });
     }
 
-    /// Whether the memory of an element was ever lost.
+    /// Returns whether the memory of an element was ever lost.
     fn has_ended(&self, element: u32) -> bool {
         let warehouse = self.warehouse.as_ref();
         warehouse.is_some_and(|warehouse| warehouse.hosts.contains(&element))
@@ -145,7 +146,7 @@ impl World {
                 self.reference.loses(object, known.bytes);
             }
         }
-        // What nothing was written of yet is lost, too.
+        // Versions without written bytes are lost, too.
         let written = self.numbers(&format!("SELECT object FROM writing WHERE element = {id}"));
         if let Some(warehouse) = &mut self.warehouse {
             warehouse.gone.extend(written);
@@ -164,7 +165,7 @@ impl World {
         numbers.expect("the server's tables can be read")
     }
 
-    /// Takes up what the server did by itself: first versions that are lost, and rooms that have ended.
+    /// Handles changes that the server made by itself: first versions that are lost, and rooms that have ended.
     pub(crate) fn take_warehouse(&mut self) {
         let Some(warehouse) = &self.warehouse else {
             return;
@@ -222,7 +223,7 @@ impl World {
         }
     }
 
-    /// Somebody makes, joins, leaves or removes a room.
+    /// Creates, joins, leaves or removes a room.
     fn do_something_with_a_room(&mut self) {
         let now = self.now;
         if let (Some(server), Some(warehouse)) = (&self.server, &mut self.warehouse) {
@@ -256,7 +257,7 @@ impl World {
                         server.leave_room(short, member);
                     }
                 }
-                // The others say that they are still there.
+                // The other members renew their membership.
                 (Some(room), _) => {
                     room.members
                         .retain(|&member| server.stay_in_room(short, member));
@@ -270,13 +271,13 @@ impl World {
         }
     }
 
-    /// Whether an object was in memory that is gone.
+    /// Returns whether an object was stored in a lost memory.
     pub(crate) fn is_gone(&self, object: u64) -> bool {
         let warehouse = self.warehouse.as_ref();
         warehouse.is_some_and(|warehouse| warehouse.gone.contains(&object))
     }
 
-    /// Objects that the server says are lost with memory, by element.
+    /// Returns the objects that the server reports as lost with a memory, by element.
     fn named(&self) -> BTreeSet<(u32, u64)> {
         let Some(server) = &self.server else {
             return BTreeSet::new();
@@ -292,7 +293,7 @@ impl World {
         named.expect("the server's tables can be read")
     }
 
-    /// Those of them of which there is no other copy.
+    /// Returns those of the lost objects that have no other copy.
     pub(crate) fn lost(&self) -> BTreeSet<u64> {
         let named = self.named();
         let held = |object: u64| {
@@ -305,11 +306,11 @@ impl World {
         lost.filter(|&object| held(object) == 0).collect()
     }
 
-    /// What is named as lost was in memory that is gone and is not there; gives it, by element.
+    /// Checks that each object reported as lost was stored in a lost memory and no longer exists there. Returns these objects, by element.
     pub(crate) fn check_lost(&self) -> BTreeSet<(u32, u64)> {
         let named = self.named();
         for &(id, object) in &named {
-            // The first version of a file that is lost while it is written has an object that is nowhere.
+            // If the first version of a file is lost while it is written, its object is stored nowhere.
             let was_nowhere = self.reference.content(object).is_none() && self.has_ended(id);
             assert!(
                 self.is_gone(object) || was_nowhere,
@@ -324,7 +325,7 @@ impl World {
         named
     }
 
-    /// Rooms that are to end and have not.
+    /// Returns the rooms that should have ended and have not.
     pub(crate) fn rooms_over(&self) -> Vec<String> {
         let rooms = self.warehouse.iter().flat_map(|one| &one.rooms);
         let over = rooms.filter(|(_, room)| room.is_over(self.now));
@@ -332,7 +333,7 @@ impl World {
             .collect()
     }
 
-    /// A client was told where to go on with what has no more room.
+    /// Records the elements on which clients were told to continue writing because an element was full.
     pub(crate) fn passes(&mut self, ops: &[Op], results: &[v1::NameResult]) {
         let Some(warehouse) = &mut self.warehouse else {
             return;
@@ -344,7 +345,7 @@ impl World {
         }
     }
 
-    /// Whether an object was left where a client that was killed was going on with it.
+    /// Returns whether a killed client left an object on the element on which it was to continue.
     pub(crate) fn was_left(&self, element: &Element, object: u64) -> bool {
         let known = element.store.objects.get(&object);
         let passing = |warehouse: &Warehouse| warehouse.passing.contains(&(element.id, object));

@@ -1,4 +1,4 @@
-//! The array in virtual time: an ordered list of what is to happen, and what happens to it.
+//! The simulated array in virtual time: an ordered list of pending events, and their effects on servers, elements and clients.
 
 use crate::Summary;
 use crate::broker::Broker;
@@ -30,17 +30,17 @@ use tidemill_server::queue::Queue;
 use tidemill_server::simulated::{self, Link, Options, Simulated, Submitted};
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Named};
 
-/// How often it is looked whether the server did something by itself, in milliseconds.
+/// Interval at which changes by the server itself are looked for, in milliseconds.
 const LOOK_MS: u64 = 200;
-/// How long an element may be away before its copies are made again.
+/// Time after which the copies on an offline element are recreated, in milliseconds.
 const REPAIR_MS: u64 = 6000;
-/// How often all objects of an element are compared, where some rot.
+/// Interval at which all objects of an element are verified, where some are corrupted, in milliseconds.
 const SCRUB_MS: u64 = 12_000;
-/// Bound on moves in half of the runs in which elements are emptied.
+/// Rate limit of moves in half of the runs that drain elements.
 const MOVE_BYTES_PER_SEC: u64 = 20_000;
-/// How often the driver is woken although nothing happened.
+/// Interval at which the driver is woken although nothing happened, in milliseconds.
 const DRIVER_LOOK_MS: u64 = 5000;
-/// Events that are remembered for the report of a failure.
+/// Number of events that are kept for the report of a failure.
 const TRACE_MAX: usize = 60;
 
 const POLICIES: [&str; 5] = [
@@ -53,7 +53,7 @@ const POLICIES: [&str; 5] = [
 
 type Act = Box<dyn FnOnce(&mut World)>;
 
-/// Something that is to happen.
+/// Pending event.
 struct Due {
     at: u64,
     order: u64,
@@ -81,15 +81,15 @@ impl Ord for Due {
     }
 }
 
-/// The connection of one element.
+/// Connection of one element.
 #[derive(Debug)]
 pub(crate) struct Wire {
     pub(crate) element: usize,
-    /// It is that of one that sleeps.
+    /// Whether the connection belongs to a suspended element.
     asleep: bool,
-    /// The server's end, once it knows of it.
+    /// Server's end, once the server knows the connection.
     pub(crate) link: Option<Link>,
-    /// What was sent last arrives then: order is kept.
+    /// Arrival time of the last message to the server; `to_element` is the same for the other direction. Later messages arrive later.
     to_server: u64,
     to_element: u64,
 }
@@ -100,21 +100,21 @@ pub(crate) struct Slot {
     pub(crate) port: Port,
     pub(crate) running: Option<Running>,
     pub(crate) session: u64,
-    /// Counts its lives.
+    /// Number of starts.
     pub(crate) life: u64,
-    /// The object that it has open for reading, and the life of the server that knows of it.
+    /// Object that the client has open for reading, and the life of the server that knows about it.
     pub(crate) holds: Option<(u64, u64)>,
-    /// The inode and object that it writes, and the element.
+    /// Inode and object that the client writes, and the element.
     pub(crate) writes: Option<(u64, u64, u32)>,
-    /// It writes and reads objects in place.
+    /// Whether the client writes and reads objects in place.
     pub(crate) in_place: bool,
 }
 
-/// Thrown where the server is killed in the middle of its work.
+/// Panic payload with which the server is killed in the middle of its work.
 #[derive(Debug)]
 pub(crate) struct Killed;
 
-/// See the module.
+/// Simulated array; see the module.
 pub(crate) struct World {
     pub(crate) now: u64,
     order: u64,
@@ -131,52 +131,52 @@ pub(crate) struct World {
     server_start: u64,
     driver_due: bool,
     policy: String,
-    /// How many the server is to make of versions.
+    /// Number of copies that the server is to make of each version.
     pub(crate) copies: u32,
-    /// Of objects that rot; `None`: none do.
+    /// Source of corrupted objects; `None` if no objects are corrupted.
     pub(crate) rot: Option<Dice>,
     pub(crate) rots: bool,
-    /// Objects that ever rotted, by element.
+    /// Objects that were ever corrupted, by element.
     pub(crate) rotted: BTreeSet<(usize, u64)>,
-    /// Elements are emptied now and then.
+    /// Whether elements are drained at random times.
     pub(crate) drains: bool,
-    /// A rule fires for the clients' files.
+    /// Whether a rule is triggered by the clients' files.
     pub(crate) rules: bool,
-    /// The rule is a hook.
+    /// Whether the rule is a hook.
     pub(crate) hooks: bool,
-    /// Hooks that do all that they can.
+    /// State of hooks that use all their features.
     pub(crate) hooked: Option<Hooked>,
-    /// Elements sleep.
+    /// Whether elements are suspended.
     pub(crate) sleeps: bool,
-    /// Some elements are of the burst tier.
+    /// Whether some elements belong to the burst tier.
     pub(crate) bursts: bool,
     burst: Limits,
     suspend_after_ms: Option<u64>,
-    /// How often they were woken, in the end.
+    /// Number of times that elements were resumed, set at the end.
     pub(crate) wakes: u64,
-    /// Elements in memory, and rooms.
+    /// State of elements in memory, and of rooms.
     pub(crate) warehouse: Option<Warehouse>,
-    /// Several mounts write the same files, instead of all else.
+    /// State of several mounts that write the same files; if set, nothing else is simulated.
     pub(crate) together: Option<Together>,
-    /// Where labels wait, if not in the server's database.
+    /// Broker in which labels wait, if they do not wait in the server's database.
     pub(crate) broker: Option<Arc<Broker>>,
     pub(crate) elements: Vec<Element>,
     pub(crate) wires: BTreeMap<u64, Wire>,
-    /// The wire of each element.
+    /// Wire of each element.
     pub(crate) attached: Vec<Option<u64>>,
     next_wire: u64,
     pub(crate) slots: Vec<Slot>,
     pub(crate) calm: Rc<Cell<bool>>,
     habits: Habits,
     pub(crate) reference: Reference,
-    /// Labels that were ever sent: where, and which task they are of or what they remove.
+    /// All labels that were ever sent: the element, and the task of the label or the objects that it removes.
     pub(crate) labels: BTreeMap<u64, (usize, Result<u64, Vec<u64>>)>,
     pub(crate) submissions: Vec<(Submitted, usize, u64, u64)>,
-    /// Objects whose seal is kept by their element: who waits for it.
+    /// Seals that their element has committed, with the clients that wait for them.
     pub(crate) sealed: Sealed,
 }
 
-/// Seals that are kept now: which client's which question.
+/// Committed seals, with the client and the number of its request.
 pub(crate) type Sealed = Arc<Mutex<Vec<((usize, u64, u64), Result<u64, Refusal>)>>>;
 
 impl std::fmt::Debug for World {
@@ -255,7 +255,7 @@ impl World {
         }
     }
 
-    /// Sets everything up.
+    /// Creates all events of the start.
     pub(crate) fn begin(&mut self) {
         time::set(0);
         simulated::time::on_rest(|| resume_unwind(Box::new(Killed)));
@@ -304,7 +304,7 @@ impl World {
         }
     }
 
-    /// Has some of the elements on disks be of the burst tier, but not the first.
+    /// Makes some of the elements with disks members of the burst tier, but not the first.
     fn make_bursts(&mut self) {
         let disks = self.elements.iter_mut().skip(1);
         for element in disks.filter(|one| one.store.capacity_bytes.is_none()) {
@@ -317,7 +317,7 @@ impl World {
         };
     }
 
-    /// Has something happen so many milliseconds from now.
+    /// Schedules an event `delay` milliseconds from now.
     pub(crate) fn later(
         &mut self,
         delay: u64,
@@ -333,7 +333,7 @@ impl World {
         }));
     }
 
-    /// Goes on until a time.
+    /// Runs until a time.
     pub(crate) fn run_until(&mut self, end: u64) {
         while let Some(Reverse(next)) = self.due.peek() {
             if next.at > end {
@@ -349,7 +349,7 @@ impl World {
 
     fn happen(&mut self, due: Due) {
         self.set_now(due.at);
-        // While time passed the server may have done something by itself.
+        // The server may have changed its state as time passed.
         self.take_warehouse();
         self.take_dropped();
         self.events += 1;
@@ -368,7 +368,7 @@ impl World {
         self.listen();
     }
 
-    /// Prints what happens, if that is wanted.
+    /// Prints an event, if printing is enabled.
     #[allow(clippy::print_stderr, reason = "a failure is looked for")]
     pub(crate) fn say(&self, what: &str) {
         if self.verbose {
@@ -387,7 +387,7 @@ impl World {
         self.reference.set_now(self.now);
     }
 
-    /// What happened last.
+    /// Returns the last events.
     pub(crate) fn trace(&self) -> String {
         let lines = self
             .trace
@@ -405,7 +405,7 @@ impl World {
         self.later(DRIVER_LOOK_MS, "driver looks", World::driver_looks);
     }
 
-    /// Takes up what the server did.
+    /// Handles changes that the server made by itself.
     fn listen(&mut self) {
         let Some(server) = &mut self.server else {
             return;
@@ -447,7 +447,7 @@ impl World {
         }
     }
 
-    /// Lets the driver work.
+    /// Runs the driver.
     fn drive(&mut self) {
         let Some(server) = &mut self.server else {
             return;
@@ -508,7 +508,7 @@ impl World {
         });
     }
 
-    /// What an element wants to send goes on its way.
+    /// Sends the waiting messages of an element.
     pub(crate) fn send_from_element(&mut self, element: usize) {
         let messages = self.elements[element].take_outgoing();
         let Some(wire) = self.attached[element] else {
@@ -559,7 +559,7 @@ impl World {
         }
     }
 
-    /// An element tries to reach the server.
+    /// Connects an element to the server.
     pub(crate) fn connect(&mut self, element: usize) {
         let is_there = self.elements[element].life.is_some() || self.elements[element].asleep;
         if !is_there || self.attached[element].is_some() {
@@ -586,7 +586,7 @@ impl World {
         self.send_from_element(element);
     }
 
-    /// A connection breaks: what is on the way is lost, and each side learns of it at its own time.
+    /// Cuts a connection: messages on their way are lost, and each side notices it at its own time.
     pub(crate) fn cut(&mut self, wire: u64) {
         let Some(state) = self.wires.remove(&wire) else {
             return;
@@ -651,7 +651,7 @@ impl World {
         }
     }
 
-    /// Kills the server; what was on its way to elements from it is lost with the connections.
+    /// Kills the server; its messages on their way to elements are lost with the connections.
     pub(crate) fn kill_server(&mut self) {
         let Some(server) = self.server.take() else {
             return;
@@ -777,7 +777,7 @@ impl World {
         self.poll(number);
     }
 
-    /// Lets a client go on.
+    /// Runs a client until it waits.
     pub(crate) fn poll(&mut self, number: usize) {
         loop {
             let slot = &mut self.slots[number];
@@ -787,7 +787,7 @@ impl World {
             let ended = running.go_on();
             let (port, life) = (slot.port.clone(), slot.life);
             if ended {
-                // It unmounts: what it did not know that it had open is closed.
+                // The client unmounts, which closes all files that it may still have open.
                 slot.running = None;
                 self.end_mount(number);
                 let slot = &mut self.slots[number];
@@ -798,14 +798,14 @@ impl World {
             while let Some((ticket, ask)) = port.take() {
                 asked |= self.carry(number, life, ticket, ask);
             }
-            // What was answered at once.
+            // The client continues if a request was answered at once.
             if !asked {
                 return;
             }
         }
     }
 
-    /// An answer reaches its client, if that still lives.
+    /// Delivers an answer to its client, if the client still runs.
     pub(crate) fn answer(&mut self, number: usize, life: u64, ticket: u64, answer: Answer) {
         if self.slots[number].life == life {
             self.slots[number].port.answer(ticket, answer);
@@ -866,7 +866,7 @@ impl World {
         }
     }
 
-    /// Compares the namespace with what it must be.
+    /// Compares the namespace with the reference model.
     pub(crate) fn compare(&mut self) {
         if self.together.is_some() {
             return;

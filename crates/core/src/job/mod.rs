@@ -1,8 +1,8 @@
 //! Jobs: a script's settings with their types and meanings, and the graph of its tasks.
 //!
-//! [`Job::parse`] takes a script's text and finds everything that is wrong with it without looking at the
-//! array. [`resolve`] looks at the array through the trait [`Outside`] and makes what the dispatcher
-//! takes. Neither does any I/O. `docs/job-scripts.md` is the user's page about all this.
+//! [`Job::parse`] takes a script's text and finds all errors that can be found without access to the array. [`resolve`] accesses the array
+//! through the trait [`Outside`] and returns the job that the dispatcher takes. Neither does any I/O. `docs/job-scripts.md` is the user's
+//! page about jobs.
 
 mod components;
 mod dag;
@@ -37,97 +37,96 @@ use crate::surroundings::Surroundings;
 use crate::time::Span;
 use error::Errors;
 
-/// Most tasks of one job.
+/// Maximum number of tasks of one job.
 pub const MAX_TASKS: usize = 1_000_000;
-/// Most different amounts of cores, memory and resources, and folders of hosts, that its tasks may need: each is looked
-/// for by itself.
+/// Maximum number of different amounts of cores, memory and resources, and of folders of hosts, that its tasks may need: each causes a
+/// search of its own.
 pub const MAX_KINDS: usize = 1000;
-/// Most inputs of one task.
+/// Maximum number of inputs of one task.
 pub const MAX_INPUTS: usize = 100_000;
-/// Most outputs of one task.
+/// Maximum number of outputs of one task.
 pub const MAX_OUTPUTS: usize = 10_000;
-/// Most arguments of one task.
+/// Maximum number of arguments of one task.
 pub const MAX_ARGS: usize = 10_000;
-/// Longest argument, in bytes: what Linux gives one argument of a program.
+/// Longest argument, in bytes: the limit of Linux for one argument of a program.
 pub const MAX_ARG_BYTES: usize = 128 << 10;
 /// Longest name of a job or task and longest part of a path, in bytes.
 pub const MAX_NAME_BYTES: usize = 255;
 /// Longest path, in bytes.
 pub const MAX_PATH_BYTES: usize = 4095;
-/// Most times a task may be tried again.
+/// Maximum number of retries of a task.
 pub const MAX_RETRIES: u32 = 100;
-/// Times a task is tried again if the script does not say.
+/// Default number of retries of a task.
 pub const DEFAULT_RETRIES: u32 = 2;
-/// Most errors that one report lists.
+/// Maximum number of errors that one report lists.
 pub const MAX_ERRORS: usize = 100;
 
-/// A job script that is right in itself.
+/// Job script without errors in itself.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Job {
-    /// The script, as errors name it.
+    /// Name of the script in errors.
     pub file: String,
-    /// Its name.
+    /// Name of the job.
     pub name: String,
-    /// Folder that names are relative to: absolute, without `.`, `..`, `//` or a slash at the end.
+    /// Folder to which names are relative: absolute, without `.`, `..`, `//` or a slash at the end.
     pub workdir: String,
     /// Name of the policy; `None` for the array's default.
     pub policy: Option<String>,
     /// Whether all inputs must exist when it is submitted.
     pub strict: bool,
-    /// Whether outputs that exist are replaced by new versions.
+    /// Whether existing outputs are replaced by new versions.
     pub replace: bool,
-    /// Whether remembered results are used instead of running tasks again.
+    /// Whether cached results are used instead of running tasks again.
     pub cache: bool,
-    /// A word of its owner's for this submission: a second with the same word is not another job.
+    /// Submission id chosen by the owner: a second submission with the same id does not create another job.
     pub once: Option<String>,
-    /// Whether what tasks hand to each other is to be in memory.
+    /// Whether intermediate files of the job are to be stored in memory.
     pub intermediate_memory: bool,
-    /// Its tasks in the script's order.
+    /// Tasks in the script's order.
     pub tasks: Vec<Task>,
-    /// Which of them needs which.
+    /// Dependencies between the tasks.
     pub dag: Dag,
 }
 
 /// One task of a script.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Task {
-    /// Its name, unique in the job.
+    /// Name, unique in the job.
     pub name: String,
-    /// Where it stands in the script.
+    /// Position in the script.
     pub at: Position,
-    /// Its code; for a stack the whole text, which is no file.
+    /// Code of the task; for a pipeline the whole text, which is no file.
     pub kernel: KernelName,
-    /// The kernels of a stack; empty if it is none.
+    /// Kernels of a pipeline; empty if the kernel is none.
     pub stages: Vec<StageName>,
-    /// All it reads.
+    /// All inputs.
     pub inputs: Vec<Input>,
-    /// All it writes; never empty.
+    /// All outputs; never empty.
     pub outputs: Vec<Output>,
-    /// Its arguments.
+    /// Arguments.
     pub args: Vec<String>,
     /// Name, as the kernel sees it, of the input that is its standard input.
     pub stdin: Option<String>,
     /// Name, as the kernel sees it, of the output that takes its standard output.
     pub stdout: Option<String>,
-    /// The element it must run on.
+    /// Element on which the task must run.
     pub element: Option<ElementId>,
-    /// How often it may be tried again.
+    /// Maximum number of retries.
     pub retries: u32,
-    /// What must be free on its element for it to run.
+    /// Resources that must be free on its element for it to run.
     pub needs: Needs,
     /// Bounds on a run.
     pub limits: Limits,
-    /// What it finds around it.
+    /// Environment of the task.
     pub surroundings: Surroundings,
-    /// How long its outputs are kept.
+    /// Lifetime of its outputs.
     pub lifetime: Lifetime,
-    /// What it is of the task that the script names.
+    /// Role of this task within the task that the script names.
     pub share: Share,
 }
 
 impl Task {
-    /// What a program of this name may be called on an element's host: in the folders of `path`, else in the element's
-    /// own.
+    /// Returns the possible names of a program on an element's host: in the folders of `path`, and then in the element's own path.
     pub fn programs<'a>(&'a self, name: &'a str) -> impl Iterator<Item = String> + 'a {
         let path = self.surroundings.path.iter();
         let path = path.filter(|_| !name.contains('/'));
@@ -135,7 +134,7 @@ impl Task {
         within.chain([name.to_owned()])
     }
 
-    /// All its kernels: the stages of a stack, else the one.
+    /// Returns all its kernels: the stages of a pipeline, or the single kernel.
     pub fn kernels(&self) -> impl Iterator<Item = &KernelName> {
         let single = self.stages.is_empty().then_some(&self.kernel);
         single
@@ -144,122 +143,121 @@ impl Task {
     }
 }
 
-/// One kernel of a stack.
+/// One kernel of a pipeline.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StageName {
-    /// Its code.
+    /// Code of the kernel.
     pub kernel: KernelName,
-    /// Its arguments.
+    /// Arguments of the kernel.
     pub args: Vec<String>,
 }
 
-/// A kernel as the script names it.
+/// Kernel as the script names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelName {
-    /// The name.
+    /// Name of the kernel.
     pub name: String,
-    /// The script's `type`, if given.
+    /// `type` of the script, if given.
     pub kind: Option<KernelKind>,
-    /// Where it stands in the script.
+    /// Position in the script.
     pub at: Position,
-    /// The file that it is if it is kept in the array; `None` if `kind` rules that out.
+    /// File of a kernel that is stored in the array; `None` if `kind` excludes such a file.
     pub file: Option<Input>,
 }
 
-/// Where a script says that a kernel comes from.
+/// Type of a kernel in a script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KernelKind {
-    /// Part of every element.
+    /// Kernel that is part of every element.
     Builtin,
-    /// A `.so` kept in the array.
+    /// A `.so` stored in the array.
     Native,
-    /// A WebAssembly module kept in the array.
+    /// A WebAssembly module stored in the array.
     Wasm,
     /// A program installed on the elements' hosts.
     Program,
-    /// An executable kept in the array.
+    /// An executable stored in the array.
     Stored,
 }
 
-/// A file that a task reads, or a [folder] that another task of the job makes.
+/// File that a task reads, or a [folder] that another task of the job writes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Input {
-    /// The name the kernel sees: relative to `workdir`, or the last part of a path elsewhere. Of a folder it ends in a
-    /// slash.
+    /// Name that the kernel sees: relative to `workdir`, or the last part of a path elsewhere. The name of a folder ends in a slash.
     pub name: String,
     /// Full path in the namespace, without a slash at its end.
     pub path: String,
-    /// Where it comes from.
+    /// Origin of the input.
     pub source: Source,
-    /// What of it is read.
+    /// Selection of the input that is read.
     pub selection: Selection,
-    /// Whether the script says that it is read forward.
+    /// Whether the script declares that the input is read forward.
     pub pipelined: bool,
-    /// The version that the script was read for, if it counts.
+    /// Version for which the script was read, if it matters.
     pub version: Option<ObjectId>,
-    /// Where it stands in the script.
+    /// Position in the script.
     pub at: Position,
 }
 
-/// Where an input comes from.
+/// Origin of an input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// No task of the job makes it.
+    /// File that no task of the job writes.
     Outside,
-    /// Index of the task that makes it and index among that task's outputs.
+    /// Index of the task that writes the input, and index among the outputs of that task.
     Task(usize, usize),
 }
 
-/// A file or [folder] that a task writes.
+/// File or [folder] that a task writes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Output {
-    /// The name the kernel writes, relative to `workdir`. Of a folder it ends in a slash.
+    /// Name that the kernel writes, relative to `workdir`. The name of a folder ends in a slash.
     pub name: String,
     /// Full path in the namespace, without a slash at its end.
     pub path: String,
-    /// Whether it is a part of the file of this path.
+    /// Whether the output is a part of the file at this path.
     pub part: bool,
-    /// Whether it is to be in memory: other tasks of the job read it, after which it is removed.
+    /// Whether the output is to be stored in memory: other tasks of the job read it, and it is removed afterwards.
     pub memory: bool,
-    /// Where it stands in the script.
+    /// Position in the script.
     pub at: Position,
 }
 
 impl Output {
-    /// Whether it is a folder.
+    /// Returns whether the output is a folder.
     #[must_use]
     pub fn is_folder(&self) -> bool {
         folder::is_folder(&self.name)
     }
 }
 
-/// How long a task's outputs are kept (AnalyzeThis §2: lifetime attributes).
+/// Lifetime of a task's outputs (AnalyzeThis §2: lifetime attributes).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Lifetime {
-    /// Until somebody removes them.
+    /// Until a user removes them.
     #[default]
     Keep,
-    /// Until the last task of the job that reads them has ended well. What no task reads is kept.
+    /// Until the last task of the job that reads them has succeeded. Outputs that no task reads are kept.
     Used,
-    /// As `Used`, but only what is to be in memory: the rest of a task's outputs is kept.
+    /// Like `Used` for outputs that are to be stored in memory; all other outputs are kept.
     Handed,
-    /// This long after they were sealed.
+    /// For this time after they were sealed.
     After(Span),
 }
 
-/// The graph of a job. Tasks are named by their index in [`Job::tasks`].
+/// Graph of a job. Tasks are named by their index in [`Job::tasks`].
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Dag {
-    /// For each task those whose outputs it reads, ascending, each once.
+    /// For each task, the tasks whose outputs it reads, ascending, each once.
     pub dependencies: Vec<Vec<usize>>,
-    /// For each task those that read its outputs, ascending, each once.
+    /// For each task, the tasks that read its outputs, ascending, each once.
     pub dependants: Vec<Vec<usize>>,
     /// All tasks, dependencies first, else in the script's order.
     pub order: Vec<usize>,
 }
 
 impl Job {
-    /// Reads a script for an array without files: patterns mean outputs of the job's own tasks only.
+    /// Reads a script for an array without files: patterns match only outputs of the job's own tasks.
     ///
     /// # Errors
     /// As [`Self::read`].
@@ -267,12 +265,12 @@ impl Job {
         Self::read(file, text, &NoFiles)
     }
 
-    /// Reads a script, whose patterns mean what is in `files`, and whose components what that is made of.
+    /// Reads a script. Patterns are expanded with the files in `files`, and components with the layouts of these files.
     ///
-    /// `file` is the name that errors give.
+    /// `file` is the name used in errors.
     ///
     /// # Errors
-    /// Everything that is wrong with the script in itself, in its order; if patterns are, only that.
+    /// All errors in the script itself, in its order; if patterns have errors, only these.
     pub fn read(file: &str, text: &[u8], files: &dyn Files) -> Result<Self, JobErrors> {
         match script::parse(file, text) {
             Ok(group) => Self::of_group(file, group, files),
@@ -284,7 +282,7 @@ impl Job {
         }
     }
 
-    /// As [`Self::parse`], of a script that was parsed.
+    /// Reads a parsed script like [`Self::read`].
     ///
     /// # Errors
     /// As [`Self::read`].

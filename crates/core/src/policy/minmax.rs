@@ -1,5 +1,5 @@
-//! Minmax (LABIOS §3.5.2): tasks that are ready together are placed together, so that they end soon and take little
-//! energy, within what queues and devices of elements have room for: a multidimensional knapsack, which is NP-hard.
+//! Minmax (LABIOS §3.5.2): places tasks that are ready at the same time together. The placement minimises time and energy within the
+//! capacity of queues and devices of elements: a multidimensional knapsack, which is NP-hard.
 //!
 //! A task t that element e gets after others of the batch costs
 //!
@@ -12,17 +12,17 @@
 //! power(e)      = watts(e) / cores(e)
 //! ```
 //!
-//! so time and energy weigh alike: an element that draws twice as much has to be that much faster. An element that does
-//! not say what it draws counts as the one that draws the most; if none says it, energy counts for nothing.
+//! so time and energy weigh alike: an element that draws twice as much power has to be twice as fast. An element without configured power
+//! counts as the one that draws the most; if no element has configured power, energy counts for nothing.
 //!
-//! **Approximate dynamic programming** (after Bertsimas, Demir 2002): tasks are stages, what is left of queues and devices and
-//! what was given to each element is the state. Of the states that a stage can lead to, only the [`BEAM`] cheapest go on,
-//! equal ones as one, and each task is tried on its [`CHOICES`] cheapest elements only. What was found is then improved by moving
-//! tasks between its elements and exchanging pairs, in [`PASSES`] passes, one in large batches. Small batches compared with the optimum of an
-//! exact search: see the tests.
+//! **Approximate dynamic programming** (after Bertsimas, Demir 2002): tasks are stages. The state consists of the free capacity of queues
+//! and devices, and of the tasks given to each element. Of the states after a stage, only the [`BEAM`] cheapest are kept, and equal states
+//! are merged. Each task is tried on its [`CHOICES`] cheapest elements only. The result is then improved by moving tasks between its
+//! elements and exchanging pairs, in [`PASSES`] passes, or one pass for large batches. The tests compare small batches with the optimum of
+//! an exact search.
 //!
-//! An element takes as many tasks as it surely has places for and no more input than its device has room for. If no
-//! device has, the one with the most room is taken: whether it fits in the end only the task knows.
+//! An element takes as many tasks as it surely has places for, and no more input than its device has space for. If no device has enough
+//! space, the element with the most space is chosen: only the task itself finds out whether its input fits in the end.
 
 use super::{Ask, Candidate, Choice, Policy, Reason, Request, View};
 use crate::dispatch::UNKNOWN_RUN;
@@ -30,21 +30,22 @@ use crate::id::ElementId;
 use crate::layout::RESERVE_BYTES;
 use std::cmp::Reverse;
 
-/// Tasks that are placed together at most.
+/// Maximum number of tasks that are placed together.
 pub const BATCH_MAX: usize = 64;
-/// States that go on from each stage.
+/// Number of states that are kept after each stage.
 pub const BEAM: usize = 8;
-/// Elements that each task is tried on.
+/// Number of elements on which each task is tried.
 pub const CHOICES: usize = 8;
 
-/// How often each task and each pair is looked at again, and up to how many tasks more often than once.
+/// Number of passes over all tasks and pairs, and the number of tasks beyond which only one pass is made.
 pub const PASSES: usize = 2;
 const PASSES_TASKS_MAX: usize = 16;
 
-/// What a task costs more where its input does not fit, and at most without that: a batch of such is still a number.
+/// Additional cost of a task whose input does not fit, and the maximum cost without it: the cost of a batch of such tasks does not
+/// overflow.
 const MISFIT: u64 = 1 << 56;
 
-/// Places batches.
+/// Policy that places batches.
 #[derive(Clone, Copy, Debug)]
 pub struct Minmax;
 
@@ -92,7 +93,7 @@ impl Policy for Minmax {
     fn chosen(&mut self, _choice: &Choice) {}
 }
 
-/// How long a task keeps a core of an element.
+/// Returns the time for which a task occupies a core of an element.
 fn service(on: &Candidate) -> u64 {
     let run = match on.estimate.run_ns {
         0 => UNKNOWN_RUN.0,
@@ -101,7 +102,7 @@ fn service(on: &Candidate) -> u64 {
     on.estimate.transfer_ns.saturating_add(run)
 }
 
-/// An element as the batch finds it.
+/// State of an element before the batch.
 #[derive(Clone, Copy, Debug)]
 struct Site {
     element: ElementId,
@@ -128,23 +129,23 @@ impl Site {
 #[derive(Clone, Copy, Debug)]
 struct Choosable {
     site: usize,
-    /// Its place among the candidates.
+    /// Index among the task's candidates.
     place: usize,
-    /// What it costs there before the batch gave it anything.
+    /// Cost of the task on the element before the batch gave the element any task.
     cost: u64,
     service: u64,
 }
 
-/// Which tasks may go where, and what that costs.
+/// Possible elements of each task, and their costs.
 #[derive(Debug)]
 struct Problem {
-    /// In the order of ids.
+    /// Elements in the order of ids.
     sites: Vec<Site>,
-    /// Of each task: how many bytes it reads, and where it may go, in the order of sites.
+    /// Input size of each task in bytes, and its possible elements, in the order of sites.
     tasks: Vec<(u64, Vec<Choosable>)>,
 }
 
-/// What the batch gave an element.
+/// Tasks that the batch gave an element.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Given {
     tasks: u64,
@@ -162,18 +163,18 @@ impl Given {
     }
 }
 
-/// The first tasks placed in one way.
+/// Placement of the first tasks.
 #[derive(Clone, Debug, Default)]
 struct State {
     cost: u64,
-    /// What each element got, in the order of sites, and a digest of that.
+    /// Tasks given to each element, in the order of sites, and a digest of them.
     given: Vec<(usize, Given)>,
     digest: u64,
-    /// The way that led here: an index into the steps.
+    /// Last step of the placement: an index into the steps.
     step: Option<usize>,
 }
 
-/// One task of a way.
+/// Placement of one task, linked to the step before it.
 #[derive(Clone, Copy, Debug)]
 struct Step {
     before: Option<usize>,
@@ -199,7 +200,7 @@ impl State {
     }
 }
 
-/// A number that is another for nearly every other site and what it was given.
+/// Returns a number that differs for nearly all pairs of site and given tasks.
 fn digest(site: usize, given: &Given) -> u64 {
     let numbers = [site as u64, given.tasks, given.bytes, given.service];
     numbers.iter().fold(1, |sum: u64, &number| {
@@ -251,7 +252,7 @@ impl Problem {
         Self { sites, tasks }
     }
 
-    /// What a task adds on an element to which a state gave something; `None` if its queue is full.
+    /// Returns the additional cost of a task on an element that already has given tasks; `None` if its queue is full.
     fn add(&self, given: Given, bytes: u64, one: &Choosable) -> Option<u64> {
         let site = &self.sites[one.site];
         if given.tasks >= site.slots {
@@ -271,8 +272,8 @@ impl Problem {
         Some(cost.saturating_add(misfit))
     }
 
-    /// The places of the tasks among their candidates. Where they were placed in their order and one did not fit, those that
-    /// read the most are placed first, if that is cheaper.
+    /// Returns the index of each task's element among its candidates. If a task does not fit in the first order, the tasks with the largest
+    /// inputs are placed first, if that is cheaper.
     fn solve(&self) -> Vec<Option<usize>> {
         let mut order: Vec<usize> = (0..self.tasks.len()).collect();
         let mut found = self.places(&order);
@@ -290,7 +291,7 @@ impl Problem {
         found
     }
 
-    /// What places cost, the tasks in their order; one that goes nowhere costs nothing.
+    /// Returns the cost of a placement with the tasks in their order. A task without an element costs nothing.
     fn cost(&self, places: &[Option<usize>]) -> u64 {
         let mut state = State::default();
         for ((bytes, choosable), place) in self.tasks.iter().zip(places) {
@@ -304,7 +305,7 @@ impl Problem {
         state.cost
     }
 
-    /// The places of the tasks, which are stages in that order.
+    /// Returns the placement of the tasks, which are stages in this order.
     fn places(&self, order: &[usize]) -> Vec<Option<usize>> {
         let mut steps: Vec<Step> = Vec::new();
         let mut beam = vec![State::default()];
@@ -344,7 +345,7 @@ impl Problem {
         places
     }
 
-    /// The cheapest states that a task leads to, the cheapest first. Where it can go nowhere it is left out.
+    /// Returns the cheapest states after a task, the cheapest first. A task without a possible element is left out.
     fn stage(
         &self,
         beam: &[State],
@@ -392,17 +393,17 @@ impl Problem {
     }
 }
 
-/// A plan that is improved: which of its tasks each of its elements has.
+/// Placement that is being improved: the tasks of each element.
 #[derive(Debug)]
 struct Exchange<'a> {
     problem: &'a Problem,
-    /// The elements that it gives anything.
+    /// Elements with at least one task.
     sites: Vec<usize>,
-    /// What each task is on each of them, the tasks one after the other; `None` where it can't go.
+    /// Each task on each of these elements, task by task; `None` where the task can't be placed.
     on: Vec<Option<Choosable>>,
-    /// The tasks of each, in order, and what they cost together.
+    /// Tasks of each element, in order, and their cost.
     lists: Vec<(Vec<usize>, u64)>,
-    /// Where each task is.
+    /// Element of each task.
     at: Vec<Option<usize>>,
 }
 
@@ -442,7 +443,7 @@ impl<'a> Exchange<'a> {
         this
     }
 
-    /// What an element's tasks cost without one of them, and with another; `None` if that can't be.
+    /// Returns the cost of an element's tasks without one of them, and with another one; `None` if this is impossible.
     fn cost(&self, at: usize, without: Option<usize>, with: Option<usize>) -> Option<u64> {
         let (mut given, mut sum, mut with) = (Given::default(), 0_u64, with);
         let mut add = |task: usize| {
@@ -466,7 +467,7 @@ impl<'a> Exchange<'a> {
         Some(sum)
     }
 
-    /// Moves a task from one element to another, and one back if there is one, if that is cheaper; whether it is.
+    /// Moves a task from one element to another, and another task back if one is given, if this is cheaper. Returns whether it is.
     fn exchange(
         &mut self,
         (task, from): (usize, usize),
@@ -526,12 +527,12 @@ impl<'a> Exchange<'a> {
     }
 }
 
-/// What a core of an element draws, in thousandths of a watt; `None` if nobody said.
+/// Returns the power per core of an element, in thousandths of a watt; `None` if no power is configured.
 fn power(one: &Candidate) -> Option<u64> {
     (one.watts_milli > 0).then(|| (one.watts_milli / u64::from(one.cores.max(1))).max(1))
 }
 
-/// The most and the least that a core of any element draws.
+/// Returns the largest and the smallest power per core of all elements.
 fn powers(batch: &[Ask<'_>]) -> (Option<u64>, u64) {
     let all = || {
         batch
@@ -542,7 +543,7 @@ fn powers(batch: &[Ask<'_>]) -> (Option<u64>, u64) {
     (all().max(), all().min().unwrap_or(1))
 }
 
-/// `a · b / c`, or the largest number.
+/// Returns `a · b / c`, or the largest number.
 fn multiply_divide(a: u64, b: u64, c: u64) -> u64 {
     let wide = u128::from(a) * u128::from(b) / u128::from(c);
     u64::try_from(wide).unwrap_or(u64::MAX)
@@ -573,7 +574,7 @@ mod tests {
         choices.into_iter().map(element).collect()
     }
 
-    /// An element where a task runs for so long.
+    /// Returns an element on which a task runs for `run_ns`.
     fn site(id: u32, run_ns: u64, watts: u64) -> Candidate {
         let mut one = store(id);
         one.slots = 8;
@@ -588,7 +589,7 @@ mod tests {
         let batch = vec![ask(0, &all), ask(0, &all), ask(0, &all), ask(0, &all)];
         let on_slow = places(batch).iter().filter(|id| **id == Some(1)).count();
         assert_eq!(on_slow, 1, "1 + 2 + 3 and 3 thousand is the least");
-        // Three times as fast for four times the power: the thrifty one, until its queue is as long as that is worth.
+        // Element 0 is three times as fast for four times the power: element 1 is chosen until the wait in its queue outweighs this.
         let all = [site(0, 1000, 40), site(1, 2900, 10)];
         assert_eq!(
             places(vec![ask(0, &all)]),
@@ -601,7 +602,7 @@ mod tests {
             [Some(1)],
             "1 + 5 against 2.9 + 2.9"
         );
-        // Who does not say what it draws counts as the one that draws the most.
+        // An element without configured power counts as the one that draws the most.
         let all = [site(0, 1000, 0), site(1, 1000, 10), site(2, 1000, 50)];
         assert_eq!(places(vec![ask(0, &all)]), [Some(1)]);
     }
@@ -613,7 +614,7 @@ mod tests {
         let batch = || vec![ask(0, &all), ask(0, &all), ask(0, &all)];
         let chosen = places(batch());
         assert_eq!(chosen.iter().filter(|id| **id == Some(0)).count(), 2);
-        // A device that has room for one of the inputs, or for none.
+        // A device has space for one of the inputs, or for none.
         all[0].free_bytes = RESERVE_BYTES + GIB;
         let two = vec![ask(GIB, &all), ask(GIB, &all)];
         let chosen = places(two);
@@ -643,7 +644,7 @@ mod tests {
         liar.cores = 0;
         let batch = vec![ask(u64::MAX, &[liar]); BATCH_MAX];
         assert_eq!(places(batch), [Some(7); BATCH_MAX]);
-        // One that says it draws nearly nothing gets what its queue takes, and no more.
+        // An element with almost no power gets as many tasks as its queue takes, and no more.
         let mut thrifty = site(0, 1_000_000, 1);
         thrifty.watts_milli = 1;
         let honest = [thrifty, site(1, 1_000_000, 100), site(2, 1_000_000, 100)];
@@ -661,7 +662,7 @@ mod tests {
         assert_eq!(places(vec![ask(100, &all)]), [Some(1)]);
     }
 
-    /// The least that all tasks together can cost, by trying everything.
+    /// Returns the smallest cost of all tasks together, by exhaustive search.
     fn optimum(problem: &Problem, task: usize, state: &State, best: u64) -> u64 {
         let Some((bytes, choosable)) = problem.tasks.get(task) else {
             return state.cost;
@@ -681,7 +682,7 @@ mod tests {
         })
     }
 
-    /// Elements of unlike speed, power, load and room, and tasks whose inputs lie here and there.
+    /// Returns elements that differ in speed, power, load and space, and tasks with inputs on different elements.
     fn case(source: &mut Source) -> Vec<Ask<'static>> {
         let elements = 2 + source.below(3);
         let mut all: Vec<Candidate> = (0..elements).map(store).collect();
@@ -712,7 +713,7 @@ mod tests {
         batch
     }
 
-    /// docs/job-scripts.md gives these figures.
+    /// docs/job-scripts.md contains these figures.
     #[test]
     fn minmax_small_batches_cost_near_the_optimum() {
         let mut source = Source::seeded(16);
@@ -726,7 +727,7 @@ mod tests {
             assert!(found >= least, "nothing is cheaper than the optimum");
             exact += i32::from(found == least);
             if found >= MISFIT {
-                // An input fits on no device, or was not found to.
+                // An input fits on no device, or the search found no placement in which it fits.
                 tight += i32::from(least < MISFIT);
                 continue;
             }

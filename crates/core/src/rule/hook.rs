@@ -1,8 +1,9 @@
-//! Hooks: rules that say more (Active Burst-Buffer, §III-C and D). What is mapped while it lies where it was written, when the
-//! results of a round are reduced to one, and what becomes of the files then.
+//! Hooks: rules with map and reduce (Active Burst-Buffer, §III-C and D). A hook defines when files are mapped on the element where they
+//! were written, when the results of a round are reduced to one, and whether the files are kept afterwards. This module only parses and
+//! expands hooks.
 //!
-//! A hook is the setting `hook` of a rule, from which its task is made; all else is what rules are. [`Spec`] is a hook as people
-//! give it, on a command line or in the paper's own format (its Fig. 4). `docs/hooks.md` is the user's page.
+//! A hook is the setting `hook` of a rule, from which the rule's task is generated; all other properties are those of rules. [`Spec`] is a
+//! hook in the notation of users, on a command line or in the paper's own format (its Fig. 4). `docs/hooks.md` is the user's page.
 
 mod paper;
 
@@ -14,38 +15,38 @@ use crate::script::{Data, Group, Position, Setting, Value};
 use std::cmp::Ordering;
 use std::fmt::Write as _;
 
-/// Files that are mapped together wait for more of them for so long.
+/// Time for which files that are mapped together wait for more of them.
 const GATHERING: &str = "10s";
-/// Most files of one round: its reduce reads the results of all.
+/// Maximum number of files in one round: its reduce reads the results of all.
 pub const MAX_ROUND: u32 = 10_000;
-/// More files than this that are closed and not mapped mean that maps lag behind.
+/// Number of closed and unmapped files beyond which maps count as late.
 pub const LAG_FILES: u64 = 16;
-/// Stands for the names of all inputs in a kernel's arguments.
+/// Placeholder for the names of all inputs in a kernel's arguments.
 const INPUTS: &str = "{inputs}";
-/// Stands for a round's number in what reduces make.
+/// Placeholder for a round's number in the output of a reduce.
 const ROUND: &str = "round";
 
-/// What of a file is mapped, and when.
+/// Unit and time of a map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum On {
-    /// As it is written.
+    /// Each file as it is written.
     Write,
-    /// When it is sealed.
+    /// Each file when it is sealed.
     #[default]
     Seal,
     /// Several files at a time, when they are sealed.
     Group,
 }
 
-/// What becomes of files that were mapped.
+/// Handling of files after their map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Keep {
-    /// They stay.
+    /// They are kept.
     #[default]
     All,
-    /// They go.
+    /// They are deleted.
     Results,
-    /// They stay, and go from the burst tier as soon as they are stored elsewhere.
+    /// They are kept, and evicted from the burst tier as soon as they are stored elsewhere.
     UntilDrained,
 }
 
@@ -60,26 +61,26 @@ const KEEPS: [(Keep, &str); 3] = [
     (Keep::UntilDrained, "until-drained"),
 ];
 
-/// The word for a value.
+/// Returns the word for a value.
 fn word<T: PartialEq>(words: &[(T, &'static str)], value: &T) -> &'static str {
     let found = words.iter().find(|(known, _)| known == value);
     found.map_or("", |(_, word)| word)
 }
 
-/// The value that a word is for.
+/// Returns the value for a word.
 fn value<T: Copy>(words: &[(T, &'static str)], word: &str) -> Option<T> {
     let found = words.iter().find(|(_, known)| *known == word);
     found.map(|(value, _)| *value)
 }
 
 impl On {
-    /// Its word.
+    /// Returns the word for the value.
     #[must_use]
     pub fn word(self) -> &'static str {
         word(&ONS, &self)
     }
 
-    /// The one of a word.
+    /// Returns the value for a word.
     #[must_use]
     pub fn called(word: &str) -> Option<Self> {
         value(&ONS, word)
@@ -87,68 +88,68 @@ impl On {
 }
 
 impl Keep {
-    /// Its word.
+    /// Returns the word for the value.
     #[must_use]
     pub fn word(self) -> &'static str {
         word(&KEEPS, &self)
     }
 
-    /// The one of a word.
+    /// Returns the value for a word.
     #[must_use]
     pub fn called(word: &str) -> Option<Self> {
         value(&KEEPS, word)
     }
 }
 
-/// What ends a round.
+/// End of a round.
 #[derive(Clone, Debug)]
 pub enum Ends {
-    /// Nobody writes a file that matches any more.
+    /// No matching file is open for writing any more.
     Close,
-    /// So many files have come.
+    /// This number of files has been closed.
     Files(u32),
-    /// A file has come that matches this.
+    /// A file has been closed that matches this pattern.
     Marker(Pattern),
 }
 
-/// What a rule says that is a hook.
+/// A rule's hook.
 #[derive(Clone, Debug)]
 pub struct Hook {
-    /// As it was given.
+    /// Hook as it was given.
     pub spec: Spec,
-    /// What ends its rounds; `None`: nothing is reduced.
+    /// End of its rounds; `None` if there is no reduce.
     pub rounds: Option<Ends>,
 }
 
-/// A hook as people give it.
+/// Hook in the notation of users.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Spec {
-    /// Its name; empty: that of its kernel.
+    /// Name; if empty, the name of its kernel is used.
     pub name: String,
-    /// Which files, by an absolute pattern.
+    /// Absolute pattern of the files.
     pub pattern: String,
-    /// The kernel that maps, with its arguments.
+    /// Kernel of the map, with its arguments.
     pub map: String,
-    /// What it makes; if there is a reduce, what that makes.
+    /// Output of the reduce, or of the map if there is no reduce.
     pub output: String,
-    /// The kernel that makes one result of those of a round.
+    /// Kernel that reduces the results of a round to one.
     pub reduce: Option<String>,
-    /// What maps make that are reduced; else a hidden folder beside the output.
+    /// Output of maps that are reduced; by default in a hidden folder next to the output.
     pub parts: Option<String>,
-    /// Files of a round, or files that are mapped at a time.
+    /// Number of files in a round, or of files that are mapped at a time.
     pub group: Option<u32>,
-    /// Files that end a round.
+    /// Pattern of files that end a round.
     pub marker: Option<String>,
-    /// What becomes of files that were mapped.
+    /// Handling of files after their map.
     pub keep: Keep,
-    /// When files are mapped.
+    /// Time of the map.
     pub on: On,
-    /// Whether the kernel that maps is a process on each element that has a part of a file, by MPI, and so the one that reduces, if
-    /// that is a shared object.
+    /// Whether the map's kernel runs as an MPI process on each element that holds a part of a file. The same applies to the reduce's kernel
+    /// if it is a shared object.
     pub mpi: bool,
     /// Longest time of one kernel.
     pub time: Option<String>,
-    /// Most bytes that one kernel may write.
+    /// Maximum size of the output of one kernel.
     pub size: Option<String>,
 }
 
@@ -166,7 +167,7 @@ fn text(name: &str, text: impl Into<String>) -> Setting {
 }
 
 impl Spec {
-    /// The name that it has if it says none: that of its kernel, without folders and what is behind a dot.
+    /// Returns the name of the hook; without a name, this is its kernel's name without folders and extension.
     #[must_use]
     pub fn own_name(&self) -> String {
         if !self.name.is_empty() {
@@ -184,7 +185,8 @@ impl Spec {
         }
     }
 
-    /// The rule that it is. Its folder is that in which all files lie, or one above it if results are to lie elsewhere.
+    /// Returns the rule text of the hook. The folder of the rule contains all files, or is a parent of that folder if results are stored
+    /// elsewhere.
     #[must_use]
     pub fn rule_text(&self) -> String {
         let below = self.pattern.trim_matches('/');
@@ -201,7 +203,7 @@ impl Spec {
                 depth = depth.min(shared.take_while(|(one, other)| one == *other).count());
             }
         }
-        // Wildcards stay as they are written, and so does what is no wildcard.
+        // Wildcards stay as they are written, and so do names without wildcards.
         let pattern: Vec<&str> = components(below).skip(depth).collect();
         let absolute = |name: &String| match depth < base.len() && !name.starts_with('/') {
             true => format!("/{folder}/{name}"),
@@ -252,7 +254,7 @@ impl Spec {
         Group { settings }.to_string()
     }
 
-    /// As it would be given on a command line, where names are relative to the folder that all files lie in.
+    /// Converts names to the form of the command line, where they are relative to the folder that contains all files.
     fn given_in(&mut self, workdir: &str, pattern: &str) {
         let workdir = workdir.trim_end_matches('/');
         self.pattern = match pattern.starts_with('/') {
@@ -279,28 +281,28 @@ impl Spec {
     }
 }
 
-/// A name as a pattern that matches it alone.
+/// Returns a name as a pattern that matches only this name.
 fn escaped(name: &str) -> String {
     let special = |c: char| matches!(c, '*' | '?' | '[' | '(' | '\\');
     let one = |c: char| special(c).then_some('\\').into_iter().chain([c]);
     name.chars().flat_map(one).collect()
 }
 
-/// The names of a path.
+/// Returns the names of a path.
 fn components(path: &str) -> impl Iterator<Item = &str> {
     path.split('/').filter(|part| !part.is_empty())
 }
 
-/// The folder of a name up to its first variable.
+/// Returns the folder of a name up to its first variable.
 fn folder_of(name: &str) -> &str {
     let head = name.split("${").next().unwrap_or_default();
     head.rfind('/').map_or("", |at| &head[..=at])
 }
 
-/// A problem and where it is.
+/// A problem and its position.
 type Wrong = (Position, Problem);
 
-/// Reads the setting `hook` of a rule; gives the rule's settings with the task that is made of it.
+/// Reads the setting `hook` of a rule. Returns the hook, and the rule's settings with the generated task.
 pub(super) fn expanded(group: &Group) -> Result<Option<(Hook, Group)>, Vec<Wrong>> {
     let Some(given) = group.get("hook") else {
         return Ok(None);
@@ -529,7 +531,7 @@ impl Reader<'_> {
         })
     }
 
-    /// What goes together.
+    /// Checks that the settings fit together.
     fn makes_sense(&mut self, spec: &Spec) {
         let reduces = spec.reduce.is_some();
         if spec.on == On::Group && spec.group.is_none() {
@@ -550,7 +552,7 @@ impl Reader<'_> {
         if spec.parts.is_some() && !reduces {
             self.value("parts", "it is what is reduced, and there is no reduce");
         }
-        // Of a reduce there is no file that could be named.
+        // A reduce has no single input file whose name could be used.
         let mut rest = spec.output.as_str();
         while let Some((_, name, after)) = super::fill::next(rest) {
             if reduces && name != ROUND {
@@ -561,24 +563,24 @@ impl Reader<'_> {
     }
 }
 
-/// What a map is run as: the name that its run times are kept under.
+/// Returns the kernel text of a map, under which its run times are kept.
 #[must_use]
 pub fn kernel_of(map: &str) -> String {
     stacked(map)
 }
 
-/// Whether a kernel is a shared object of one's own, by itself.
+/// Returns whether a kernel is a single shared object of a user without arguments.
 fn is_object(kernel: &str) -> bool {
     let mut words = kernel.split_ascii_whitespace();
     words.next().is_some_and(|name| name.ends_with(".so")) && words.next().is_none()
 }
 
-/// A kernel with its arguments as a stack, be it of one: its programs read standard input.
+/// Returns a kernel with its arguments as a pipeline, even of one stage: its programs read standard input.
 fn stacked(kernel: &str) -> String {
     format!("| {kernel}")
 }
 
-/// A kernel of a script, with the names of inputs in the place of `{inputs}`.
+/// Returns a kernel of a script, with the names of inputs instead of `{inputs}`.
 pub(super) fn with_inputs(kernel: &str, names: &[&str]) -> String {
     let Ok(stages) = stack::split(kernel) else {
         return kernel.to_owned();
@@ -600,14 +602,14 @@ pub(super) fn with_inputs(kernel: &str, names: &[&str]) -> String {
     out
 }
 
-/// Adds a word of a stack that stays one, whatever is in it.
+/// Adds a word of a pipeline and quotes it, so that it stays one word.
 fn quote(out: &mut String, word: &str) {
     let plain = word.replace('\\', "\\\\").replace('"', "\\\"");
     let _ = write!(out, " \"{plain}\"");
 }
 
 impl Hook {
-    /// What maps make.
+    /// Returns the output of maps.
     fn mapped(&self) -> String {
         let Spec {
             output,
@@ -623,7 +625,7 @@ impl Hook {
             .unwrap_or_else(|| format!("{}.{name}/${{batch}}", folder_of(output)))
     }
 
-    /// The settings of a rule with the task that the hook is.
+    /// Returns the settings of a rule with the task of the hook.
     fn expanded(&self, group: &Group, at: Position) -> Group {
         let mut settings: Vec<_> = group
             .settings
@@ -673,7 +675,7 @@ impl Hook {
             add(&mut task, "mpi", Data::Boolean(true));
         }
         if group.get("policy").is_none() {
-            // What is mapped does not leave where it was written.
+            // A mapped file does not leave the element where it was written.
             add(&mut settings, "policy", Data::Text("input-locality".into()));
         }
         if self.spec.on == On::Write {
@@ -683,7 +685,7 @@ impl Hook {
         Group { settings }
     }
 
-    /// The task that reduces the results of a round.
+    /// Returns the task that reduces the results of a round.
     pub(super) fn reducing(
         &self,
         (name, workdir): (String, &str),
@@ -730,7 +732,7 @@ impl Hook {
     }
 }
 
-/// The order of files: by their names, in which numbers count as numbers.
+/// Compares names of files; numbers in names are compared as numbers.
 #[must_use]
 pub fn file_order(one: &str, other: &str) -> Ordering {
     let (mut left, mut right) = (one, other);
@@ -765,7 +767,7 @@ pub fn file_order(one: &str, other: &str) -> Ordering {
     }
 }
 
-/// The digits that a text begins with.
+/// Returns the digits at the begin of a text.
 fn number_of(text: &str) -> &str {
     let end = text
         .find(|c: char| !c.is_ascii_digit())

@@ -1,8 +1,7 @@
-//! The paper's tables and figures, computed from its inputs and set beside what it prints.
+//! The paper's tables and figures, computed from its inputs and compared with the printed ones.
 //!
-//! Inputs are `examples/site/jaguar.toml` (Tables 1 to 3) and the times of Table 7. A number counts as *exact* when it
-//! rounds to the printed digits, as *close* within a percent, and else as not reproduced; each row says which reading
-//! or correction it was computed with.
+//! Inputs are `examples/site/jaguar.toml` (Tables 1 to 3) and the times of Table 7. A number counts as *exact* when it rounds to the
+//! printed digits, as *close* within a percent, and else as not reproduced; each row names the reading or correction used for it.
 
 use crate::{claims, prototype, published};
 use std::fmt;
@@ -13,22 +12,22 @@ use tidemill_plan::model::staging::{self, Constraint, whole_devices};
 use tidemill_plan::model::{Approach, Corrections, Site, cost, decimals, jaguar};
 use tidemill_plan::units::{Bytes, Money, Seconds, significant};
 
-/// What the bills of Table 5 come out with: draining without the link, and the pair that can't be done in time
-/// (S3D with k-means on flash) counted with its negative idle energy.
+/// Corrections that reproduce the bills of Table 5: draining does not use the link. The pair that can't be done in time (S3D with k-means
+/// on flash) is counted with its negative idle energy.
 pub(crate) const TABLE_5: Corrections = Corrections {
     drain_over_link: false,
     overload_infeasible: false,
     ..Corrections::CORRECTED
 };
 
-/// How near a computed number comes to the printed one.
+/// Distance of a computed number from the printed one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// It rounds to the printed digits.
+    /// The number rounds to the printed digits.
     Exact,
-    /// It is within one percent.
+    /// The number is within one percent.
     Close,
-    /// Neither.
+    /// The number is further off.
     NotReproduced,
 }
 
@@ -42,32 +41,32 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// Percent that a number may be off to be close.
+/// Maximum difference of a close number, in percent.
 const CLOSE_PERCENT: f64 = 1.0;
 
-/// A number that the paper prints.
+/// Number that the paper prints.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Row {
-    /// The table, figure or section.
+    /// Table, figure or section.
     pub(crate) source: &'static str,
-    /// What it is, with its unit.
+    /// Name of the number, with its unit.
     pub(crate) item: String,
-    /// As printed.
+    /// Printed number.
     pub(crate) published: f64,
-    /// As computed.
+    /// Computed number.
     pub(crate) computed: f64,
-    /// How much the computed number is above the printed one.
+    /// Difference of the computed number from the printed one, in percent.
     pub(crate) difference_percent: f64,
-    /// How near that is.
+    /// Verdict on this difference.
     pub(crate) verdict: Verdict,
-    /// With which reading or correction.
+    /// Reading or correction that was used.
     pub(crate) reading: String,
-    /// Digits behind the point to show.
+    /// Number of digits shown after the decimal point.
     decimals: usize,
 }
 
 impl Row {
-    /// `published` is the number as it is printed, since its digits say how exact it is.
+    /// Returns the row of a number. `published` is the printed text, since its digits define the accuracy.
     pub(crate) fn new(
         source: &'static str,
         item: String,
@@ -100,32 +99,32 @@ impl Row {
     }
 }
 
-/// A sentence of the paper, checked.
+/// Sentence of the paper, checked.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Claim {
-    /// Where it is.
+    /// Section of the sentence.
     pub(crate) source: &'static str,
-    /// What it says, in our words.
+    /// Claim of the sentence, in our words.
     pub(crate) claim: &'static str,
-    /// What the equations give.
+    /// Result of the equations.
     pub(crate) computed: String,
-    /// Whether that is the same.
+    /// Whether the result agrees with the claim.
     pub(crate) holds: bool,
 }
 
-/// The paper beside the models.
+/// Comparison of the paper with the models.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct PaperReport {
-    /// Numbers.
+    /// Numbers of the paper.
     pub(crate) rows: Vec<Row>,
-    /// Sentences.
+    /// Sentences of the paper.
     pub(crate) claims: Vec<Claim>,
 }
 
-/// Computes what the paper prints.
+/// Computes the numbers that the paper prints.
 ///
-/// `corrections` are those of the claims. Table 5 is always computed twice: with the reading that its bills
-/// come out with, and with `corrections`.
+/// `corrections` are those of the claims. Table 5 is always computed twice: with the reading that reproduces its bills, and with
+/// `corrections`.
 pub(crate) fn paper(corrections: &Corrections) -> PaperReport {
     let site = jaguar();
     let mut rows = table_4(&site);
@@ -157,7 +156,7 @@ fn size(text: &str) -> Bytes {
     text.parse().expect("published sizes are sizes")
 }
 
-/// Endurance as the paper's numbers fit best: 300 · 1.024 TB.
+/// Factor of the endurance that fits the paper's numbers best: 300 · 1.024 TB.
 const ENDURANCE_FACTOR: f64 = 1.024;
 
 fn table_4(site: &Site) -> Vec<Row> {
@@ -194,7 +193,7 @@ fn table_4(site: &Site) -> Vec<Row> {
     rows
 }
 
-/// The ratio that one constraint allows an application.
+/// Returns the ratio that one constraint allows an application.
 fn constrained(site: &Site, name: &str, stage: &Stage, constraint: Constraint) -> f64 {
     let run = site.run_of(application(site, name), None);
     let limits = staging::limits(&run, stage);
@@ -204,7 +203,7 @@ fn constrained(site: &Site, name: &str, stage: &Stage, constraint: Constraint) -
         .ratio
 }
 
-/// A ratio rounded as Table 4 rounds its rows, and how.
+/// Returns a ratio rounded as Table 4 rounds its rows, and a description of the rounding.
 fn as_table_4(site: &Site, constraint: Constraint, ratio: f64, reading: &str) -> (f64, String) {
     let rounded = if constraint == Constraint::Capacity {
         whole_device_ratio(site.machine.nodes.get(), ratio)
@@ -226,13 +225,13 @@ fn as_table_4(site: &Site, constraint: Constraint, ratio: f64, reading: &str) ->
     (rounded, how.to_owned())
 }
 
-/// A capacity as Table 4 prints it: nodes for each device when whole devices are bought, and never below 1. A 1 may
-/// hide that the application does not fit.
+/// Returns a capacity as Table 4 prints it: nodes for each device when whole devices are bought, and never below 1. A 1 may hide that the
+/// application does not fit.
 fn whole_device_ratio(nodes: f64, ratio: f64) -> f64 {
     (nodes / whole_devices(nodes, ratio)).floor().max(1.0)
 }
 
-/// Any other row as Table 4 prints it: rounded down, and never below 1.
+/// Returns any other row as Table 4 prints it: rounded down, and never below 1.
 fn whole_ratio(ratio: f64) -> f64 {
     ratio.floor().max(1.0)
 }
@@ -308,7 +307,7 @@ fn figure_3a(site: &Site) -> Vec<Row> {
     ]
 }
 
-/// The kernel that the bills of Table 5 come out with; the paper does not name it.
+/// Kernel that reproduces the bills of Table 5; the paper does not name it.
 pub(crate) const TABLE_5_KERNEL: &str = "k-means";
 
 fn table_5(site: &Site, corrections: &Corrections) -> Vec<Row> {
@@ -327,7 +326,7 @@ fn table_5(site: &Site, corrections: &Corrections) -> Vec<Row> {
         if !without.is_empty() {
             reading += &format!("; without {}", without.join(", "));
         }
-        // At its higher ratios the paper charges only the feasible share of what is bought.
+        // At its higher ratios the paper charges only the feasible share of the purchase.
         let share = if printed.ratio > 10.0 {
             row.applications.len() as f64 / portfolio
         } else {

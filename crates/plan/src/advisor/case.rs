@@ -1,4 +1,4 @@
-//! What the advisor is asked: a kernel, an input, both sides and the link between them.
+//! Input of the advisor: a kernel, its input data, both sides and the link between them.
 
 use super::Infeasible;
 use super::Load;
@@ -11,9 +11,9 @@ use thiserror::Error;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Place {
-    /// The element that holds the input.
+    /// Element that holds the input.
     Element,
-    /// The machine that asks.
+    /// Machine of the reader.
     Host,
 }
 
@@ -29,18 +29,18 @@ impl fmt::Display for Place {
 /// One of the two places where the kernel may run.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Side {
-    /// Input per second on one free core; none if nobody measured it.
+    /// Input rate on one free core; `None` if it was not measured.
     pub rate: Option<BytesPerSecond>,
-    /// What a run takes over next to no input.
+    /// Time of a run over a very small input.
     pub start: Seconds,
-    /// What else it has to do.
+    /// Other load of this side.
     pub load: Load,
-    /// Space for input and result; none if there is no bound.
+    /// Space for input and result; `None` if it is not limited.
     pub free: Option<Bytes>,
 }
 
 impl Side {
-    /// A side without load.
+    /// Returns a side without load.
     pub fn idle(rate: BytesPerSecond) -> Self {
         Self {
             rate: Some(rate),
@@ -50,17 +50,17 @@ impl Side {
         }
     }
 
-    /// Starting and running over `input` (A3), if the other side works on nothing.
+    /// Returns the time of starting and running over `input` (A3), if the other side does not work.
     pub(super) fn run(&self, place: Place, input: Bytes) -> Result<Seconds, Infeasible> {
         Ok(self.start + self.load.run(self.work(place, input)?))
     }
 
-    /// The same while the other side works, too.
+    /// Returns the same time while the other side works, too.
     pub(super) fn run_beside(&self, place: Place, input: Bytes) -> Result<Seconds, Infeasible> {
         Ok(self.start + self.work(place, input)? / self.load.share_beside)
     }
 
-    /// What it takes on a processor of its own.
+    /// Returns the time of the work on a processor of its own.
     fn work(&self, place: Place, input: Bytes) -> Result<Seconds, Infeasible> {
         if self.load.cores == 0 {
             return Err(Infeasible::NoCores(place));
@@ -68,7 +68,7 @@ impl Side {
         Ok(input / self.rate.ok_or(Infeasible::NotMeasured(place))?)
     }
 
-    /// Whether there is space.
+    /// Checks that there is enough space.
     pub(super) fn holds(&self, place: Place, needed: Bytes) -> Result<(), Infeasible> {
         match self.free {
             Some(free) if needed > free => Err(Infeasible::NoSpace {
@@ -81,37 +81,37 @@ impl Side {
     }
 }
 
-/// The way between host and element, the same in both directions at once.
+/// Link between host and element, with the same properties in both directions at once.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Link {
-    /// What it moves.
+    /// Bandwidth of the link.
     pub bandwidth: BytesPerSecond,
-    /// From asking for data to its first byte.
+    /// Time from the request for data to its first byte.
     pub latency: Seconds,
 }
 
-/// What one core takes.
+/// Power of one core.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Power {
-    /// When it works.
+    /// Power when busy.
     pub busy: Watts,
-    /// When it waits.
+    /// Power when idle.
     pub idle: Watts,
 }
 
-/// What a run takes while it lasts: nothing tells a program, so somebody has to know it.
+/// Powers during a run. No program can measure them, so the user must supply them.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Powers {
-    /// A core of the element.
+    /// Power of a core of the element.
     pub element: Power,
-    /// A core of the host.
+    /// Power of a core of the host.
     pub host: Power,
-    /// Moving a byte over the link.
+    /// Energy of moving a byte over the link.
     pub link: JoulesPerByte,
 }
 
 impl Link {
-    /// Moving `data` (A4); nothing takes no time.
+    /// Returns the time of moving `data` (A4); no data takes no time.
     pub(super) fn time(&self, data: Bytes) -> Seconds {
         if data > Bytes::ZERO {
             self.latency + data / self.bandwidth
@@ -121,79 +121,79 @@ impl Link {
     }
 }
 
-/// What the advisor is asked.
+/// Question to the advisor.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Case {
-    /// What is to be worked on; it lies on the element.
+    /// Size of the input data, which is stored on the element.
     pub input: Bytes,
-    /// Size of the result for each byte of input.
+    /// Size of the result per byte of input.
     pub output_ratio: f64,
-    /// Whether results of parts make the result of the whole.
+    /// Whether results of parts can be merged to the result of the whole.
     pub splittable: bool,
-    /// Where the result is wanted.
+    /// Place where the result is wanted.
     pub result: Place,
-    /// The element that holds the input.
+    /// Element that holds the input.
     pub element: Side,
-    /// The machine that asks.
+    /// Machine of the reader.
     pub host: Side,
-    /// The way between them.
+    /// Link between the two sides.
     pub link: Link,
-    /// What they take, if that is known.
+    /// Powers of both sides, if they are known.
     pub powers: Option<Powers>,
 }
 
-/// A case that makes no sense.
+/// Invalid case.
 #[derive(Debug, Clone, Copy, PartialEq, Error)]
 pub enum CaseError {
-    /// A number that must be more than zero.
+    /// A number must be more than zero.
     #[error("{what} is {value}; it must be above zero and finite")]
     NotPositive {
-        /// Which.
+        /// Name of the number.
         what: &'static str,
-        /// What it was, in its SI unit.
+        /// Value in its SI unit.
         value: f64,
     },
-    /// A number that must not be negative.
+    /// A number must not be negative.
     #[error("{what} is {value}; it must not be negative or infinite")]
     Negative {
-        /// Which.
+        /// Name of the number.
         what: &'static str,
-        /// What it was, in its SI unit.
+        /// Value in its SI unit.
         value: f64,
     },
-    /// Shares of a processor that can't be.
+    /// Shares of a processor are invalid.
     #[error(
         "the shares of a processor on the {place} are not between 0 and 1, or grow with what else runs"
     )]
     Share {
-        /// Where.
+        /// Side with the shares.
         place: Place,
     },
-    /// A core that takes more when it waits.
+    /// A core draws more power when it is idle.
     #[error("a core of the {place} takes {idle} when it waits and {busy} when it works: swap them")]
     IdlePower {
-        /// Where.
+        /// Side of the core.
         place: Place,
-        /// When it waits.
+        /// Power when idle.
         idle: Watts,
-        /// When it works.
+        /// Power when busy.
         busy: Watts,
     },
-    /// There is no way at all.
+    /// Neither side can run the kernel.
     #[error("nothing can run this: {element}; {host}")]
     Nowhere {
-        /// Why the element can't.
+        /// Reason of the element.
         element: Infeasible,
-        /// Why the host can't.
+        /// Reason of the host.
         host: Infeasible,
     },
 }
 
 impl Case {
-    /// Whether all numbers make sense.
+    /// Checks that all numbers are valid.
     ///
     /// # Errors
-    /// The first that does not.
+    /// The first invalid number.
     pub fn check(&self) -> Result<(), CaseError> {
         positive("the size of the input", self.input.get())?;
         not_negative("the output ratio", self.output_ratio)?;

@@ -1,6 +1,7 @@
-//! What is simulated: tasks with their run times, the files between them with their sizes.
+//! Workflows: the input of a simulation, which consists of tasks with their run times and of the files between them with their sizes. This
+//! module checks and orders workflows; it does no I/O.
 //!
-//! Every input format ends here: job scripts ([`super::job`]), traces of real runs and WfCommons files
+//! Every input format is converted to a workflow: job scripts ([`super::job`]), traces of real runs and WfCommons files
 //! ([`super::wfformat`]).
 
 use super::error::Problem;
@@ -12,88 +13,88 @@ use tidemill_core::layout::{Layout, Part, Selection, Striped};
 use tidemill_core::resources::Needs;
 use tidemill_core::time::Span;
 
-/// A job with all that its simulation needs. Tasks and files are named by their indices.
+/// Job with all data that its simulation needs. Tasks and files are named by their indices.
 ///
-/// The readers check what they give. Whoever makes one by hand sees to it that `maker` of every file says who
-/// lists it as an output, that no two tasks do, and that tasks do not need each other in a circle.
+/// The readers check their results. A caller that builds a workflow by hand must ensure three conditions: `maker` of every file names the
+/// task that lists the file as an output, no two tasks list the same output, and tasks do not depend on each other in a circle.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Workflow {
-    /// Its name.
+    /// Name of the job.
     pub name: String,
-    /// The policy that it asks for.
+    /// Policy that the job names.
     pub policy: Option<String>,
-    /// Its tasks, in the order in which the dispatcher is given them.
+    /// Tasks, in the order in which the dispatcher receives them.
     pub tasks: Vec<Task>,
-    /// Its files.
+    /// Files.
     pub files: Vec<File>,
 }
 
 /// One task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Task {
-    /// Its name.
+    /// Name of the task.
     pub name: String,
-    /// Its code; that of a native or stored kernel is also one of the inputs.
+    /// Code of the task; the code of a native or stored kernel is also one of the inputs.
     pub kernel: Kernel,
-    /// The files that it reads.
+    /// Files that the task reads.
     pub inputs: Vec<usize>,
-    /// What of each of them, in their order; none: all of all.
+    /// Selections of the inputs, in their order; an empty list selects all inputs completely.
     pub selections: Vec<Selection>,
-    /// The files that it writes.
+    /// Files that the task writes.
     pub outputs: Vec<usize>,
-    /// How long its kernel computes on a core of speed 1, without reading and writing files.
+    /// Time for which its kernel computes on a core of speed 1, without reading and writing files.
     pub compute: Span,
-    /// The element it must run on.
+    /// Element on which the task must run.
     pub element: Option<ElementId>,
-    /// What must be free on its element for it to run. It computes as long as it does with all its cores.
+    /// Resources that must be free on its element for it to run. `compute` is the time with all its cores.
     pub needs: Needs,
-    /// Its result is remembered, and it does not run.
+    /// Cached result, if the task does not run.
     pub reused: Option<Reused>,
 }
 
 impl Task {
-    /// What it reads of one of its inputs.
+    /// Returns the selection of one of its inputs.
     #[must_use]
     pub fn selection(&self, input: usize) -> &Selection {
         self.selections.get(input).unwrap_or(&Selection::WHOLE)
     }
 }
 
-/// What giving a remembered result takes.
+/// Cost of returning a cached result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reused {
-    /// Time of a core.
+    /// Core time.
     pub time: Span,
-    /// Bytes of outputs that are pulled.
+    /// Size of outputs that are pulled, in bytes.
     pub moved_bytes: u64,
 }
 
 /// One file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct File {
-    /// Its name.
+    /// Name of the file.
     pub name: String,
-    /// Its length in bytes.
+    /// Size, in bytes.
     pub size: u64,
-    /// The task that makes it and the index among its outputs; `None`: it is there before the job.
+    /// Task that writes the file, and the index among its outputs; `None` if the file exists before the job.
     pub maker: Option<(usize, usize)>,
-    /// Where it was recorded to lie before the job.
+    /// Recorded element of the file before the job.
     pub home: Option<ElementId>,
-    /// How it is striped; `None`: it is one object.
+    /// Striping of the file; `None` if it is one object.
     pub striped: Option<StripedFile>,
 }
 
-/// What is known of a striped file.
+/// Striping of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StripedFile {
-    /// Bytes of a stripe.
+    /// Size of a stripe, in bytes.
     pub unit: u64,
-    /// The element and the length in bytes of each of its parts.
+    /// Element and size in bytes of each of its parts.
     pub parts: Vec<(ElementId, u64)>,
 }
 
 impl File {
-    /// What it is made of, with objects that are numbered from `first` on.
+    /// Returns the layout of the file; its parts are objects numbered from `first`.
     #[must_use]
     pub fn layout(&self, object: ObjectId, first: u64) -> Layout {
         let Some(striped) = &self.striped else {
@@ -110,12 +111,12 @@ impl File {
     }
 }
 
-/// Most time of all tasks together, in nanoseconds: 100 years.
+/// Maximum compute time of all tasks together, in nanoseconds: 100 years.
 const TIME_NS_MAX: u64 = 100 * 365 * 86_400 * 1_000_000_000;
-/// Most bytes of all inputs and outputs of all tasks together.
+/// Maximum size of all inputs and outputs of all tasks together, in bytes.
 const BYTES_MAX: u64 = 1_000_000_000_000_000_000;
 
-/// What is wrong with a graph, and the task at which it shows.
+/// Fault in a graph, and the task with the fault.
 #[derive(Debug)]
 pub(super) struct Fault {
     pub(super) task: usize,
@@ -123,8 +124,7 @@ pub(super) struct Fault {
 }
 
 impl Workflow {
-    /// Notes who makes which file, and checks that names are names, that all together can be counted and that tasks can
-    /// be brought into an order.
+    /// Records which task writes which file, and checks names, selections, sums and the order of tasks.
     pub(super) fn link(&mut self) -> Result<(), Fault> {
         self.check_names()?;
         self.check_selections()?;
@@ -187,7 +187,7 @@ impl Workflow {
         Ok(())
     }
 
-    /// Tasks read what files have.
+    /// Checks that tasks only read bytes that files have.
     fn check_selections(&self) -> Result<(), Fault> {
         for (number, task) in self.tasks.iter().enumerate() {
             for (index, &file) in task.inputs.iter().enumerate() {
@@ -209,7 +209,7 @@ impl Workflow {
         Ok(())
     }
 
-    /// Moments and counts are 64 bits, and what is added up along a simulation must stay within.
+    /// Checks that sums over the whole simulation fit into 64 bits.
     fn check_sums(&self) -> Result<(), Fault> {
         let (mut time, mut bytes) = (0_u64, 0_u64);
         for (task, one) in self.tasks.iter().enumerate() {
@@ -229,7 +229,7 @@ impl Workflow {
         Ok(())
     }
 
-    /// The tasks whose outputs a task reads, ascending, each once.
+    /// Returns the tasks whose outputs a task reads, ascending, each once.
     pub(super) fn dependencies(&self, task: usize) -> Vec<usize> {
         let inputs = self.tasks[task].inputs.iter();
         let makers = inputs.filter_map(|&input| Some(self.files[input].maker?.0));
@@ -239,7 +239,7 @@ impl Workflow {
         makers
     }
 
-    /// All tasks, those that others need first, else by their indices.
+    /// Returns all tasks in an order in which dependencies precede their dependents, else by index.
     pub(super) fn order(&self) -> Result<Vec<usize>, Fault> {
         let mut dependants = vec![Vec::new(); self.tasks.len()];
         let mut missing = vec![0; self.tasks.len()];
@@ -268,7 +268,7 @@ impl Workflow {
         Err(self.circle(&missing))
     }
 
-    /// Names one circle among the tasks that miss something, from its first task on.
+    /// Returns the fault of one circle among the tasks with missing dependencies, from its first task on.
     fn circle(&self, missing: &[usize]) -> Fault {
         /// Longer circles are cut in the error.
         const SHOWN: usize = 20;
@@ -276,7 +276,7 @@ impl Workflow {
         let mut at = (0..self.tasks.len()).find(stuck).unwrap_or(0);
         let mut seen = vec![None; self.tasks.len()];
         let mut path = Vec::new();
-        // Every task that is stuck needs one that is stuck, so following them comes round.
+        // Every task that is stuck depends on another one that is stuck, so following the dependencies returns to a seen task.
         while seen[at].is_none() {
             seen[at] = Some(path.len());
             path.push(at);
@@ -298,8 +298,7 @@ impl Workflow {
         }
     }
 
-    /// The same job behind other work: tasks without files, which the dispatcher is given first. They are the first of
-    /// the tasks then.
+    /// Returns the same job after other work: tasks without files, which the dispatcher receives first and which become the first tasks.
     #[must_use]
     pub fn behind(mut self, others: Vec<Task>) -> Self {
         for file in &mut self.files {
@@ -311,7 +310,7 @@ impl Workflow {
         self
     }
 
-    /// Bytes that a task reads of all its inputs.
+    /// Returns the size of all inputs that a task reads, in bytes.
     #[must_use]
     pub fn input_bytes(&self, task: usize) -> u64 {
         let task = &self.tasks[task];
@@ -321,14 +320,14 @@ impl Workflow {
                 return file.size;
             }
             let layout = file.layout(ObjectId::STATUS, 0);
-            // What is not there was found when it was read in.
+            // A selection beyond the file was reported when the workflow was read.
             layout.selected(selection).map_or(0, |one| one.length())
         };
         let bytes = task.inputs.iter().enumerate().map(bytes);
         bytes.fold(0, u64::saturating_add)
     }
 
-    /// Bytes of all outputs of a task.
+    /// Returns the size of all outputs of a task, in bytes.
     #[must_use]
     pub fn output_bytes(&self, task: usize) -> u64 {
         let outputs = self.tasks[task].outputs.iter();

@@ -1,47 +1,48 @@
-//! What must be true of the bytes of files that several mounts write, in the terms of those who use them: when a program began to
-//! write each byte, since when all have to see it, and what must not be read any more because something newer has to be seen.
+//! Model of the bytes of files that several mounts write, from the view of programs. For each byte it records when a program began to write
+//! it, and since when all programs have to see it. It also determines which bytes must not be read any more because newer bytes must be
+//! visible.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// What is told of what was done to a file.
+/// Number of entries of a file's history that are reported.
 const HISTORY_MAX: usize = 40;
 
-/// Of all writers of a file on one mount between its opening and its close.
+/// Id for all writers of a file on one mount between its opening and its close.
 pub(crate) type Opening = u64;
 
-/// Bytes that were written at once.
+/// Bytes that were written in one operation.
 #[derive(Clone, Debug)]
 struct Write {
     range: Range<u64>,
-    /// What the bytes are; 0: nothing, as behind the end of a file.
+    /// Value of the bytes; 0 means no bytes, as after the end of a file.
     token: u64,
     opening: Opening,
-    /// When its writer opened the file.
+    /// Time at which its writer opened the file.
     opened: u64,
     start: u64,
-    /// Since then all see it.
+    /// Time since which all programs see the bytes.
     shown: Option<u64>,
-    /// Who opens the file after that sees it.
+    /// Time of the close: programs that open the file later see the bytes.
     closed: Option<u64>,
-    /// It stays, whatever fails.
+    /// Whether the bytes survive all faults.
     firm: bool,
 }
 
-/// See the module. Time is counted in what happens.
+/// Model of files; see the module. Time is counted in operations.
 #[derive(Debug, Default)]
 pub(crate) struct Model {
     now: u64,
-    /// When each began.
+    /// Begin of each opening.
     openings: Vec<u64>,
     files: BTreeMap<u64, Vec<Write>>,
-    /// What each sealed version holds.
+    /// Content of each sealed version.
     sealed: BTreeMap<u64, Vec<u64>>,
-    /// What the server has published, by version and number: it is the same for all.
+    /// Publications of the server by version and number, which are the same for all mounts.
     published: BTreeMap<(u64, u64), Vec<u8>>,
-    /// What was done to each file.
+    /// Operations on each file.
     history: BTreeMap<u64, Vec<String>>,
-    /// Reads that were compared.
+    /// Number of reads that were compared.
     pub(crate) reads: u64,
 }
 
@@ -51,7 +52,7 @@ impl Model {
         self.now
     }
 
-    /// Something was done to a file.
+    /// Records an operation on a file.
     pub(crate) fn note(&mut self, ino: u64, opening: Opening, what: &str) {
         let now = self.tick();
         let text = format!("{now} opening {opening}: {what}");
@@ -69,19 +70,19 @@ impl Model {
         self.openings.len() as u64 - 1
     }
 
-    /// It begins only now.
+    /// Sets the begin of an opening to now.
     pub(crate) fn reopen(&mut self, opening: Opening) -> u64 {
         let now = self.tick();
         self.openings[usize::try_from(opening).unwrap_or(0)] = now;
         now
     }
 
-    /// Somebody writes bytes; gives what they are.
+    /// Records a write and returns the value of its bytes.
     pub(crate) fn write(&mut self, ino: u64, opening: Opening, range: Range<u64>) -> u64 {
         self.record(ino, opening, range, true)
     }
 
-    /// Somebody makes a file end there.
+    /// Records a truncation of a file.
     pub(crate) fn cut(&mut self, ino: u64, opening: Opening, size: u64) {
         self.record(ino, opening, size..u64::MAX, false);
     }
@@ -107,7 +108,7 @@ impl Model {
         writes.filter(move |write| write.opening == opening && write.start <= until)
     }
 
-    /// All that was written up to then is seen by who looks from now on.
+    /// Makes all writes of an opening up to a time visible to reads from now on.
     pub(crate) fn show(&mut self, ino: u64, opening: Opening, until: u64) {
         let now = self.tick();
         for write in self.of(ino, opening, until) {
@@ -115,7 +116,7 @@ impl Model {
         }
     }
 
-    /// All that was written is seen by who opens the file from now on.
+    /// Makes all writes of an opening visible to programs that open the file from now on.
     pub(crate) fn close(&mut self, ino: u64, opening: Opening) {
         let now = self.tick();
         for write in self.of(ino, opening, u64::MAX) {
@@ -123,21 +124,21 @@ impl Model {
         }
     }
 
-    /// All that was written up to then stays.
+    /// Marks all writes of an opening up to a time as surviving all faults.
     pub(crate) fn keep(&mut self, ino: u64, opening: Opening, until: u64) {
         self.of(ino, opening, until)
             .for_each(|write| write.firm = true);
     }
 
-    /// A mount died: what it had closed and not brought to the server need not be seen.
+    /// Handles the death of a mount: writes that were closed but did not reach the server need not be visible.
     pub(crate) fn lose(&mut self, ino: u64, opening: Opening) {
         let all = self.of(ino, opening, u64::MAX);
         all.filter(|write| !write.firm)
             .for_each(|write| write.closed = None);
     }
 
-    /// Bytes were read, by somebody who opened the file then and must see what all saw `since`, and what was written in an
-    /// opening of his own before a time.
+    /// Checks the bytes of a read. The reader opened the file at `opened` and must see all that was visible to everybody at `since`. It
+    /// must also see the writes of its own opening before a time.
     pub(crate) fn read(
         &mut self,
         (ino, own): (u64, Option<(Opening, u64)>),
@@ -151,7 +152,7 @@ impl Model {
             let before = |time: Option<u64>, end| time.is_some_and(|time| time < end);
             let is_own =
                 own.is_some_and(|(own, began)| own == write.opening && write.start < began);
-            // A cut that is not told yet may be under way.
+            // A truncation that has not been reported yet may be under way.
             is_own && write.token != 0 || before(write.shown, since) || before(write.closed, opened)
         };
         let is_over = |new: &Write, old: &Write| match new.opening == old.opening {
@@ -161,7 +162,7 @@ impl Model {
                 shown || old.closed.is_some_and(|closed| closed < new.opened)
             }
         };
-        // Behind the end, too: what had to be there is missing otherwise.
+        // The check includes bytes after the end of the read, because required bytes may be missing there.
         let ends = writes.iter().filter(|write| write.token != 0);
         let end = ends.map(|write| write.range.end).max().unwrap_or(0);
         for at in 0..end.max(bytes.len() as u64) {
@@ -182,7 +183,7 @@ impl Model {
         }
     }
 
-    /// What stays is what all see in the end.
+    /// Makes surviving writes visible to all programs at the end.
     pub(crate) fn end(&mut self) {
         let now = self.tick();
         for write in self.files.values_mut().flatten() {
@@ -192,13 +193,13 @@ impl Model {
         }
     }
 
-    /// A sealed version holds this, and will for ever.
+    /// Records the content of a sealed version, which never changes.
     pub(crate) fn holds(&mut self, version: u64, bytes: &[u64]) {
         let known = self.sealed.entry(version).or_insert_with(|| bytes.into());
         assert_eq!(known, bytes, "version {version} changed");
     }
 
-    /// The server says that this was published.
+    /// Records a publication that the server reported.
     pub(crate) fn published(&mut self, version: u64, number: u64, pieces: &[u8]) {
         let known = self.published.entry((version, number));
         let known = known.or_insert_with(|| pieces.into());

@@ -1,8 +1,8 @@
-//! A device that serves requests and analyses data, in virtual time.
+//! Simulated device that serves requests and analyses data in virtual time.
 //!
-//! One controller core takes requests in turn and computes analysis slices; chips and channels work beside
-//! it. A request that arrives while a slice is computed waits for its end, as on the single-core prototype
-//! of "Active Flash" (§6.2). The core is free while chips read, program or erase.
+//! One controller core takes requests in turn and computes analysis slices; chips and channels work in parallel to it. A request that
+//! arrives while a slice is computed waits for the end of the slice, as on the single-core prototype of "Active Flash" (§6.2). The core is
+//! free while chips read, program or erase.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -14,37 +14,37 @@ use super::host::RangeError;
 use super::timeline::{Timeline, time_of};
 use crate::flash::ftl::{Counts, Ftl};
 
-/// What a request wants.
+/// Kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Data from the device.
+    /// Read from the device.
     Read,
-    /// Data to the device. It is done when it is in flash.
+    /// Write to the device. It is done when the data is in flash.
     Write,
 }
 
 /// One request of the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Request {
-    /// When it comes.
+    /// Time of arrival.
     pub(crate) arrival: Time,
-    /// What it wants.
+    /// Kind of the request.
     pub(crate) kind: Kind,
-    /// First byte.
+    /// Offset of the first byte.
     pub(crate) offset: u64,
-    /// Bytes.
+    /// Number of bytes.
     pub(crate) bytes: u64,
 }
 
-/// Why a run can't be done.
+/// Reason for which a run is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum RunError {
     /// A request is not inside the device.
     #[error("request {index}: {source}")]
     Request {
-        /// Which one, from 0.
+        /// Index of the request, from 0.
         index: usize,
-        /// Where it wants to go.
+        /// Error of the range.
         source: RangeError,
     },
     /// Data to analyse is not inside the device.
@@ -58,40 +58,40 @@ pub(crate) enum RunError {
     },
 }
 
-/// How requests fared.
+/// Latencies of requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Latency {
-    /// Requests served.
+    /// Number of requests served.
     pub(crate) requests: u64,
-    /// From arrival until done: mean.
+    /// Mean time from arrival until done.
     pub(crate) mean: Span,
-    /// The same: 99 of 100 took at most this.
+    /// 99th percentile of this time.
     pub(crate) p99: Span,
-    /// The same: the longest.
+    /// Maximum of this time.
     pub(crate) max: Span,
-    /// Requests that found the core computing and were the first to do so in that slice.
+    /// Number of requests that found the core computing and were the first to do so in that slice.
     pub(crate) preemptions: u64,
-    /// Their mean wait for the slice to end, to be held against B / 2T.
+    /// Mean wait of these requests for the slice to end, to be compared with B / 2T.
     pub(crate) preemption_mean: Span,
-    /// The longest wait for a slice to end.
+    /// Longest wait for a slice to end.
     pub(crate) preemption_max: Span,
 }
 
-/// How the analysis fared.
+/// Progress of the analysis.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Analysed {
     /// Bytes analysed.
     pub(crate) bytes: u64,
-    /// Of these, bytes that were still in the controller's memory.
+    /// Bytes among these that were still in the controller's memory.
     pub(crate) bytes_in_memory: u64,
-    /// When there first was something to do.
+    /// Time at which there was work for the first time.
     pub(crate) started: Time,
-    /// When nothing was left to do.
+    /// Time at which no work was left.
     pub(crate) finished: Time,
 }
 
 impl Analysed {
-    /// Bytes per second from first data to the end; 0 if there were none.
+    /// Returns the rate from the first data to the end, in bytes per second; 0 if there was no data.
     #[expect(clippy::cast_precision_loss, reason = "a rate for people")]
     pub(crate) fn bytes_per_s(&self) -> f64 {
         let seconds = self.finished.since(self.started).as_secs_f64();
@@ -103,41 +103,40 @@ impl Analysed {
     }
 }
 
-/// Collection during a run.
+/// Garbage collection during a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Collected {
-    /// Pages copied in idle time.
+    /// Number of pages copied in idle time.
     pub(crate) background_pages: u64,
-    /// Pages copied while a write waited.
+    /// Number of pages copied while a write waited.
     pub(crate) forced_pages: u64,
-    /// Analysis slices begun while collection was wanted and had to wait.
+    /// Number of analysis slices begun while collection was wanted and did wait.
     pub(crate) yields: u64,
-    /// Pages copied in idle time after the analysis was done: what was put off and then caught up.
+    /// Number of pages copied in idle time after the analysis was done: collection that was postponed and then caught up.
     pub(crate) postponed_pages: u64,
 }
 
-/// What a run gave.
+/// Result of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Report {
-    /// How requests fared.
+    /// Latencies of requests.
     pub(crate) latency: Latency,
-    /// How the analysis fared.
+    /// Progress of the analysis.
     pub(crate) analysed: Analysed,
-    /// Collection.
+    /// Garbage collection.
     pub(crate) collected: Collected,
-    /// When the last thing was done.
+    /// Time at which the last work was done.
     pub(crate) ended: Time,
-    /// What the translation layer did during the run.
+    /// Counters of the translation layer during the run.
     pub(crate) counts: Counts,
 }
 
-/// Serves `requests` (by arrival; those at the same time in the order given) on `ftl`, with an analysis
-/// beside them or none. Each request takes the core for `command`. `ftl` is left as the run ends, so a
-/// device can be filled or aged before, and run again.
+/// Serves `requests` (by arrival; simultaneous ones in the order given) on `ftl`, with or without an analysis at the same time. Each
+/// request takes the core for `command`. `ftl` keeps its state at the end of the run, so a device can be filled or aged before, and run
+/// again.
 ///
 /// # Errors
-/// [`RunError`] if a request or range is not inside the device or the analysis has a zero; then nothing is
-/// done.
+/// [`RunError`] if a request or range is not inside the device or the analysis has a zero; then no request is served.
 pub(crate) fn run(
     ftl: &mut Ftl,
     requests: &[Request],
@@ -176,10 +175,10 @@ fn check(ftl: &Ftl, requests: &[Request], analysis: Option<&Analysis>) -> Result
     Ok(())
 }
 
-/// Something that ends.
+/// End of an activity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
-    /// The core has taken up a request.
+    /// The core has accepted a request.
     Taken(usize),
     /// The core has computed a slice.
     Computed { bytes: u64, in_memory: bool },
@@ -191,12 +190,12 @@ enum Event {
     Collected,
 }
 
-/// What the core is doing.
+/// Activity of the core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Core {
     Free,
     Command,
-    /// A slice, until then; whether somebody waits for its end already.
+    /// A slice that ends at `until`, and whether a request waits for its end already.
     Slice {
         until: Time,
         awaited: bool,
@@ -215,11 +214,11 @@ struct Run<'a> {
     sequence: u64,
     core: Core,
     queue: VecDeque<usize>,
-    /// Requests that arrived and are not served.
+    /// Number of requests that arrived and are not served.
     outstanding: usize,
-    /// A slice in the controller's memory, to be computed in idle time.
+    /// Slice in the controller's memory, to be computed in idle time.
     staged: Option<u64>,
-    /// A slice is being read, or a step of collection is under way.
+    /// Whether a slice is being read, or a step of collection is under way.
     flash_busy: bool,
     latencies: Vec<u64>,
     preempted: (u64, u64, u64),
@@ -328,8 +327,8 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Gives the core, or idle flash, the next thing to do. Requests first; then data still in memory,
-    /// which may leave it; the rest only when no request is outstanding.
+    /// Gives the core, or idle flash, the next work. Requests come first, and then data that is still in memory, which may leave it. All
+    /// other work is done only when no request is outstanding.
     fn proceed(&mut self) {
         if self.core != Core::Free {
             return;
@@ -411,7 +410,7 @@ impl<'a> Run<'a> {
         self.at(end, Event::Staged { bytes });
     }
 
-    /// Books reads of the pages of a range; pages that hold nothing cost nothing.
+    /// Schedules reads of the pages of a range; pages without data cost nothing.
     fn read(&mut self, offset: u64, bytes: u64) -> Time {
         let mut end = self.now;
         let pages = self.ftl.pages_of(offset, bytes);

@@ -1,5 +1,4 @@
-//! Mounts, a server and lost messages: no two programs ever have locks that hinder each other, and nobody waits
-//! for what is free.
+//! Mounts, a server and lost messages: no two programs ever hold conflicting locks, and no program waits for a lock that is free.
 
 #![allow(missing_docs, clippy::unwrap_used, reason = "a test")]
 
@@ -63,7 +62,7 @@ enum Message {
     Join(Vec<u64>, Vec<(u64, Lock)>),
 }
 
-/// What a program asked for.
+/// Request of a program.
 #[derive(Clone, Copy, Debug)]
 struct Asked {
     mount: usize,
@@ -73,7 +72,7 @@ struct Asked {
 }
 
 impl Asked {
-    /// Whether what its owner has exclusively may become shared by it.
+    /// Returns whether the request may turn an exclusive lock of its owner into a shared one.
     fn shares(&self) -> bool {
         !self.lock.exclusive && self.how != How::Test
     }
@@ -96,7 +95,7 @@ struct World {
     next: u64,
     dead: Vec<u64>,
     asked: BTreeMap<u64, Asked>,
-    /// Who has what, byte by byte; whether it is exclusive.
+    /// Owners of each byte, and whether they hold it exclusively.
     held: BTreeMap<Held, bool>,
 }
 
@@ -135,7 +134,7 @@ impl World {
         }
     }
 
-    /// What somebody wanted to have shared only may have become so when the messages were lost.
+    /// Weakens a lock: a request for a shared lock may have been granted when the messages were lost.
     fn weaken(&mut self, mount: usize, ino: u64, lock: &Lock) {
         let owner = lock.owner;
         for byte in lock.start..=lock.end {
@@ -146,8 +145,8 @@ impl World {
         }
     }
 
-    /// Whether an owner of a byte has asked to have it shared only: others may have it as soon as that is granted,
-    /// which is heard of later.
+    /// Returns whether an owner of a byte has requested a shared lock on it: other owners may get the byte as soon as this is granted,
+    /// which the mount learns later.
     fn shares(&self, &(ino, space, byte, mount, id): &Held) -> bool {
         self.asked.values().any(|asked| {
             let Lock { owner, .. } = asked.lock;
@@ -349,7 +348,7 @@ impl World {
                 if self.waits(mount, owner) {
                     return;
                 }
-                // Before others are told: they may have it from then on.
+                // The lock is cleared before others are informed, because they may get it from then on.
                 self.clear(mount, ino, owner, range);
                 let holder = &mut self.mounts[mount].holder;
                 assert!(holder.unlock(ino, owner, range, &mut out));
@@ -407,7 +406,7 @@ impl World {
         }
     }
 
-    /// Lets everything arrive.
+    /// Delivers all messages.
     fn settle(&mut self) {
         loop {
             let mut moved = self.gone();
@@ -470,7 +469,7 @@ fn lock_request_is_answered_once_for_known_message_orders() {
     };
     let shared = |mount, ino, id, range| want(mount, ino, id, Space::Ranges, range, false);
     let alone = |mount, ino, id, range| want(mount, ino, id, Space::Ranges, range, true);
-    // Decided here while the question was on its way.
+    // The mount decides while its request to the server is under way.
     holds(&[
         shared(0, 1, 1, (0, 0)),
         shared(1, 1, 1, (3, 3)),
@@ -481,7 +480,7 @@ fn lock_request_is_answered_once_for_known_message_orders() {
         Down(0),
         alone(0, 1, 2, (1, 3)),
     ]);
-    // Who is refused a part keeps the rest, and others wait for it.
+    // An owner that is refused a part keeps the rest, and others wait for it.
     holds(&[
         shared(1, 1, 2, (0, 0)),
         shared(0, 2, 1, (0, 0)),
@@ -499,7 +498,7 @@ fn lock_request_is_answered_once_for_known_message_orders() {
         Return(1),
         shared(1, 2, 1, (0, 1)),
     ]);
-    // Interrupted while the question was on its way.
+    // The wait is cancelled while the request is under way.
     holds(&[
         shared(1, 2, 1, (0, 0)),
         Up(0),
@@ -517,7 +516,7 @@ fn lock_request_is_answered_once_for_known_message_orders() {
         Cancel(0),
         Up(0),
     ]);
-    // Given back what had been asked for before the server's restart, and again.
+    // The mount returns a table that it requested before the server's restart, and requests it again.
     holds(&[
         want(0, 1, 2, Space::Files, (0, 0), true),
         alone(0, 1, 2, (0, 0)),
@@ -587,7 +586,7 @@ proptest! {
     }
 }
 
-/// A mount that decides about the file.
+/// Returns a mount that decides about the file.
 fn lent(ino: u64) -> Holder {
     let mut holder = Holder::default();
     let mut out = Vec::new();
@@ -626,7 +625,7 @@ fn lock_deadlock_is_refused_to_last_waiter() {
     assert_eq!(out, []);
     holder.want(6, 5, byte(3, 0), How::Wait, &mut out);
     assert_eq!(out, [Effect::Answer(6, Answer::Deadlock)]);
-    // The others go on when it gives up.
+    // The others continue when the owner unlocks its bytes.
     out.clear();
     assert!(holder.unlock(5, byte(3, 2).owner, (0, u64::MAX), &mut out));
     assert_eq!(out, [Effect::Answer(5, Answer::Granted)]);
@@ -648,7 +647,7 @@ fn locks_of_a_user_are_bounded_in_number() {
         };
         assert_eq!(out.pop(), Some(Effect::Answer(number + 1, expected)));
     }
-    // No more by splitting either; another user has some left.
+    // Splitting a lock is refused as well; another user still has locks left.
     let mut other = lock(2, Space::Ranges, (1, 1), true);
     other.uid = 8;
     holder.want(1, 5, other, How::Try, &mut out);
@@ -673,10 +672,10 @@ fn arbiter_after_restart_waits_for_state_of_all_mounts() {
         .unwrap();
     arbiter.on_join(1, &[5], &[], &mut out).unwrap();
     assert_eq!(out, []);
-    // The other one never comes back.
+    // The other mount never reconnects.
     arbiter.on_gone(2, &mut out);
     assert_eq!(out, [Action::Recall { mount: 1, ino: 5 }]);
-    // What it says after that is not believed.
+    // Later reports of this mount are refused.
     assert!(arbiter.on_join(2, &[], &[(5, mine)], &mut out).is_err());
     assert!(arbiter.on_state((2, 0), 5, &[mine], &mut out).is_err());
     arbiter.on_join(2, &[], &[], &mut out).unwrap();

@@ -1,5 +1,4 @@
-//! What clients ask is carried out: over a network that loses requests and answers, by the production server and by
-//! elements.
+//! Requests of clients: carries them over a network that loses requests and answers, to the production server and to elements.
 
 use crate::element::fill;
 use crate::port::{Answer, Ask, OfElement};
@@ -10,21 +9,21 @@ use std::sync::Arc;
 use tidemill_server::names::{Caller, Request};
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Named};
 
-/// After this long a client gives up waiting for an answer, in milliseconds.
+/// Longest wait of a client for an answer, in milliseconds.
 const PATIENCE_MS: u64 = 20_000;
-/// After this long a mount that is away is gone.
+/// Time after which a disconnected mount counts as dead, in milliseconds.
 const MOUNT_TIMEOUT_MS: u64 = 10_000;
 
-/// A client's question: the client, its life, its ticket.
+/// Request of a client: the client, its life, its ticket.
 type Question = (usize, u64, u64);
 
-/// Whether a request may reach the server twice, as a mount's may that is repeated.
+/// Returns whether a request may reach the server twice, as a repeated request of a mount may.
 fn repeatable(ops: &[Op]) -> bool {
     !ops.iter()
         .any(|op| matches!(op, Op::Rename(_) | Op::Unlink(_) | Op::Open(_)))
 }
 
-/// What a mount asks for, as the user of all programs.
+/// Returns the request of a mount with these operations, as the user of all programs.
 pub(crate) fn request(session: u64, ops: &[Op]) -> Request {
     let op = |op: &Op| v1::NameOp {
         op: Some(op.clone()),
@@ -44,7 +43,7 @@ pub(crate) fn request(session: u64, ops: &[Op]) -> Request {
 }
 
 impl Slot {
-    /// Notes what a client writes from now on.
+    /// Records the object that a client now writes.
     fn begins_to_write(&mut self, ops: &[Op], results: &[v1::NameResult]) {
         for (op, result) in ops.iter().zip(results) {
             let ino = match op {
@@ -65,7 +64,7 @@ impl Slot {
 }
 
 impl World {
-    /// Sends a question on its way; whether it was answered at once.
+    /// Sends a request. Returns whether it was answered at once.
     pub(crate) fn carry(&mut self, number: usize, life: u64, ticket: u64, ask: Ask) -> bool {
         let question = (number, life, ticket);
         match ask {
@@ -92,7 +91,7 @@ impl World {
             return self.lose(question);
         }
         let delay = self.weather.delay(&mut self.dice);
-        // Who is killed meanwhile leaves it as the last request of its session.
+        // If the client is killed before it arrives, the copy is the last request of its session.
         let session = self.slots[question.0].session;
         if let Ask::Names(ops) = &ask
             && repeatable(ops)
@@ -112,7 +111,7 @@ impl World {
         });
     }
 
-    /// The answer never comes.
+    /// Drops a request or its answer: after a while the client learns that it has no answer.
     fn lose(&mut self, (number, life, ticket): Question) {
         let wait = 1 + self.dice.roll(PATIENCE_MS);
         self.later(wait, "no answer", move |world| {
@@ -120,7 +119,7 @@ impl World {
         });
     }
 
-    /// A request reaches the server.
+    /// Handles a request at the server.
     fn serve(&mut self, question: Question, session: u64, ask: Ask) {
         let (number, life, ticket) = question;
         let Some(server) = &self.server else {
@@ -162,7 +161,7 @@ impl World {
         self.send_answer(question, answer);
     }
 
-    /// An answer of the server goes on its way.
+    /// Sends an answer of the server.
     pub(crate) fn send_answer(&mut self, question: Question, answer: Answer) {
         let (number, life, ticket) = question;
         if self.dice.chance(self.weather.lost) {
@@ -174,7 +173,7 @@ impl World {
         });
     }
 
-    /// Carries out operations on names and compares what is said of them with the reference.
+    /// Executes operations on names and compares their results with the reference model.
     fn apply(&mut self, number: usize, session: u64, ops: &[Op]) -> Answer {
         let Some(server) = &self.server else {
             return Answer::Lost;
@@ -193,7 +192,7 @@ impl World {
                 }
                 let missing = |result: &v1::NameResult| matches!(&result.result, Some(Named::Error(error)) if error.errno == NOENT);
                 if results.iter().any(missing) {
-                    // A room may have ended before it, in the same moment.
+                    // A room may have ended before the operation, at the same time.
                     self.take_warehouse();
                 }
                 if self.verbose {
@@ -251,7 +250,7 @@ impl World {
             OfElement::Put(..) | OfElement::Fetch(_) => self.put_or_fetch(element, &what),
             OfElement::Read(object) => self.read(number, element, object),
             OfElement::Seal(object, body) => {
-                // Unless it is kept before, or the element is killed.
+                // The answer is lost unless the seal is committed before, or if the element is killed.
                 self.lose(question);
                 let sealed = Arc::clone(&self.sealed);
                 let done = move |result| sealed.lock().push((question, result));
@@ -289,7 +288,7 @@ impl World {
         }
     }
 
-    /// What a client that has an object open reads must be what the object held when it was sealed.
+    /// Reads an object for a client that has it open, and checks that the content is the sealed one.
     fn read(&mut self, number: usize, element: usize, object: u64) -> Answer {
         let read = self.elements[element].store.read(object);
         match read {
@@ -309,7 +308,7 @@ impl World {
         Answer::Read
     }
 
-    /// Seals that are kept by now are answered.
+    /// Answers all seals that have been committed.
     pub(crate) fn take_sealed(&mut self) {
         let sealed = std::mem::take(&mut *self.sealed.lock());
         for ((number, life, ticket), result) in sealed {
@@ -347,14 +346,14 @@ impl World {
         });
     }
 
-    /// A mount gets some time to come back.
+    /// Gives a mount some time to reconnect.
     pub(crate) fn expect_session(&mut self, session: u64) {
         self.later(MOUNT_TIMEOUT_MS, "session ends", move |world| {
             world.end_session(session)
         });
     }
 
-    /// A server that has just started gives all mounts time to come back.
+    /// Gives all mounts time to reconnect to a server that has just started.
     pub(crate) fn expect_sessions(&mut self) {
         let Some(server) = &self.server else { return };
         let sessions = server.read(|db| {
@@ -367,7 +366,7 @@ impl World {
         for session in sessions {
             self.expect_session(session.cast_unsigned());
         }
-        // What nobody has a name for and nobody may have open any more.
+        // Session 0 stands for files without a name that no mount may have open any more.
         self.expect_session(0);
     }
 
@@ -384,7 +383,7 @@ impl World {
         }
     }
 
-    /// A mount died while it was writing: what reached the element is sealed, as if it had closed the file.
+    /// Seals the bytes that reached the element before a mount died while writing, as if the mount closed the file.
     fn finish(&mut self, ino: u64, object: u64, element: u32) {
         let life = self.server_life;
         let delay = 1 + self.weather.delay(&mut self.dice);
@@ -399,7 +398,7 @@ impl World {
                     world.finish(ino, object, element);
                 });
             }
-            // Its row in the element's database is written by a seal that is asked for again, if that is not kept.
+            // If the seal was not committed, a repeated seal writes its row in the element's database.
             let op = match world.elements[index].store.seal(object) {
                 Ok(size) => Op::Seal(v1::Seal {
                     ino,
@@ -433,7 +432,7 @@ impl World {
         }
     }
 
-    /// Lets the server's database grow no more, or again.
+    /// Stops the server's database from growing, or lets it grow again.
     pub(crate) fn fill_server(&mut self, full: bool) {
         match &self.server {
             Some(server) => server.with_connection(|connection| fill(connection, full)),

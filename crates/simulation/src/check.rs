@@ -1,11 +1,11 @@
-//! What must be true once the faults have stopped and time has gone on.
+//! Checks of the conditions that must hold some time after the faults have stopped.
 
 use crate::world::World;
 use rusqlite::Connection;
 use std::collections::BTreeSet;
 use tidemill_wire::v1::State;
 
-/// What the server's database says of one thing, as lines.
+/// Returns the rows of a query on the server's database, as lines.
 fn lines(db: &Connection, sql: &str) -> rusqlite::Result<Vec<String>> {
     let mut statement = db.prepare_cached(sql)?;
     let columns = statement.column_count();
@@ -25,7 +25,7 @@ impl World {
         read.expect("the server's tables can be read")
     }
 
-    /// What has not come to rest; nothing once all has.
+    /// Returns all unsettled state; empty once the array is at rest.
     pub(crate) fn unsettled(&self) -> Vec<String> {
         let running = i32::from(State::Running);
         let mut left = Vec::new();
@@ -84,16 +84,16 @@ impl World {
             "what an element has is still to be looked for",
             self.ask("SELECT * FROM drain WHERE after != 9223372036854775807"),
         );
-        // All find a place: no element is full any more.
+        // All objects find a place: no element is full any more.
         look("an object is to move", self.ask("SELECT * FROM move"));
         self.look_at_others(&mut look);
         self.look_at_hooks(&mut look);
         left
     }
 
-    /// Copies that there are to be, or not, of versions that are not lost.
+    /// Looks for missing or surplus copies of versions that are not lost.
     fn look_at_copies(&self, lost: &str, look: &mut impl FnMut(&str, Vec<String>)) {
-        // What more elements would take waits for them, and what must not go to those that are emptied.
+        // Copies that need more elements wait for them, and copies must not be stored on elements that are drained.
         let emptied = self.ask("SELECT element FROM drain").len();
         let stores = self.elements.iter().filter(|one| !one.burst);
         let disks = stores
@@ -102,7 +102,7 @@ impl World {
         let most = disks.count().saturating_sub(emptied);
         let stores: Vec<String> = stores.map(|element| element.id.to_string()).collect();
         let stores = stores.join(",");
-        // What is in the burst tier is none of those that are wanted.
+        // Copies in the burst tier do not count as wanted copies.
         let has = format!(
             "(SELECT (version.element IN ({stores})) + count(*) FROM copy \
              WHERE copy.object = version.object AND copy.element IN ({stores}))"
@@ -112,7 +112,7 @@ impl World {
              {has} < min(copies, {most})"
         );
         look("a version lacks copies", self.ask(&short));
-        // As many as are wanted, and no more.
+        // There must be as many copies as wanted, and no more.
         let surplus = format!(
             "SELECT version.* FROM version WHERE removed = 0 AND element >= 0 AND copies < {has}"
         );
@@ -131,7 +131,7 @@ impl World {
         );
     }
 
-    /// What is under way on elements, in the queue, in rooms, and at clients.
+    /// Looks for work on elements, in the queue, in rooms, and at clients.
     fn look_at_others(&self, look: &mut impl FnMut(&str, Vec<String>)) {
         for element in &self.elements {
             let open = element.read(|db| {
@@ -157,8 +157,7 @@ impl World {
         );
     }
 
-    /// Jobs that wait for files that nobody will write are given up, and those that wait for what only elements have that
-    /// are emptied.
+    /// Cancels jobs that wait for files which nobody will write, and jobs that wait for elements which are being drained.
     pub(crate) fn cancel_waiting(&self) {
         let Some(server) = &self.server else { return };
         let jobs = server.read(|db| {
@@ -167,7 +166,7 @@ impl World {
                        UNION SELECT task.job FROM task JOIN job ON job.job = task.job \
                        WHERE job.ended = 0 AND task.error LIKE 'no element that is up can run it%' \
                        AND EXISTS (SELECT 1 FROM drain)";
-            // What was in memory that is gone is waited for, and that is told.
+            // Tasks also wait for data of a lost memory; they have an error text.
             let lost = " UNION SELECT task.job FROM task JOIN job ON job.job = task.job \
                         WHERE job.ended = 0 AND task.error != ''";
             let lost = if self.warehouse.is_some() { lost } else { "" };
@@ -180,7 +179,7 @@ impl World {
         }
     }
 
-    /// Nothing acknowledged is lost, nothing leaks, every end has a reason.
+    /// Checks that no acknowledged data is lost, nothing leaks, and every failure has a reason.
     pub(crate) fn check_end(&mut self) {
         self.compare();
         let left = self.unsettled();
@@ -205,7 +204,7 @@ impl World {
         self.check_emptied();
     }
 
-    /// A version that a name leads to is on some element, at any time.
+    /// Checks that each version with a name is stored on some element, at any time.
     pub(crate) fn check_held(&self) {
         for object in self.reference.current() {
             let mut holders = self.elements.iter();
@@ -217,7 +216,7 @@ impl World {
         }
     }
 
-    /// An element that was emptied has nothing, and the server says so.
+    /// Checks that a drained element has no objects, and that the server reports it as empty.
     fn check_emptied(&self) {
         let Some(server) = &self.server else { return };
         for element in &self.elements {
@@ -249,7 +248,7 @@ impl World {
         );
     }
 
-    /// What elements hold is what the namespace knows.
+    /// Checks that elements hold exactly the objects that the namespace knows.
     fn check_objects(&self) {
         let named = self.check_lost();
         for element in &self.elements {

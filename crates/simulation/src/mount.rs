@@ -1,5 +1,5 @@
-//! A client of the array: it follows the protocol that mounts and `tidemill put` follow (ids, names, bytes, seal at the
-//! element, seal at the server, all repeated until there is an answer), and submits jobs.
+//! Simulated client of the array. It follows the protocol of mounts and of `tidemill put` (ids, names, bytes, seal at the element, seal at
+//! the server, all repeated until there is an answer), and submits jobs.
 
 use crate::dice::mix;
 use crate::port::{Answer, Ask, OfElement, Port, Script, Task};
@@ -11,7 +11,7 @@ use std::rc::Rc;
 use tidemill_wire::route::SealBody;
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Named};
 
-/// The errnos that a client tells apart.
+/// Errno values that a client distinguishes.
 mod errno {
     pub(super) const NOENT: i32 = 2;
     pub(super) const IO: i32 = 5;
@@ -21,19 +21,19 @@ mod errno {
     pub(super) const HOSTUNREACH: i32 = 113;
 }
 
-/// Folders that clients work in.
+/// Folders in which clients work.
 pub(crate) const FOLDERS: [&str; 2] = ["a", "b"];
-/// Names in each.
+/// Number of names in each folder.
 pub(crate) const NAMES: u64 = 5;
-/// Where jobs put their outputs.
+/// Folder for the outputs of jobs.
 pub(crate) const OUT: &str = "out";
-/// Jobs that a client hands in at most: more than elements can do in the end would take too long to come to rest.
+/// Maximum number of jobs per client: more jobs than elements can complete would make the end of the run too long.
 const SCRIPTS_MAX: u64 = 40;
-/// First pause before something is asked again, and the longest, in milliseconds.
+/// Shortest and longest pause before a request is repeated, in milliseconds.
 const PAUSE_MIN: u64 = 20;
 const PAUSE_MAX: u64 = 2000;
 
-/// What a client may do, in thousandths.
+/// Probabilities of a client's actions, in thousandths.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Habits {
     pub(crate) write: u64,
@@ -42,28 +42,28 @@ pub(crate) struct Habits {
     pub(crate) read: u64,
     pub(crate) chmod: u64,
     pub(crate) submit: u64,
-    /// Longest pause between two things, in milliseconds.
+    /// Longest pause between two actions, in milliseconds.
     pub(crate) pause: u64,
 }
 
-/// A client as it sees itself.
+/// State of a client.
 #[derive(Clone, Debug)]
 pub(crate) struct Client {
     pub(crate) port: Port,
     pub(crate) number: usize,
-    /// Counts the lives of this client, so that no two jobs have the same outputs.
+    /// Number of starts of this client, so that no two jobs have the same outputs.
     pub(crate) life: u64,
     pub(crate) habits: Habits,
-    /// Nothing new is begun once this is set.
+    /// Set when no new actions are to begin.
     pub(crate) calm: Rc<Cell<bool>>,
     /// Jobs of this client that were acknowledged.
     jobs: Rc<std::cell::RefCell<Vec<u64>>>,
     scripts: Rc<Cell<u64>>,
-    /// The element in memory of its host, if there is one: it writes files there that are to be there.
+    /// Element in memory on the client's host, if there is one: the client writes the files of the memory folder on it.
     memory: Option<u32>,
 }
 
-/// The bytes of an object after so many of its pieces.
+/// Returns the bytes of an object after `pieces` pieces.
 pub(crate) fn bytes_of(object: u64, pieces: u64) -> Bytes {
     let token = mix(mix(object) ^ pieces);
     let size = pieces * 100 + object % 100;
@@ -89,7 +89,7 @@ impl Client {
         }
     }
 
-    /// What a client does as long as it lives.
+    /// Runs a client until no new actions are to begin.
     pub(crate) async fn live(self) {
         while !matches!(self.port.ask(Ask::Session).await, Answer::Session) {
             self.pause(PAUSE_MAX).await;
@@ -117,7 +117,7 @@ impl Client {
         }
     }
 
-    /// A file that may be there.
+    /// Returns the path of a file that may exist.
     fn some_path(&self) -> String {
         let usual = FOLDERS.into_iter();
         let memory = [MEMORY].into_iter().chain(ROOMS);
@@ -138,18 +138,18 @@ impl Client {
         self.port.sleep(time).await;
     }
 
-    /// The answer to one operation, asked for until there is one. The error is an errno.
+    /// Sends one operation until there is an answer. The error is an errno.
     async fn one(&self, op: Op) -> Result<Named, i32> {
         let mut pause = PAUSE_MIN;
         let is_open = matches!(op, Op::Open(_));
         loop {
             if let Answer::Names(mut results) = self.port.ask(Ask::Names(vec![op.clone()])).await {
                 match results.pop().and_then(|result| result.result) {
-                    // What was in memory that is gone.
+                    // The file was stored in a memory that is lost.
                     Some(Named::Error(error)) if self.memory.is_some() && is_open => {
                         return Err(error.errno);
                     }
-                    // The server can't keep anything now. What was begun is ended when it can.
+                    // The server can't store anything now. The operation is completed when it can.
                     Some(Named::Error(error)) if matches!(error.errno, IO | NOSPC) => {}
                     Some(Named::Error(error)) => return Err(error.errno),
                     Some(answer) => return Ok(answer),
@@ -182,7 +182,7 @@ impl Client {
         }
     }
 
-    /// Writes a file, or a new version of it, and closes it: when this returns true that is acknowledged.
+    /// Writes a file, or a new version of it, and closes it. Returns true if the close is acknowledged.
     async fn write(&self, path: &str) -> bool {
         let (inode, object) = self.ids().await;
         let opened = self.open_for_writing(path, inode, object).await;
@@ -212,7 +212,7 @@ impl Client {
         Some([0o644, 0o600, 0o755][usize::try_from(self.roll(3)).unwrap_or(0)])
     }
 
-    /// Changes a file's mode, whoever writes it.
+    /// Changes a file's mode, even if another client writes the file.
     async fn chmod(&self, ino: u64) -> Option<v1::Attr> {
         let change = v1::SetAttr {
             ino,
@@ -225,7 +225,7 @@ impl Client {
         }
     }
 
-    /// A change of the mode that is told with the seal; nothing if somebody else has changed it meanwhile.
+    /// Returns a change of the mode that is sent with the seal. It has no effect if another client has changed the mode since.
     fn kept_back(&self, attr: &v1::Attr) -> Option<v1::SetAttr> {
         let change = || v1::SetAttr {
             ino: attr.ino,
@@ -277,7 +277,7 @@ impl Client {
         }
     }
 
-    /// Brings bytes to an element; false if it has no room or the object is not to be written any more.
+    /// Writes bytes to an element. Returns false if the element is full or the object must not be written any more.
     async fn put(&self, element: u32, object: u64, bytes: Bytes) -> bool {
         loop {
             match self
@@ -292,7 +292,7 @@ impl Client {
         }
     }
 
-    /// What finds no more room in memory goes on elsewhere: gives where.
+    /// Continues a file on another element if the memory is full. Returns that element.
     async fn spill(&self, (ino, object): (u64, u64), from: u32, bytes: Bytes) -> Option<u32> {
         if self.memory != Some(from) {
             return None;
@@ -356,7 +356,7 @@ impl Client {
         let _ = self.one(Op::Abandon(v1::Abandon { ino, object })).await;
     }
 
-    /// As an editor saves: a new file, then a rename onto the old.
+    /// Saves a file like an editor: writes a new file, then renames it to the old name.
     async fn save(&self, path: &str, to: &str) {
         if self.roll(2) == 0 && !self.write(path).await {
             return;
@@ -380,7 +380,7 @@ impl Client {
             exchange: false,
             time: 0,
         };
-        // Not asked again: it may have been done.
+        // The rename is not repeated, because it may have been executed.
         self.port.ask(Ask::Names(vec![Op::Rename(rename)])).await;
     }
 
@@ -398,7 +398,7 @@ impl Client {
         self.port.ask(Ask::Names(vec![Op::Unlink(unlink)])).await;
     }
 
-    /// Opens a file, reads it after a while and closes it. The world compares what is read.
+    /// Opens a file, reads it after a while and closes it. The world checks the content.
     async fn read(&self, path: &str) {
         let Ok(attr) = self.find(path).await else {
             return;
@@ -440,7 +440,7 @@ impl Client {
         }
     }
 
-    /// A job of a few tasks over files that may be there, and over each other's outputs.
+    /// Returns a job with a few tasks that read files which may exist, and each other's outputs.
     fn script(&self) -> Script {
         let number = self.scripts.get();
         self.scripts.set(number + 1);
@@ -474,7 +474,7 @@ impl Client {
     }
 }
 
-/// What some tasks need beside a core, as scripts say it.
+/// Needs of some tasks in addition to a core, in the notation of scripts.
 const WANTS: [&str; 6] = [
     "",
     "",

@@ -1,5 +1,5 @@
-//! How a simulated client asks: it runs as a future that is polled when what it waits for has come. A client that is
-//! killed is dropped.
+//! Interface between a simulated client and the world. A client runs as a future that is polled when an answer has arrived. A client that
+//! is killed is dropped.
 
 use crate::dice::Dice;
 use crate::store::Bytes;
@@ -11,40 +11,40 @@ use std::task::{Context, Poll, Waker};
 use tidemill_wire::route::SealBody;
 use tidemill_wire::v1::{Invalidation, NameResult, name_op::Op};
 
-/// What a client asks of the world.
+/// Request of a client to the world.
 #[derive(Clone, Debug)]
 pub(crate) enum Ask {
-    /// The server: operations on names.
+    /// Operations on names, to the server.
     Names(Vec<Op>),
-    /// The server: an inode and an object id.
+    /// Request for an inode and an object id, to the server.
     Ids,
-    /// The server: a number for this mount.
+    /// Request for a session number of this mount, to the server.
     Session,
-    /// The server: its stream of changes.
+    /// Request for the stream of changes, to the server.
     Watch,
-    /// The server: a job.
+    /// Submission of a job, to the server.
     Submit(Script),
-    /// The server: to give up a job.
+    /// Cancellation of a job, to the server.
     Cancel(u64),
-    /// An element.
+    /// Request to an element.
     Element(u32, OfElement),
-    /// That time passes, in milliseconds.
+    /// Wait for a time, in milliseconds.
     Sleep(u64),
 }
 
-/// What a client asks of an element.
+/// Request of a client to an element.
 #[derive(Clone, Debug)]
 pub(crate) enum OfElement {
     Write(u64, Bytes),
     Seal(u64, SealBody),
     Read(u64),
-    /// An object is to hold this; what each byte is stands for which write it is of.
+    /// Sets the content of an object; each value identifies the write of the byte.
     Put(u64, Rc<Vec<u64>>),
-    /// What an object holds.
+    /// Requests the content of an object.
     Fetch(u64),
 }
 
-/// A job script and what comes of it.
+/// Job script and its tasks.
 #[derive(Clone, Debug)]
 pub(crate) struct Script {
     pub(crate) text: String,
@@ -58,11 +58,11 @@ pub(crate) struct Task {
     pub(crate) args: Vec<String>,
     pub(crate) inputs: Vec<String>,
     pub(crate) outputs: Vec<String>,
-    /// What it needs beside a core, as a script says it.
+    /// Needs in addition to a core, in the notation of scripts.
     pub(crate) wants: &'static str,
 }
 
-/// The world's answer.
+/// Answer of the world.
 #[derive(Debug)]
 pub(crate) enum Answer {
     Names(Vec<NameResult>),
@@ -73,9 +73,9 @@ pub(crate) enum Answer {
     Sealed(u64),
     Read,
     Content(Rc<Vec<u64>>),
-    /// The other side did what it was asked, or not: nobody knows.
+    /// No answer: the request may have been executed or not.
     Lost,
-    /// The other side says that it could not.
+    /// The other side reports that it could not execute the request.
     Refused,
 }
 
@@ -83,13 +83,13 @@ pub(crate) enum Answer {
 struct Shared {
     asked: VecDeque<(u64, Ask)>,
     answers: BTreeMap<u64, Answer>,
-    /// What the stream of changes has brought; `None`: it broke.
+    /// Messages of the stream of changes; `None` means that the stream broke.
     news: VecDeque<Option<Invalidation>>,
     next: u64,
     dice: Dice,
 }
 
-/// The client's side.
+/// Client's side.
 #[derive(Clone, Debug)]
 pub(crate) struct Port(Rc<RefCell<Shared>>);
 
@@ -105,7 +105,7 @@ impl Port {
         Self(Rc::new(RefCell::new(shared)))
     }
 
-    /// Asks and waits for the answer.
+    /// Sends a request and waits for the answer.
     pub(crate) async fn ask(&self, what: Ask) -> Answer {
         let ticket = {
             let mut shared = self.0.borrow_mut();
@@ -121,7 +121,7 @@ impl Port {
         .await
     }
 
-    /// What the stream of changes brings next; `None`: it broke.
+    /// Waits for the next message of the stream of changes; `None` means that the stream broke.
     pub(crate) async fn news(&self) -> Option<Invalidation> {
         std::future::poll_fn(|_| match self.0.borrow_mut().news.pop_front() {
             Some(news) => Poll::Ready(news),
@@ -142,7 +142,7 @@ impl Port {
         with(&mut self.0.borrow_mut().dice)
     }
 
-    /// What was asked since.
+    /// Returns the next request that was sent.
     pub(crate) fn take(&self) -> Option<(u64, Ask)> {
         self.0.borrow_mut().asked.pop_front()
     }
@@ -166,7 +166,7 @@ impl Running {
         Self(Box::pin(future))
     }
 
-    /// Goes on as far as it can; whether it has ended.
+    /// Polls the client. Returns whether it has ended.
     pub(crate) fn go_on(&mut self) -> bool {
         let mut context = Context::from_waker(Waker::noop());
         self.0.as_mut().poll(&mut context).is_ready()

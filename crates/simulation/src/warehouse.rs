@@ -46,8 +46,8 @@ pub(crate) struct Warehouse {
     gone: BTreeSet<u64>,
     /// Elements whose memory was lost.
     hosts: BTreeSet<u32>,
-    /// Elements and objects with which clients were told to continue when an element was full. A client that is killed at this point leaves
-    /// the bytes that arrived.
+    /// Elements and objects with which clients were asked to continue when an element was full. A client that is killed at this point
+    /// leaves the bytes that arrived.
     passing: BTreeSet<(u32, u64)>,
     /// Number of rooms that have ended.
     pub(crate) ended: u64,
@@ -333,7 +333,7 @@ impl World {
             .collect()
     }
 
-    /// Records the elements on which clients were told to continue writing because an element was full.
+    /// Records the elements on which clients must continue writing because an element was full.
     pub(crate) fn passes(&mut self, ops: &[Op], results: &[v1::NameResult]) {
         let Some(warehouse) = &mut self.warehouse else {
             return;

@@ -428,7 +428,8 @@ impl World {
         self.take_together();
     }
 
-    /// Has an element emptied, or not any more, or all files moved to one, now and then; it is left to it whether that is done when the faults stop.
+    /// At random times begins to drain an element, cancels this, or moves all files to one element. The simulation does not wait for the
+    /// end of a drain when the faults stop.
     fn drain_some(&mut self) {
         let element = u32::try_from(self.dice.roll(self.elements.len() as u64)).unwrap_or(0);
         let (moves, cancel) = (self.dice.chance(300), self.dice.chance(400));

@@ -1,5 +1,5 @@
-//! Elements come, go and come back. Both walk over the ready tasks; everything else here is as long as
-//! what the element has to do.
+//! Handling of elements that connect, disconnect or are suspended. Connecting and losing an element take time in the number of ready tasks;
+//! all other steps take time in the work of the element. The effects are actions of the dispatcher.
 
 use super::element::Presence;
 use super::outcome::discard;
@@ -16,7 +16,7 @@ impl Dispatcher {
         self.refresh(id, view);
         self.offers_changed(id);
         self.copies.forget(id);
-        // What the element was told on its last connection it may not have heard.
+        // The element may not have received messages of its last connection.
         let labels = &self.labels;
         self.recalled
             .retain(|label, _| labels.get(label).is_some_and(|issued| issued.element != id));
@@ -29,8 +29,7 @@ impl Dispatcher {
         self.touch(id);
     }
 
-    /// Takes labels up again with their element and aborts those that were overtaken. One can be taken
-    /// up once those that it depends on have been.
+    /// Resumes labels with their element and aborts those that were replaced. A label can be resumed only after those that it depends on.
     fn take_up(&mut self, id: ElementId, turn: &mut Turn<'_>) {
         let known = self
             .labels
@@ -39,7 +38,7 @@ impl Dispatcher {
         let mut left: Vec<LabelId> = known.map(|(label, _)| *label).collect();
         left.retain(|&label| !self.live(label));
         for &label in &left {
-            // It may have been aborted on the old connection and the element not have heard of it.
+            // The label may have been aborted on the old connection without the element's knowledge.
             self.release(id, label);
         }
         loop {
@@ -77,7 +76,7 @@ impl Dispatcher {
         }
     }
 
-    /// Takes over an element's status.
+    /// Stores the status of an element.
     fn refresh(&mut self, id: ElementId, mut view: ElementView) {
         for (kernel, history) in std::mem::take(&mut view.history) {
             if let Some(new) = self.learned.report(&kernel, id, history) {
@@ -98,7 +97,7 @@ impl Dispatcher {
         self.look_again(id, back, turn);
     }
 
-    /// What it was sent and has not ended, if there is such, stays its own.
+    /// Handles a suspended element, which keeps its labels that have not ended, if there are any.
     pub(super) fn on_element_asleep(&mut self, id: ElementId, turn: &mut Turn<'_>) {
         let element = self.element_mut(id);
         if element.presence == Presence::Asleep {
@@ -110,8 +109,8 @@ impl Dispatcher {
         self.count_idle(id);
     }
 
-    /// Finds out what tasks wait for that an element is up no more for: those that were taken back, that read what it has, or
-    /// that waited for it.
+    /// Settles tasks that depend on an element which is no longer online: tasks that were revoked, tasks with inputs on the element, and
+    /// tasks that waited for it.
     fn look_again(&mut self, id: ElementId, back: Vec<TaskId>, turn: &mut Turn<'_>) {
         let unready = self
             .lines
@@ -136,8 +135,8 @@ impl Dispatcher {
         }
     }
 
-    /// Takes the labels of a lost element back and says whose they were. The tasks are Waiting, or
-    /// Failed if they were lost too often; the caller settles them.
+    /// Revokes the labels of a lost element and returns their tasks. The tasks are Waiting, or Failed if they were lost too often; the
+    /// caller settles them.
     pub(super) fn take_back(&mut self, id: ElementId, turn: &mut Turn<'_>) -> Vec<TaskId> {
         let element = self.element_mut(id);
         let labels: Vec<LabelId> = element.outstanding.keys().collect();
@@ -172,8 +171,8 @@ impl Dispatcher {
         kept
     }
 
-    /// Makes a task Waiting whose label was lost. Only a run that had begun counts as a loss: a task
-    /// may be what brings elements down, one that was merely queued is not.
+    /// Makes a task Waiting after its label was lost. Only a run that was under way counts as a loss: a running task may be the cause of
+    /// elements' failures, while a queued one is not.
     fn lose(&mut self, id: TaskId, element: ElementId, turn: &mut Turn<'_>) {
         let task = self.task_mut(id);
         task.losses += u32::from(task.state == TaskState::Running);
@@ -186,7 +185,7 @@ impl Dispatcher {
         self.set_state(id, TaskState::Waiting, turn);
     }
 
-    /// Whether a label's outcome still counts.
+    /// Returns whether a label's outcome still counts.
     pub(super) fn live(&self, label: LabelId) -> bool {
         self.labels
             .get(&label)
@@ -194,8 +193,8 @@ impl Dispatcher {
             .is_some_and(|task| task.current == Some(label))
     }
 
-    /// Whether a label that was taken back can still be the one that makes its task's result: nothing
-    /// has overtaken it, and what it reads is what the task would read now.
+    /// Returns whether a revoked label can still produce its task's result: no other label has replaced it, and its inputs are those that
+    /// the task would read now.
     pub(super) fn revivable(&self, label: LabelId) -> bool {
         let Some(issued) = self.labels.get(&label).filter(|issued| issued.taken_back) else {
             return false;
@@ -246,7 +245,7 @@ impl Dispatcher {
         task.current = Some(label);
         task.tries += 1;
         self.set_state(id, TaskState::Sent, turn);
-        // Sent again, so that whoever keeps what was sent learns that this label is the task's again.
+        // The label is sent again, so that the driver's records show that it is the task's label again.
         if let Some(built) = self.build(label) {
             let labels = self.outbox.get_or_insert_with(element, Vec::new);
             labels.push(built);

@@ -1,5 +1,5 @@
-//! The array as a policy sees it when a task is placed: what the task would cost on the elements that the
-//! policy asks for, and on no others.
+//! View of the array for a policy that places a task: computes the costs of the task on the elements that the policy requests, and on no
+//! others.
 
 use super::element::{Element, Mean, expected_run, transfer};
 use super::elements::Elements;
@@ -15,30 +15,30 @@ use crate::score::Weights;
 use crate::time::{Span, Time};
 use std::iter::Peekable;
 
-/// Storage elements up to which it is less work to look at all than to keep them in order.
+/// Number of storage elements up to which examining all is less work than keeping them in order.
 const SCAN_MAX: usize = 16;
 
-/// The array for one task.
+/// View of the array for one task.
 #[derive(Debug)]
 pub(super) struct Sight<'a> {
     elements: &'a mut Elements,
     costs: Costs<'a>,
     now: Time,
-    /// Elements that can't run the task, and those that failed it before or that are full of data, in order of ids;
-    /// only the former if no other storage element is up.
+    /// Elements that can't run the task, that failed it before, or that are full of data, in order of ids. If no other storage element is
+    /// online, only those that can't run the task.
     unfit: Vec<ElementId>,
     lists: Lists,
 }
 
-/// Lists that a sight writes to.
+/// Reused lists of a view.
 #[derive(Debug, Default)]
 pub(super) struct Lists {
-    /// What was asked for last.
+    /// Result of the last query.
     shown: Vec<Candidate>,
     found: Vec<ElementId>,
 }
 
-/// What a task costs.
+/// Data for computing the costs of a task.
 #[derive(Debug)]
 struct Costs<'a> {
     needs: &'a Needs,
@@ -47,17 +47,18 @@ struct Costs<'a> {
     runs: &'a Runs,
     pooled: Option<Span>,
     earliest: Span,
-    /// The last transfer that was reckoned: bytes, rate and time. Most elements pull the same at the same rate.
+    /// Last computed transfer: bytes, rate and time. Most elements pull the same bytes at the same rate.
     pulled: (u64, u64, Span),
 }
 
 impl Costs<'_> {
-    /// Whether it needs a core and nothing else, so that it waits as long as all others.
+    /// Returns whether the task needs one core and nothing else, so that it waits as long as all other tasks.
     fn is_plain(&self) -> bool {
         self.needs.cores == 1 && self.needs.only_cores()
     }
 
-    /// `local_bytes` and `own` are what the element holds and its own mean run, if it has one.
+    /// Returns the candidate of an element. `local_bytes` is the size of the inputs on the element, and `own` is its own mean run, if it
+    /// has one.
     fn on(
         &mut self,
         (id, element): (ElementId, &Element),
@@ -99,7 +100,8 @@ impl Costs<'_> {
 }
 
 impl<'a> Sight<'a> {
-    /// `earliest` is the time until which the task waits in any case; `barred` can't run it, in order.
+    /// Returns the view for a task. `earliest` is the time until which the task waits in any case; `barred` elements can't run it, in
+    /// order.
     pub(super) fn new(
         elements: &'a mut Elements,
         learned: &'a Learned,
@@ -138,7 +140,7 @@ impl<'a> Sight<'a> {
         }
     }
 
-    /// What the task costs on an element; `None` if it must not go there.
+    /// Returns the costs of the task on an element; `None` if it must not run on it.
     pub(super) fn candidate(&mut self, id: ElementId) -> Option<Candidate> {
         if self.unfit.binary_search(&id).is_ok() {
             return None;
@@ -157,12 +159,12 @@ impl<'a> Sight<'a> {
         }
     }
 
-    /// Gives back the lists that it was made with.
+    /// Returns the lists for reuse.
     pub(super) fn into_lists(self) -> Lists {
         self.lists
     }
 
-    /// Shows the elements that were found and the storage elements that hold inputs.
+    /// Returns the elements that were found, and the storage elements that hold inputs.
     fn show_with_holders(&mut self) -> &[Candidate] {
         self.lists.shown.clear();
         let local = self.costs.reads.local.iter();
@@ -177,12 +179,12 @@ impl<'a> Sight<'a> {
     }
 }
 
-/// Whether an element is not one of those that differ by what they have to do only.
+/// Returns whether an element differs from the others by more than its load.
 fn apart(id: ElementId, reads: &Reads, unfit: &[ElementId]) -> bool {
     reads.held(id) > 0 || unfit.binary_search(&id).is_ok()
 }
 
-/// The value of an element in a series in the order of elements, of which earlier elements are passed.
+/// Returns the value of an element in a series in the order of elements, and skips earlier elements.
 fn at<'a, V>(
     series: &mut Peekable<impl Iterator<Item = (&'a ElementId, &'a V)>>,
     element: ElementId,
@@ -194,11 +196,11 @@ fn at<'a, V>(
 }
 
 impl Sight<'_> {
-    /// All elements that the task may go to, the host's too.
+    /// Returns all elements on which the task may be placed, including the host's.
     pub(super) fn all(&mut self) -> &[Candidate] {
         let (costs, unfit, shown) = (&mut self.costs, &self.unfit, &mut self.lists.shown);
         let (reads, runs) = (costs.reads, costs.runs);
-        // Elements, histories and bytes held are all in the order of elements, so they are read side by side.
+        // Elements, histories and bytes held are all in the order of elements, so they are read in parallel.
         let mut runs = runs.by_element.iter().peekable();
         let held = reads.local.iter().map(|(id, bytes)| (id, bytes));
         let mut held = held.peekable();
@@ -215,7 +217,7 @@ impl Sight<'_> {
 }
 
 impl Sight<'_> {
-    /// As [`Self::all`], without the host's.
+    /// Returns the same as [`Self::all`], without the host's element.
     pub(super) fn all_stores(&mut self) -> &[Candidate] {
         self.all();
         self.lists.shown.retain(|one| one.role == Role::Store);

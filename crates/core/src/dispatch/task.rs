@@ -1,4 +1,4 @@
-//! What the dispatcher keeps of jobs, tasks and labels.
+//! The dispatcher's records of jobs, tasks and labels.
 
 use super::class::ClassNumber;
 use super::learned::KernelNumber;
@@ -10,14 +10,14 @@ use crate::object::Placed;
 use crate::time::Time;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Where a ready task stands in line.
+/// Line in which a ready task waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Line {
     /// No policy has been asked yet.
     Fresh,
-    /// No storage element that can run tasks of this class had room; any of them that gets some will do.
+    /// No storage element that can run tasks of this class has capacity; the task is placed when any of them gets some.
     Any(ClassNumber),
-    /// No element that is up can run tasks of this class, or the one that the job script names can't.
+    /// No online element can run tasks of this class, or the element that the job script names can't.
     Barred(ClassNumber),
     /// The job script names the element.
     Pinned(ElementId),
@@ -33,37 +33,37 @@ pub(super) struct Task {
     pub(super) class: ClassNumber,
     pub(super) job: JobId,
     pub(super) state: TaskState,
-    /// Tries so far; those that a lost element or a dependency ended are taken off again.
+    /// Number of tries so far; tries that ended by a lost element or a dependency are subtracted.
     pub(super) tries: u32,
-    /// Tries that ended with the loss of an element.
+    /// Number of tries that ended by the loss of an element.
     pub(super) losses: u32,
-    /// How often it was taken back from an element that had not begun it.
+    /// Number of recalls from elements that did not begin the task.
     pub(super) recalls: u32,
-    /// The label of the try under way; `Some` exactly while the task is sent or running.
+    /// Label of the current try; `Some` exactly while the task is sent or running.
     pub(super) current: Option<LabelId>,
     /// Tasks of the job whose outputs it waits for.
     pub(super) missing: Short<TaskId>,
     /// Awaited inputs that were found, by their index.
     pub(super) found: BTreeMap<usize, Placed>,
-    /// Awaited inputs that were not.
+    /// Number of awaited inputs that were not found.
     pub(super) awaited: usize,
-    /// Whether an input is only on an element that is not up.
+    /// Whether an input is only on an element that is not online.
     pub(super) stranded: bool,
-    /// Whether it was said that no element that is up can run it.
+    /// Whether it was reported that no online element can run the task.
     pub(super) aside: bool,
-    /// The result that counts. Kept while the task is run again because it was lost.
+    /// Result of the task. It is kept while the task is run again because the result was lost.
     pub(super) outputs: Option<Vec<Placed>>,
     /// Tasks that read its outputs.
     pub(super) dependents: Short<TaskId>,
-    /// Elements that failed it in a way that another may not.
+    /// Elements on which the task failed in a way that may not occur on other elements.
     pub(super) avoid: BTreeSet<ElementId>,
-    /// Its place among the ready tasks; `Some` exactly while it is ready.
+    /// Line of the task; `Some` exactly while the task is ready.
     pub(super) line: Option<Line>,
-    /// Its inputs while it is ready, since it may be looked at often before it is placed.
+    /// Inputs of the task while it is ready, since it may be considered often before it is placed.
     pub(super) ready_inputs: Vec<Placed>,
-    /// Which news (see `Dispatcher::news`) the policy had when it was asked last.
+    /// Value of `Dispatcher::news` when the policy was last asked.
     pub(super) asked: u64,
-    /// Goes out with its next change of state.
+    /// Failure that is reported with its next change of state.
     pub(super) failure: Option<Failure>,
 }
 
@@ -98,18 +98,18 @@ impl Task {
         }
     }
 
-    /// Whether it is run again because its result was lost with an element.
+    /// Returns whether the task is run again because its result was lost with an element.
     pub(super) fn redone(&self) -> bool {
         self.outputs.is_some() && self.state != TaskState::Done
     }
 
-    /// Whether it waits, for whatever reason, and no element has it.
+    /// Returns whether the task waits, for whatever reason, and no element has it.
     pub(super) fn idle(&self) -> bool {
         matches!(self.state, TaskState::Waiting | TaskState::Ready)
     }
 }
 
-/// Whether a state is an end.
+/// Returns whether a state is final.
 pub(super) fn is_end(state: TaskState) -> bool {
     matches!(
         state,
@@ -129,7 +129,7 @@ pub(super) struct Wave {
 pub(super) struct Job {
     pub(super) owner: Owner,
     pub(super) policy: String,
-    /// In the script's order.
+    /// Tasks in the script's order.
     pub(super) tasks: Vec<TaskId>,
     pub(super) state: JobState,
     pub(super) counts: BTreeMap<TaskState, usize>,
@@ -143,7 +143,7 @@ impl Job {
         self.counts.get(&state).copied().unwrap_or(0)
     }
 
-    /// Tasks that are not at an end.
+    /// Returns the number of tasks that have not ended.
     pub(super) fn open(&self) -> usize {
         let ended: usize = self
             .counts
@@ -155,10 +155,10 @@ impl Job {
     }
 }
 
-/// A label that was sent and whose outcome is not known yet.
+/// Label that was sent and whose outcome is not known yet.
 ///
-/// It is *live* while its task's `current` names it. One that is not live was taken back with its
-/// element or aborted; it is kept so that a late outcome is recognised.
+/// A label is *live* while its task's `current` names it. A label that is not live was revoked with its element or aborted; it is kept so
+/// that a late outcome is recognised.
 #[derive(Debug)]
 pub(super) struct Issued {
     pub(super) task: TaskId,
@@ -166,14 +166,14 @@ pub(super) struct Issued {
     pub(super) element: ElementId,
     /// Ids of its outputs.
     pub(super) objects: Vec<ObjectId>,
-    /// What it reads, in the order of the task's inputs.
+    /// Inputs, in the order of the task's inputs.
     pub(super) inputs: Vec<Placed>,
-    /// Estimate of each output's size, for tasks that are sent along.
+    /// Estimate of each output's size in bytes, for tasks that are sent along.
     pub(super) output_bytes: u64,
-    /// It may read what a label before it was still to make.
+    /// Whether the label may read an output of an earlier label that did not exist yet.
     pub(super) chained: bool,
-    /// It was taken back with its element and may be taken up again with it.
+    /// Whether the label was revoked with its element and may be resumed with it.
     pub(super) taken_back: bool,
-    /// A success that came before that of a label it depends on.
+    /// Success that arrived before that of a label on which this label depends.
     pub(super) held: Option<Box<Outcome>>,
 }

@@ -1,5 +1,5 @@
-//! The paper's listing, every error word by word, and properties: the graph against a naive reference,
-//! the order against the dependencies, and no script that makes anything panic.
+//! Tests of jobs: the paper's listing, every error word by word, and properties. The properties compare the graph with a naive reference
+//! and the order with the dependencies, and check that no script causes a panic.
 
 use super::*;
 use crate::event::{JobSpec, Origin};
@@ -27,14 +27,14 @@ fn errors(text: &str) -> Vec<String> {
     report.to_string().lines().map(str::to_owned).collect()
 }
 
-/// The one error of a job with these tasks, which begin on line 3.
+/// Returns the one error of a job with these tasks, which begin on line 3.
 fn task_error(tasks: &str) -> String {
     let all = errors(&with_tasks(tasks));
     assert_eq!(all.len(), 1, "{all:?}");
     all[0].strip_prefix("job.conf:").unwrap().to_owned()
 }
 
-/// An array made of a list of files and kernels.
+/// Array with a list of files and kernels.
 #[derive(Default)]
 struct Array {
     files: BTreeMap<&'static str, Look>,
@@ -43,7 +43,7 @@ struct Array {
     places: Vec<Place>,
 }
 
-/// Elements 0 to 3 with 4 cores each; the last has two GPUs and no program.
+/// Returns elements 0 to 3 with 4 cores each; the last has two GPUs and no program.
 fn places() -> Vec<Place> {
     let place = |element| Place {
         element: ElementId(element),
@@ -145,13 +145,13 @@ impl Ids for Counter {
     }
 }
 
-/// What is wrong with a script, in itself or in this array.
+/// Returns the errors of a script, in itself or in this array.
 fn errors_in(text: &str, array: &Array) -> String {
     let found = parse(text).map(|_| resolve_in(text, array));
     found.and_then(|found| found).unwrap_err().to_string()
 }
 
-/// What is wrong with the one task "a" of a job, which begins on line 3.
+/// Returns the error of the one task "a" of a job, which begins on line 3.
 fn refused_task(rest: &str) -> String {
     let text = with_tasks(&format!("{{ name = \"a\"; output = [ \"p\" ]; {rest} }}"));
     let report = errors_in(&text, &Array::with(&[("/w/i", file(2, false))]));
@@ -388,7 +388,7 @@ impl Files for Folder<'_> {
         names.into_iter().map(listed).collect()
     }
 
-    /// Files called so are striped over three elements; all others are one object.
+    /// Files named `striped` or similar are striped over three elements; all others are one object.
     fn made_of(&self, path: &str) -> Option<Made> {
         let size = 10 * UNIT_GRAIN + 5;
         let on = |index: u32| {
@@ -408,7 +408,7 @@ impl Files for Folder<'_> {
         there.then_some(Made { object, layout })
     }
 
-    /// Two bytes in each of the parts 0 and 2, whatever the mapper.
+    /// Returns two bytes in each of the parts 0 and 2, whatever the mapper.
     fn mapped(&self, _: &str, _: &Made, mapping: &Mapping<'_>) -> Result<Map, String> {
         let Mapping {
             mapper,
@@ -439,7 +439,7 @@ impl Files for Folder<'_> {
         })
     }
 
-    /// Two components of `/w/cube.zarr`, of two files and of one.
+    /// Returns two components of `/w/cube.zarr`, of two files and of one.
     fn mapped_folder(
         &self,
         path: &str,
@@ -474,7 +474,7 @@ impl Files for Folder<'_> {
     }
 }
 
-/// The arguments that the mapper adds for `mean`, the only kernel of its task.
+/// Returns the arguments that the mapper adds for `mean`, the only kernel of its task.
 fn told_of(kernels: &[Vec<String>]) -> Vec<String> {
     match kernels {
         [one] if one[0] == "mean" => vec!["missing=-9".to_owned()],
@@ -482,7 +482,7 @@ fn told_of(kernels: &[Vec<String>]) -> Vec<String> {
     }
 }
 
-/// The tasks of a job in an array with these files: names, inputs, outputs and arguments.
+/// Returns the tasks of a job in an array with these files: names, inputs, outputs and arguments.
 fn expanded(tasks: &str, files: &[&str]) -> Result<Vec<String>, String> {
     let text = with_tasks(tasks);
     let job = Job::read("job.conf", text.as_bytes(), &Folder(files));
@@ -602,7 +602,7 @@ fn output_folder_is_one_input_of_other_tasks() {
         ("/w/out/a.zarr", true)
     );
     assert_eq!(folder.claimed().unwrap(), "/w/out/a.zarr/");
-    // All that may lie in it has numbers of its own.
+    // All files that the folder may contain have numbers of their own.
     assert_eq!(outputs[1].inode.0 - folder.inode.0, 1 + folder::FILES_MAX);
 }
 
@@ -672,7 +672,7 @@ fn components_expand_per_part_chunk_and_file() {
     }
     assert_eq!(told[21].1, "y part 0 Task(20, 1)");
     assert_eq!(job.dag.dependencies[24], [20, 21, 22, 23]);
-    // None of this can be written by hand.
+    // None of these settings can be written by hand.
     let by_hand = with_tasks(r#"{ name = "a"; kernel = "k"; output = [ "o" ]; " share" = 1; }"#);
     assert!(parse(&by_hand).is_err());
 }
@@ -734,7 +734,7 @@ fn builtin_kernels_get_format_args_from_mapper() {
     };
     let variable = ("striped", "netcdf:tas");
     for of in [variable, ("cube.zarr", "zarr:tas")] {
-        // Each component, and what puts together what they found: its arguments are those of the components.
+        // Each component, and the task that merges their results, has the arguments of the components.
         let found = args(of, "output = [ \"o\" ];", &["/w/striped"]);
         let begins = [PARTIAL, PARTIAL, MERGE];
         assert_eq!(found.len(), begins.len());
@@ -745,7 +745,7 @@ fn builtin_kernels_get_format_args_from_mapper() {
     let each = "output = [ \"o.%part\" ];";
     let found = args(variable, each, &["/w/striped"]);
     assert_eq!(found[1], ["dtype=f32", "missing=-9"]);
-    // A program, or a file that has the name.
+    // A program, or a file of the same name.
     let program = format!("type = \"program\"; {each}");
     assert_eq!(args(variable, &program, &["/w/striped"])[1], ["dtype=f32"]);
     assert_eq!(
@@ -872,7 +872,7 @@ fn record_chunks_include_their_halo() {
     let refused = |rest: &str| mapped(&format!("{rest} output = [ \"o.%chunk\" ];")).unwrap_err();
     assert!(refused("per = \"chunk\"; records = \"lines\"; halo = 1;").contains("\"halo\" is"));
     assert!(refused("per = \"chunk\"; records = 0; halo = 1;").contains("\"halo\" is"));
-    // A fold would count some of it twice.
+    // A fold would count some of the records twice.
     let fold = "{ name = \"f\"; kernel = \"mean\"; per = \"chunk\"; input = [ \"striped\" ]; output = [ \"o\" ]; halo = 1; }";
     let files = Folder(&["/w/striped"]);
     let read = |text: &str| Job::read("job.conf", with_tasks(text).as_bytes(), &files);
@@ -1118,7 +1118,7 @@ tasks = ( { name = "a"; kernel = "max2"; output = [ "o" ]; environment = { A = "
     assert_eq!(spec.tasks[0].programs, wanted);
     let kernels: Vec<_> = spec.tasks.iter().map(|task| task.kernel.name()).collect();
     assert_eq!(kernels, ["/sw/bin/max2", "/sw/bin/sort"]);
-    // Nobody is there to ask where it is.
+    // No element has reported the location of the program.
     let elsewhere = text.replace("\"sort\"", "\"/usr/bin/sort\"");
     for (text, good) in [
         (text, false),
@@ -1495,7 +1495,7 @@ fn task_errors_name_setting_and_place() {
     }
 }
 
-/// An input of the one task of a job: its name, path and selection.
+/// Returns an input of the one task of a job: its name, path and selection.
 fn selected(input: &str) -> (String, String, String) {
     let task = "name = \"a\"; kernel = \"k\"; output = [ \"o\" ];";
     let job = parse(&with_tasks(&format!("{{ {task} input = ( {input} ); }}"))).unwrap();
@@ -1527,7 +1527,7 @@ fn input_may_select_bytes_of_a_file() {
         selected("{ file = \"i\"; part = 1; bytes = [ \"0-0\", \"5-9,11-12\" ]; }"),
         is("i", "/w/i", "part 1 bytes 0-0,5-9,11-12")
     );
-    // Names that look like anything else are names.
+    // Names that look like other syntax are names.
     assert_eq!(selected("\"i[part 2]@0-5\"").1, "/w/i[part 2]@0-5");
 }
 
@@ -1553,7 +1553,7 @@ fn task_per_part_and_two_ranges_of_one_file_are_parsed() {
     assert_eq!(names, ["head", "tail"]);
 }
 
-/// What can't be an input, and what is said of it.
+/// Invalid inputs, and the errors about them.
 const NO_INPUTS: [(&str, &str); 17] = [
     ("{ part = 2; }", "an input needs the setting \"file\""),
     (
@@ -1681,7 +1681,7 @@ fn selection_beyond_file_is_refused() {
         said("{ file = \"i\"; part = 1; }"),
         "input \"/w/i\": it has no part 1: its parts are numbered from 0, and there is 1"
     );
-    // What is still to be written is looked at when it is read.
+    // An input that does not exist yet is checked when it is read.
     assert_eq!(said("{ file = \"later\"; part = 9; }"), "part 9");
 }
 
@@ -1856,7 +1856,7 @@ fn own_kernels_rank_after_files_and_before_builtin() {
     assert!(refused("kernel = \"max@3\"; type = \"native\";").contains("was not found"));
     assert!(refused("kernel = \"plain\";").contains("is not executable"));
     assert!(refused("kernel = \"/kernels/7/secret\";").contains("may not read"));
-    // The folder of user 8 is not to be trusted, so it counts for nothing.
+    // The folder of user 8 is not trusted, so its kernels do not count.
     assert!(refused("kernel = \"/kernels/8/planted\";").contains("was not found"));
 }
 
@@ -2111,8 +2111,7 @@ fn waiting_job_lists_awaited_files_with_suggestions() {
     assert!(said.contains("did you mean \"/w/access.log\"?"), "{said}");
 }
 
-/// Tasks by the files they read and write, files being numbers; task `i` writes file `i` and perhaps
-/// `100 + i`.
+/// Tasks by the files they read and write, where files are numbers; task `i` writes file `i` and perhaps `100 + i`.
 type Plan = Vec<(BTreeSet<usize>, bool)>;
 
 fn script_of(plan: &Plan) -> String {
@@ -2130,7 +2129,7 @@ fn script_of(plan: &Plan) -> String {
     with_tasks(&tasks.collect::<Vec<_>>().join(",\n"))
 }
 
-/// Which tasks a task needs, by comparing every input with every output.
+/// Returns the tasks on which each task depends, by comparing every input with every output.
 fn naive_dependencies(plan: &Plan) -> Vec<BTreeSet<usize>> {
     let writes =
         |index: usize, file: usize| file == index || (plan[index].1 && file == 100 + index);
@@ -2142,7 +2141,7 @@ fn naive_dependencies(plan: &Plan) -> Vec<BTreeSet<usize>> {
     plan.iter().map(|(reads, _)| needs(reads)).collect()
 }
 
-/// Whether some task needs itself by any number of steps.
+/// Returns whether some task depends on itself by any number of steps.
 fn naive_cycle(dependencies: &[BTreeSet<usize>]) -> bool {
     let mut reach = dependencies.to_vec();
     for _ in 0..reach.len() {
@@ -2163,7 +2162,7 @@ fn any_plan() -> impl Strategy<Value = Plan> {
     prop::collection::vec(task, 1..20)
 }
 
-/// Plans whose tasks only read what tasks of smaller rank write, ranks being shuffled over the script.
+/// Returns plans whose tasks only read outputs of tasks of smaller rank; ranks are shuffled over the script.
 fn acyclic_plan() -> impl Strategy<Value = Plan> {
     (any_plan(), any::<u64>()).prop_map(|(mut plan, seed)| {
         let rank = |task: usize| (task as u64 + 1).wrapping_mul(seed | 1);
@@ -2236,7 +2235,7 @@ proptest! {
     }
 }
 
-/// What the one task of a job needs, and its limits.
+/// Returns the needs and limits of the one task of a job.
 fn needs_of(job: &str, rest: &str) -> (Needs, Limits) {
     let text = format!(
         "name = \"j\"; workdir = \"/w\"; {job}\ntasks = ( {{ name = \"a\"; kernel = \"mean\"; output = [ \"p\" ]; {rest} }} );"

@@ -1,58 +1,58 @@
-//! Versions of pieces: each writer puts what it writes one after the other into an object of its own; which bytes of the
-//! file those are is kept beside it. Where writers wrote the same bytes, those count that were told of last.
+//! Versions of pieces: each writer appends its writes to an object of its own, and a list of pieces stores their positions in the file. If
+//! several writers wrote the same bytes, the last reported write counts. This module only computes layouts.
 
 use super::{LayoutError, Part, Piece, Within};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Most pieces of one version.
+/// Maximum number of pieces of one version.
 pub const PIECES_MAX: usize = 1 << 20;
-/// Most pieces that a writer tells of with its last word, which is never refused.
+/// Maximum number of pieces in a writer's last report, which is never refused.
 pub const UNTOLD_MAX: usize = 16_384;
 
-/// See the module. What no piece covers reads as zeros.
+/// Layout of a version of pieces; see the module. Bytes that no piece covers read as zeros.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Extents {
-    /// Length of the file in bytes.
+    /// Length of the file, in bytes.
     pub size: u64,
-    /// One for each writer.
+    /// Parts, one for each writer.
     pub parts: Vec<Part>,
-    /// By where they begin in the file; none overlap.
+    /// Pieces by their position in the file; none overlap.
     pieces: BTreeMap<u64, Extent>,
 }
 
-/// Bytes of the file that follow each other in a part.
+/// Consecutive bytes of the file in a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// Where they begin in the file.
+    /// Position in the file.
     pub offset: u64,
-    /// How many.
+    /// Length, in bytes.
     pub length: u64,
-    /// Where they begin.
+    /// Position in the part.
     pub at: Within,
 }
 
 impl Extent {
-    /// Where it ends in the file.
+    /// Returns the end in the file.
     #[must_use]
     pub fn end(&self) -> u64 {
         self.offset.saturating_add(self.length)
     }
 
-    /// Where it ends in its part.
+    /// Returns the end in the part.
     #[must_use]
     pub fn end_within(&self) -> u64 {
         self.at.offset.saturating_add(self.length)
     }
 
-    /// Whether it has bytes, and their places are numbers.
+    /// Returns whether the piece is not empty and its positions do not overflow.
     fn is_sound(&self) -> bool {
         let places = [self.offset, self.at.offset];
         let fits = |from: &u64| from.checked_add(self.length).is_some();
         self.length > 0 && places.iter().all(fits)
     }
 
-    /// What of it is in a range of the file.
+    /// Returns the part of the piece that is in a range of the file.
     fn cut(&self, range: Range<u64>) -> Option<Self> {
         let (start, end) = (self.offset.max(range.start), self.end().min(range.end));
         (start < end).then(|| Self {
@@ -73,7 +73,7 @@ impl Extent {
 }
 
 impl Extents {
-    /// Of parts of which no byte is the file's yet.
+    /// Returns a layout of parts that contain no byte of the file yet.
     #[must_use]
     pub fn with_parts(parts: Vec<Part>) -> Self {
         Self {
@@ -82,10 +82,10 @@ impl Extents {
         }
     }
 
-    /// Of pieces as they are kept: in order, none over another, all within the file and their parts.
+    /// Returns a layout of stored pieces: ordered, not overlapping, and all within the file and their parts.
     ///
     /// # Errors
-    /// If they are not.
+    /// If the pieces violate these conditions.
     pub fn of(
         size: u64,
         parts: Vec<Part>,
@@ -105,15 +105,15 @@ impl Extents {
         Ok(all)
     }
 
-    /// Somebody wrote these bytes, over what was there. The file and the part end no earlier than they do.
+    /// Adds written bytes, which replace earlier ones. Extends the file and the part to the end of these bytes if necessary.
     ///
     /// # Errors
-    /// No bytes, no such part or no such numbers, or too many pieces; nothing is changed then.
+    /// If there are no bytes, no such part or no such numbers, or too many pieces; nothing is changed then.
     pub fn put(&mut self, piece: Extent) -> Result<(), LayoutError> {
         if !piece.is_sound() {
             return Err(LayoutError::Piece(piece.offset));
         }
-        // It may be put amid another.
+        // The new piece may split an existing one.
         if self.pieces.len() + 2 > PIECES_MAX {
             return Err(LayoutError::Pieces(self.pieces.len() + 2));
         }
@@ -140,7 +140,7 @@ impl Extents {
         Ok(())
     }
 
-    /// Takes a range of the file out of what covers it.
+    /// Removes a range of the file from all pieces.
     fn clear(&mut self, range: Range<u64>) {
         let before = self.pieces.range(..range.start).next_back();
         let before = before.map(|(_, one)| *one);
@@ -158,7 +158,7 @@ impl Extents {
         }
     }
 
-    /// The file is that long from now on.
+    /// Sets the length of the file.
     pub fn set_size(&mut self, size: u64) {
         if size < self.size {
             self.clear(size..u64::MAX);
@@ -166,25 +166,25 @@ impl Extents {
         self.size = size;
     }
 
-    /// The pieces, in the order of the file.
+    /// Returns the pieces, in the order of the file.
     pub fn pieces(&self) -> impl Iterator<Item = &Extent> {
         self.pieces.values()
     }
 
-    /// How many pieces there are.
+    /// Returns the number of pieces.
     #[must_use]
     pub fn count(&self) -> usize {
         self.pieces.len()
     }
 
-    /// The piece that covers all of a range of the file, if one does.
+    /// Returns the piece that covers all of a range of the file, if there is one.
     #[must_use]
     pub fn covering(&self, range: &Range<u64>) -> Option<&Extent> {
         let (_, piece) = self.pieces.range(..=range.start).next_back()?;
         (piece.end() >= range.end).then_some(piece)
     }
 
-    /// Pieces, and what of them, that lie in a range of the file, in order.
+    /// Returns the pieces in a range of the file, cut to the range, in order.
     pub fn within(&self, range: Range<u64>) -> impl Iterator<Item = Extent> {
         let first = self.pieces.range(..range.start).next_back();
         let first = first.map_or(range.start, |(&offset, _)| offset);
@@ -192,7 +192,7 @@ impl Extents {
         all.filter_map(move |(_, piece)| piece.cut(range.clone()))
     }
 
-    /// Bytes behind the end of a part are none of the file: they are holes.
+    /// Removes bytes beyond the end of a part from the pieces: they are holes of the file.
     pub fn cut_to_parts(&mut self) {
         let sizes: Vec<u64> = self.parts.iter().map(|part| part.size).collect();
         self.pieces.retain(|_, piece| {
@@ -202,7 +202,7 @@ impl Extents {
         });
     }
 
-    /// Takes out the parts of which no byte is the file's, but for one; gives them.
+    /// Removes the parts that contain no byte of the file, but keeps at least one part. Returns the removed parts.
     pub fn prune(&mut self) -> Vec<Part> {
         let mut used = vec![false; self.parts.len()];
         for piece in self.pieces.values() {
@@ -283,8 +283,8 @@ impl Extents {
     }
 }
 
-/// Pieces as they are kept and sent: of each the place in the file, the length, the part and the place in that, as numbers
-/// of 7 bits a byte, the lowest first, all but the last byte of a number with the eighth bit.
+/// Encodes pieces for storing and sending. Each piece consists of its position in the file, its length, its part and its position in the
+/// part. Numbers have 7 bits per byte, the lowest first; all bytes but the last of a number have the eighth bit set.
 #[must_use]
 pub fn encode_pieces<'a>(pieces: impl IntoIterator<Item = &'a Extent>) -> Vec<u8> {
     let mut bytes = Vec::new();
@@ -305,10 +305,10 @@ pub fn encode_pieces<'a>(pieces: impl IntoIterator<Item = &'a Extent>) -> Vec<u8
     bytes
 }
 
-/// Back from [`encode_pieces`].
+/// Decodes the result of [`encode_pieces`].
 ///
 /// # Errors
-/// What is not its work, or more pieces than there may be.
+/// If the bytes are no such encoding, or contain too many pieces.
 pub fn decode_pieces(bytes: &[u8]) -> Result<Vec<Extent>, LayoutError> {
     let mut pieces = Vec::new();
     let mut rest = bytes;

@@ -1,10 +1,8 @@
-//! Policies: where a task that is ready runs. A policy is a pure function of the request, the view and
-//! its own small state; it sees no clock and no dispatcher. To add one: a file here and a row in
-//! [`by_name`].
+//! Policies: each policy chooses the element on which a ready task runs. A policy is a pure function of the request, the view and its own
+//! small state; it sees no clock and no dispatcher. To add a policy, add a file in this folder and a row in [`by_name`].
 //!
-//! Asking and choosing are two steps. [`Policy::place`] answers without changing anything, so that the
-//! dispatcher may look ahead and drop the answer; [`Policy::chosen`] tells the policy that its answer
-//! was carried out.
+//! Asking and choosing are two steps. [`Policy::place`] answers without changing anything, so that the dispatcher may look ahead and drop
+//! the answer; [`Policy::chosen`] informs the policy that its answer was carried out.
 
 mod advised;
 mod constraint;
@@ -34,11 +32,11 @@ use crate::id::{ElementId, JobId, TaskId};
 use crate::score::{Standing, WeightsError};
 use std::fmt;
 
-/// The policy of an array and of a job that names none.
+/// Policy of an array and of a job that names none.
 pub const DEFAULT: &str = "min-wait";
 
-/// Names that [`by_name`] knows, for help texts and errors. `wa` is short for `write-amplification`; `constraint:` may also
-/// be followed by [weights](crate::score::Weights) of one's own.
+/// Names that [`by_name`] knows, for help texts and errors. `wa` is short for `write-amplification`; [weights](crate::score::Weights) of
+/// the user may follow `constraint:`, too.
 pub const NAMES: [&str; 18] = [
     "round-robin",
     "random",
@@ -60,69 +58,69 @@ pub const NAMES: [&str; 18] = [
     "advised",
 ];
 
-/// A task that looks for an element.
+/// Task that needs an element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request<'a> {
-    /// Its job.
+    /// Job of the task.
     pub job: JobId,
-    /// The task.
+    /// Id of the task.
     pub task: TaskId,
-    /// The name its kernel's history is kept under.
+    /// Name under which its kernel's history is kept.
     pub kernel: &'a str,
-    /// How many inputs it has, its kernel's code not counted.
+    /// Number of its inputs, not counting its kernel's code.
     pub inputs: usize,
-    /// How many elements hold them.
+    /// Number of elements that hold the inputs.
     pub holders: usize,
-    /// All its inputs together, in bytes.
+    /// Size of all its inputs, in bytes.
     pub input_bytes: u64,
-    /// Tasks of the same job and kernel that are ready and not sent yet, this one counted.
+    /// Number of tasks of the same job and kernel that are ready and not sent yet, including this one.
     pub wave_left: u64,
-    /// Tasks of the same job and kernel that became ready since none of them was.
+    /// Number of tasks of the same job and kernel that became ready since none of them was.
     pub wave_size: u64,
 }
 
-/// An element that could take the task.
+/// Element that could take the task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Candidate {
-    /// What it is for.
+    /// Purpose of the element.
     pub role: Role,
-    /// Kernels it runs at once.
+    /// Number of kernels that it runs at once.
     pub cores: u32,
     /// Whether its queue takes another label now.
     pub room: bool,
-    /// Labels it has and that have not ended.
+    /// Number of its labels that have not ended.
     pub outstanding: usize,
-    /// Bytes of the task's inputs that it holds.
+    /// Size of the task's inputs that it holds, in bytes.
     pub local_bytes: u64,
-    /// Labels that its queue surely takes now.
+    /// Number of labels that its queue surely takes now.
     pub slots: usize,
-    /// Bytes free on its device, as it said last.
+    /// Last reported free space of its device, in bytes.
     pub free_bytes: u64,
-    /// Power that it draws at full load in thousandths of a watt, as configured; 0: nobody said.
+    /// Power that the element draws at full load, in thousandths of a watt, as configured; 0 if no power is configured.
     pub watts_milli: u64,
-    /// What its scores are made of.
+    /// Properties from which its scores are computed.
     pub standing: Standing,
-    /// What it would cost.
+    /// Estimated costs of the task on the element.
     pub estimate: Estimate,
 }
 
-/// A task with the elements that it may go to.
+/// Task with its candidate elements.
 #[derive(Clone, Debug)]
 pub struct Ask<'a> {
-    /// The task.
+    /// Request of the task.
     pub request: Request<'a>,
-    /// All storage elements that it may go to.
+    /// All storage elements on which the task may be placed.
     pub candidates: Vec<Candidate>,
 }
 
-/// Labels per core, in parts so small that more labels always count for more.
+/// Returns the number of labels per core, in parts so small that more labels always count for more.
 #[must_use]
 pub fn labels_per_core(labels: usize, cores: u32) -> u64 {
     (labels as u64).saturating_mul(1 << 32) / u64::from(cores.max(1))
 }
 
 impl Candidate {
-    /// Until the task would have ended there, in nanoseconds: waiting, pulling its inputs and running.
+    /// Returns the time until the task would have ended on the element, in nanoseconds: waiting, pulling its inputs and running.
     #[must_use]
     pub fn end_ns(&self) -> u64 {
         let cost = &self.estimate;
@@ -132,88 +130,88 @@ impl Candidate {
     }
 }
 
-/// What a policy answers.
+/// Answer of a policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Choice {
-    /// The element. If its queue has no room the task waits in the dispatcher for this element.
+    /// Chosen element. If its queue is full, the task waits in the dispatcher for this element.
     pub element: ElementId,
-    /// Why.
+    /// Reason of the choice.
     pub reason: Reason,
 }
 
-/// Why an element was chosen; its `Display` is the sentence that `tidemill explain` shows.
+/// Reason for which an element was chosen; its `Display` is the sentence that `tidemill explain` shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// The job script says so.
+    /// The job script names the element.
     Pinned,
-    /// What it reads forward is made there, and a core is free beside that.
+    /// The producer of a streamed input runs on the element, and another core is free.
     Beside,
-    /// It was its turn.
+    /// It was the element's turn.
     Turn,
-    /// It was drawn.
+    /// The element was drawn at random.
     Drawn,
-    /// It holds the largest part of the inputs.
+    /// The element holds the largest part of the inputs.
     MostInput {
-        /// Bytes it holds.
+        /// Size of the inputs on the element, in bytes.
         local_bytes: u64,
-        /// Bytes of all inputs.
+        /// Size of all inputs, in bytes.
         input_bytes: u64,
     },
-    /// Waiting and pulling inputs together take the least time there.
+    /// Waiting and pulling inputs together take the least time on the element.
     LeastWait {
-        /// Until a core is free, in nanoseconds.
+        /// Time until a core is free, in nanoseconds.
         wait_ns: u64,
-        /// To pull inputs, in nanoseconds.
+        /// Time to pull inputs, in nanoseconds.
         transfer_ns: u64,
     },
-    /// It has the least to pull for the task's inputs.
+    /// The element has to pull the least for the task's inputs.
     LeastAmplification {
-        /// Bytes of all inputs.
+        /// Size of all inputs, in bytes.
         input_bytes: u64,
-        /// Bytes of them that it has to pull.
+        /// Size of the inputs that it has to pull, in bytes.
         transfer_bytes: u64,
     },
-    /// Its score is the highest of those with room.
+    /// The element's score is the highest of those with capacity.
     HighestScore {
-        /// The score, in thousandths.
+        /// Score, in thousandths.
         score: u16,
-        /// What it is made of.
+        /// Properties from which the score was computed.
         standing: Standing,
     },
-    /// The cheapest plan that was found for some tasks gives it to that element.
+    /// The cheapest plan that was found for several tasks gives the task to the element.
     CheapestPlan {
-        /// Tasks of the plan.
+        /// Number of tasks in the plan.
         together: usize,
-        /// Until a core is free, the plan's other tasks not counted, in nanoseconds.
+        /// Time until a core is free, not counting the plan's other tasks, in nanoseconds.
         wait_ns: u64,
-        /// To pull inputs and to run, in nanoseconds.
+        /// Time to pull inputs and to run, in nanoseconds.
         service_ns: u64,
-        /// Power of the element in thousandths of a watt, as configured; 0: nobody said.
+        /// Power of the element in thousandths of a watt, as configured; 0 if no power is configured.
         watts_milli: u64,
     },
-    /// Waiting, pulling inputs and running take the least time there, of the best storage element and the host.
+    /// Waiting, pulling inputs and running take the least time on this element, compared with the best storage element and the host.
     Advised {
-        /// Until a core is free, in nanoseconds.
+        /// Time until a core is free, in nanoseconds.
         wait_ns: u64,
-        /// To pull inputs, in nanoseconds.
+        /// Time to pull inputs, in nanoseconds.
         transfer_ns: u64,
-        /// To run, in nanoseconds; 0 if nobody knows.
+        /// Time to run, in nanoseconds; 0 if it is unknown.
         run_ns: u64,
     },
-    /// It gathers inputs from several elements, which is the host's work.
+    /// The task gathers inputs from several elements, which is the host's work.
     Reduce {
         /// Number of inputs.
         inputs: usize,
         /// Number of elements that hold them.
         holders: usize,
     },
-    /// It is one of the tasks that do not fill a wave, which is the host's work.
+    /// The task is one of those that do not fill a wave, which is the host's work.
     Unaligned {
-        /// Tasks of the wave that are left, this one counted.
+        /// Number of tasks of the wave that are left, including this one.
         left: u64,
-        /// Tasks of the wave.
+        /// Number of tasks of the wave.
         size: u64,
-        /// Cores of all storage elements.
+        /// Number of cores of all storage elements.
         cores: u64,
     },
 }
@@ -299,7 +297,7 @@ fn power(watts_milli: u64) -> String {
     format!("on an element configured with {watts:.1} W")
 }
 
-/// Bytes written for bytes of input: (input + transferred) / input, 1 without input (AnalyzeThis Eq. 1).
+/// Returns the bytes written per byte of input: (input + transferred) / input, 1 without input (AnalyzeThis Eq. 1).
 #[expect(
     clippy::cast_precision_loss,
     reason = "a ratio for display and reports"
@@ -317,76 +315,76 @@ fn millis(ns: u64) -> f64 {
     ns as f64 / 1e6
 }
 
-/// What a policy carries from one task to the next.
+/// State of a policy between tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Memory {
-    /// The element whose turn it was last.
+    /// Element of the last turn.
     pub last: Option<ElementId>,
-    /// What its source of numbers goes on from.
+    /// State of its random number generator.
     pub source: Option<u64>,
 }
 
-/// Decides where tasks run.
+/// Interface of policies.
 pub trait Policy: fmt::Debug + Send {
-    /// The name it is known under.
+    /// Returns the name of the policy.
     fn name(&self) -> &str;
 
-    /// The element for a task. `None` if no element that it may choose has room or is up: the task is
-    /// asked for again when one has.
+    /// Returns the element for a task. Returns `None` if no element that the policy may choose is online and has capacity: the task is
+    /// placed again when one has.
     fn place(&self, request: &Request<'_>, view: &mut dyn View) -> Option<Choice>;
 
-    /// How many tasks it places together at most; with 1 it is asked for each by itself.
+    /// Returns the maximum number of tasks that the policy places together; with 1 it places each task by itself.
     fn batch_max(&self) -> usize {
         1
     }
 
-    /// The elements for tasks that are ready together, in their order; as [`Self::place`], nothing changes.
+    /// Returns the elements for tasks that are ready at the same time, in their order. Like [`Self::place`], it changes nothing.
     fn place_all(&self, batch: &mut [Ask<'_>]) -> Vec<Option<Choice>> {
         vec![None; batch.len()]
     }
 
-    /// Whether it weighs how long a task waits, so that one that waits is worth asking for again.
+    /// Returns whether the policy considers waiting times, so that a waiting task is worth placing again.
     fn weighs_waits(&self) -> bool {
         false
     }
 
-    /// What it goes on from.
+    /// Returns the state to store.
     fn memory(&self) -> Memory {
         Memory::default()
     }
 
-    /// Goes on from what one of its kind remembered.
+    /// Restores the state of a policy of the same kind.
     fn restore(&mut self, _memory: Memory) {}
 
-    /// Its choice was carried out; the place to advance turns and seeds.
+    /// Handles a choice that was carried out; policies advance their turns and seeds here.
     fn chosen(&mut self, choice: &Choice);
 }
 
-/// There is no policy of that name.
+/// No policy has this name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UnknownPolicy {
-    /// None begins like that.
+    /// No policy's name begins like this one.
     #[error("policy `{0}` does not exist; known are {known}", known = NAMES.join(", "))]
     Name(String),
-    /// Its weights can't be used.
+    /// The policy's weights can't be used.
     #[error(
         "the policy `{name}`: {source}; write constraint:low-latency, or constraint:load=2,speed=1"
     )]
     Weights {
-        /// The name that was asked for.
+        /// Requested name.
         name: String,
-        /// What is wrong with them.
+        /// Fault in the weights.
         source: WeightsError,
     },
-    /// It is longer than any that makes sense.
+    /// The name is longer than any valid name.
     #[error("a policy's name has at most {NAME_MAX} bytes, this one {0}")]
     Long(usize),
 }
 
-/// Most bytes of a policy's name.
+/// Maximum length of a policy's name, in bytes.
 pub const NAME_MAX: usize = 120;
 
-/// Makes the policy of a name. `seed` is for those that draw.
+/// Returns the policy of a name. `seed` is used by policies that draw random numbers.
 ///
 /// # Errors
 /// [`UnknownPolicy`] with the known names.
@@ -419,13 +417,13 @@ pub fn by_name(name: &str, seed: u64) -> Result<Box<dyn Policy>, UnknownPolicy> 
     }
 }
 
-/// Whether a policy is made by a job's own weights: it remembers nothing, and is forgotten with the last job that has it.
+/// Returns whether a policy is defined by a job's own weights: it has no state, and is dropped with the last job that uses it.
 #[must_use]
 pub(crate) fn is_own(name: &str) -> bool {
     name.contains("constraint:")
 }
 
-/// The table of policies that [`Hybrid`] can stand on.
+/// Returns a policy on which [`Hybrid`] can be based.
 fn plain(name: &str, seed: u64) -> Option<Box<dyn Policy>> {
     match name {
         "round-robin" => Some(Box::new(RoundRobin::default())),
@@ -442,7 +440,7 @@ fn plain(name: &str, seed: u64) -> Option<Box<dyn Policy>> {
 mod tests {
     use super::*;
 
-    /// A candidate for scenarios: a store with room and a free core unless a test says otherwise.
+    /// Returns a candidate for scenarios: a store with capacity and a free core unless a test changes it.
     pub(super) fn store(id: u32) -> Candidate {
         Candidate {
             role: Role::Store,
@@ -464,7 +462,7 @@ mod tests {
         }
     }
 
-    /// A request with one input.
+    /// Returns a request with one input.
     pub(super) fn request() -> Request<'static> {
         Request {
             job: JobId(1),

@@ -1,9 +1,8 @@
-//! Rules: a pattern, and a task to be run for every version of a file that matches it (active storage, §3; the smart
-//! folders of AnalyzeThis, §1).
+//! Rules: a pattern, and a task to run for every version of a file that matches it (active storage, §3; the smart folders of AnalyzeThis,
+//! §1).
 //!
-//! [`Rule::read`] finds everything that is wrong with a rule's text in itself; [`Rule::script`] makes the job script that
-//! is submitted for files. Which versions there are, and that each fires once, is the server's business.
-//! `docs/rules.md` is the user's page about all this.
+//! [`Rule::read`] finds all errors in a rule's text; [`Rule::script`] returns the job script that is submitted for files. Neither does any
+//! I/O: the server finds the versions and triggers each rule once per version. `docs/rules.md` is the user's page about rules.
 
 mod fill;
 pub mod hook;
@@ -23,73 +22,74 @@ use regex::Regex;
 
 /// Longest text of a rule, in bytes.
 pub const MAX_RULE_BYTES: usize = 64 << 10;
-/// Longest name of a rule, in bytes: with a version's number it names tasks.
+/// Longest name of a rule, in bytes: together with a version's number it names tasks.
 pub const MAX_NAME_BYTES: usize = 200;
-/// How long a chain of firings may be if a rule does not say: each by a file that the one before has made.
+/// Default length of a chain of triggers, in which each is caused by a file that the previous one has written.
 pub const DEFAULT_DEPTH: u32 = 8;
-/// The most that it may say.
+/// Maximum length of such a chain.
 pub const MAX_DEPTH: u32 = 1000;
-/// Most files of one task.
+/// Maximum number of files of one task.
 pub const MAX_BATCH: u32 = 10_000;
-/// Files of one task if only a time is given.
+/// Number of files of one task if only a time is given.
 const BATCH_IN_TIME: u32 = 1000;
 
-/// What `${…}` stands for besides a pattern's groups.
+/// Names of variables in `${…}` in addition to a pattern's groups.
 pub const VARIABLES: [&str; 6] = ["path", "file", "name", "stem", "dir", "batch"];
 
-/// A rule that is right in itself.
+/// Rule without errors in itself.
 #[derive(Clone, Debug)]
 pub struct Rule {
-    /// Its name.
+    /// Name of the rule.
     pub name: String,
-    /// Folder that its pattern and all names are relative to: absolute, without a slash at the end unless it is the root.
+    /// Folder to which its pattern and all names are relative: absolute, without a slash at the end unless it is the root.
     pub workdir: String,
-    /// Which files, relative to the folder.
+    /// Pattern of files, relative to the folder.
     pub pattern: Pattern,
-    /// What else must hold of them.
+    /// Further conditions on files.
     pub conditions: Conditions,
-    /// Whether it begins when a version is begun, and reads it as it grows; else it fires when one is sealed.
+    /// Whether the rule is triggered when a version is begun, and reads the version as it grows; otherwise it is triggered when a version
+    /// is sealed.
     pub growing: bool,
-    /// How files are gathered into one task; `None`: each has its own.
+    /// Grouping of files into one task; `None` if each file has its own task.
     pub batch: Option<Batch>,
-    /// What makes it a hook.
+    /// Hook, if the rule is one.
     pub hook: Option<Hook>,
-    /// Longest chain of firings that it may be the end of.
+    /// Longest chain of triggers that the rule may end.
     pub depth: u32,
-    /// Settings of its jobs, all but the tasks.
+    /// Settings of its jobs except the tasks.
     job: Group,
-    /// The settings of a task.
+    /// Settings of a task.
     task: Group,
 }
 
-/// How files are gathered.
+/// Grouping of files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Batch {
-    /// So many make a task.
+    /// Number of files of a task.
     pub files: u32,
-    /// Fewer do when the first of them has waited for so long; `None`: they wait for more.
+    /// Time after which fewer files form a task, from the arrival of the first; `None` if they wait for more files.
     pub after: Option<Span>,
 }
 
-/// What must hold of a version besides its path.
+/// Conditions on a version in addition to its path.
 #[derive(Clone, Debug, Default)]
 pub struct Conditions {
-    /// Least bytes.
+    /// Minimum size, in bytes.
     pub size_min: u64,
-    /// Most bytes; `None` for no bound.
+    /// Maximum size, in bytes; `None` for no bound.
     pub size_max: Option<u64>,
-    /// One of these users' files; empty for everybody's.
+    /// Owners of the file; empty for all users.
     pub owners: Vec<u32>,
-    /// One of these types.
+    /// Types of the file.
     kinds: Vec<Regex>,
-    /// What it begins with is of one of these.
+    /// Types of the first bytes of the file.
     contents: Vec<Regex>,
-    /// Attributes that are there, by name, with such a value.
+    /// Attributes that the file must have, by name, with patterns of their values.
     xattrs: Vec<(String, Regex)>,
 }
 
 impl Conditions {
-    /// Whether a version of this size, of this user's file, fits.
+    /// Returns whether a version of this size and owner matches.
     #[must_use]
     pub fn fit(&self, path: &str, size: u64, uid: u32) -> bool {
         let kind = || mime::of_name(path);
@@ -99,16 +99,16 @@ impl Conditions {
             && (self.kinds.is_empty() || self.kinds.iter().any(|wanted| wanted.is_match(kind())))
     }
 
-    /// Whether it has to be known what a version begins with.
+    /// Returns whether the conditions depend on the first bytes of a version.
     #[must_use]
     pub fn look_inside(&self) -> bool {
         !self.contents.is_empty()
     }
 
-    /// Whether a version fits that begins with these bytes, [`mime::HEAD_BYTES`] if it has so many; otherwise its type.
+    /// Returns whether a version matches that begins with these bytes: the first [`mime::HEAD_BYTES`], or all bytes if there are fewer.
     ///
     /// # Errors
-    /// The type that it has.
+    /// The type of the version if it does not match.
     pub fn fit_content(&self, head: &[u8]) -> Result<(), &'static str> {
         let kind = mime::of_content(head);
         match self.contents.is_empty() || self.contents.iter().any(|one| one.is_match(kind)) {
@@ -117,10 +117,10 @@ impl Conditions {
         }
     }
 
-    /// Whether the attributes of a file fit, which are looked up one by one.
+    /// Returns whether the attributes of a file match; they are looked up one by one.
     ///
     /// # Errors
-    /// That of the look-up.
+    /// The error of a look-up.
     pub fn fit_xattrs<E>(
         &self,
         look: impl Fn(&str) -> Result<Option<Vec<u8>>, E>,
@@ -139,14 +139,14 @@ impl Conditions {
 }
 
 impl Rule {
-    /// The part of a path that the pattern is held against: what lies below the rule's folder.
+    /// Returns the part of a path that is compared with the pattern: the path below the rule's folder.
     #[must_use]
     pub fn below<'a>(&self, path: &'a str) -> Option<&'a str> {
         let below = path.strip_prefix(self.workdir.trim_end_matches('/'))?;
         below.strip_prefix('/').filter(|below| !below.is_empty())
     }
 
-    /// A limit of its jobs, as the text says it.
+    /// Returns a limit of its jobs in the notation of the text.
     #[must_use]
     pub fn limit(&self, name: &str) -> Option<String> {
         let Data::Group(limits) = &self.job.get("limits")?.value.data else {
@@ -159,14 +159,14 @@ impl Rule {
         }
     }
 
-    /// Whether a path, absolute in the array, matches.
+    /// Returns whether an absolute path in the array matches.
     #[must_use]
     pub fn matches(&self, path: &str) -> bool {
         self.below(path)
             .is_some_and(|below| self.pattern.matches(below))
     }
 
-    /// The folder, absolute, that all matching files lie in.
+    /// Returns the absolute path of the folder that contains all matching files.
     #[must_use]
     pub fn folder(&self) -> String {
         let workdir = self.workdir.trim_end_matches('/');
@@ -181,7 +181,7 @@ impl Rule {
         }
     }
 
-    /// Whether files below a folder, absolute, may match.
+    /// Returns whether files below an absolute folder may match.
     #[must_use]
     pub fn reaches(&self, folder: &str) -> bool {
         let own = self.folder();
@@ -194,104 +194,104 @@ impl Rule {
     }
 }
 
-/// Something wrong with a rule.
+/// Error of a rule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{file}:{at}: {problem}")]
 pub struct RuleError {
-    /// The text, as its user named it.
+    /// Name of the text, as the user gave it.
     pub file: String,
-    /// Where.
+    /// Position.
     pub at: Position,
-    /// What.
+    /// Problem.
     pub problem: Problem,
 }
 
-/// What can be wrong with a rule.
+/// Problem of a rule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Problem {
-    /// It is not libconfig.
+    /// The text is not libconfig.
     #[error(transparent)]
     Script(ScriptProblem),
-    /// It is not XML as rules have it.
+    /// The text is not the XML of rules.
     #[error("{0}")]
     Xml(String),
-    /// A setting that must be there.
+    /// A mandatory setting is missing.
     #[error("setting \"{0}\" is missing: {1}")]
     Missing(&'static str, &'static str),
-    /// A value of the wrong type.
+    /// A value has the wrong type.
     #[error("setting \"{name}\" should be {expected}, not {found}")]
     Type {
-        /// Which.
+        /// Name of the setting.
         name: String,
-        /// What it should be.
+        /// Expected type.
         expected: &'static str,
-        /// What it is.
+        /// Type of the value.
         found: &'static str,
     },
-    /// A setting that a place does not have.
+    /// A place does not have this setting.
     #[error("{place} has no setting \"{name}\"; {advice}")]
     Unknown {
         /// `where`, `batch` or a task of a rule.
         place: &'static str,
-        /// The setting.
+        /// Name of the setting.
         name: String,
-        /// What there is.
+        /// Valid settings.
         advice: &'static str,
     },
-    /// A bad name.
+    /// A name is invalid.
     #[error(
         "{0:?} can't be the name of a rule: give 1 to {MAX_NAME_BYTES} letters, digits, '.', '_' or '-', no '.' first"
     )]
     Name(String),
-    /// A bad pattern.
+    /// A pattern is invalid.
     #[error("pattern: {0}")]
     Pattern(String),
-    /// The pattern leads elsewhere.
+    /// The pattern matches paths outside of the folder.
     #[error("the pattern is absolute and does not begin with the folder {0:?} of \"workdir\"")]
     Outside(String),
-    /// Neither `when = "sealed"` nor `"growing"`.
+    /// The value of `when` is neither `"sealed"` nor `"growing"`.
     #[error(
         "when = {0:?} does not exist: a rule fires when a version is \"sealed\", or begins with a version that is \"growing\""
     )]
     When(String),
-    /// A value that makes no sense.
+    /// A value is invalid.
     #[error("setting \"{name}\": {what}")]
     Value {
-        /// Which.
+        /// Name of the setting.
         name: &'static str,
-        /// What is wrong with it, and what to do.
+        /// Fault of the value, and advice.
         what: String,
     },
-    /// `${x}` that stands for nothing.
+    /// The variable `${x}` is unknown.
     #[error("\"${{{name}}}\" stands for nothing; there are {known}")]
     Variable {
-        /// `x`.
+        /// Name of the variable.
         name: String,
-        /// All that do.
+        /// All known variables.
         known: String,
     },
-    /// `${…}` where it may not stand.
+    /// The variable `${…}` is not allowed in this place.
     #[error("\"${{{name}}}\" may not stand in \"{place}\": {why}")]
     Place {
-        /// The variable.
+        /// Name of the variable.
         name: String,
-        /// The setting.
+        /// Name of the setting.
         place: String,
-        /// Why.
+        /// Reason.
         why: &'static str,
     },
-    /// Its job would be refused.
+    /// The rule is so long that its job would be refused.
     #[error("the rule is too long: {0} bytes, of {MAX_RULE_BYTES}")]
     Length(usize),
 }
 
-/// Everything that is wrong with a rule.
+/// All errors of a rule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RuleErrors {
-    /// With the rule itself.
+    /// Errors of the rule itself.
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))]
     Rule(Vec<RuleError>),
-    /// With the task that it has.
+    /// Errors of its task.
     #[error(transparent)]
     Job(#[from] JobErrors),
 }

@@ -1,29 +1,29 @@
-//! Patterns of paths: `run-(?<n>\d+)/*.nc`. Wildcards as in a shell, and groups in parentheses as in a regular
-//! expression, whose text can be used by name or number. Matching takes time linear in the path's length.
+//! Patterns of paths: `run-(?<n>\d+)/*.nc`. Wildcards are those of a shell, and groups in parentheses are those of regular expressions; the
+//! text of a group can be used by name or number. Matching takes time linear in the path's length.
 
 use regex::{Regex, RegexBuilder};
 
 /// Longest pattern, in bytes.
 pub const MAX_PATTERN_BYTES: usize = 1024;
-/// Most memory that a compiled pattern may need, in bytes.
+/// Maximum memory of a compiled pattern, in bytes.
 const COMPILED_BYTES_MAX: usize = 1 << 20;
 
-/// A compiled pattern. It holds for whole paths relative to a folder, without a slash at their begin.
+/// Compiled pattern. It matches whole paths relative to a folder, without a slash at their begin.
 #[derive(Clone, Debug)]
 pub struct Pattern {
     text: String,
     regex: Regex,
-    /// Folders that all matching paths begin with, without a slash at the end.
+    /// Folders with which all matching paths begin, without a slash at the end.
     folder: String,
 }
 
-/// What is wrong with a pattern.
+/// Error of a pattern.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what}")]
 pub struct PatternError {
-    /// Characters before the place.
+    /// Number of characters before the error.
     pub at: usize,
-    /// What is wrong there, and what to do.
+    /// Fault at this position, and advice.
     pub what: String,
 }
 
@@ -36,7 +36,7 @@ impl Pattern {
     /// Compiles a pattern.
     ///
     /// # Errors
-    /// Says what is wrong with it, and where.
+    /// The fault in the pattern, and its position.
     pub fn new(text: &str) -> Result<Self, PatternError> {
         if text.is_empty() || text.len() > MAX_PATTERN_BYTES {
             let what = format!("a pattern has 1 to {MAX_PATTERN_BYTES} bytes");
@@ -66,25 +66,25 @@ impl Pattern {
         })
     }
 
-    /// As it was written.
+    /// Returns the text of the pattern.
     #[must_use]
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// Folders that all matching paths begin with, without a slash at the end; empty if there are none.
+    /// Returns the folders with which all matching paths begin, without a slash at the end; empty if there are none.
     #[must_use]
     pub fn folder(&self) -> &str {
         &self.folder
     }
 
-    /// Whether a path matches.
+    /// Returns whether a path matches.
     #[must_use]
     pub fn matches(&self, path: &str) -> bool {
         self.regex.is_match(path)
     }
 
-    /// The names of its groups: those that they were given, and all numbers from 1.
+    /// Returns the names of its groups: the given names, and all numbers from 1.
     pub fn groups(&self) -> impl Iterator<Item = String> + '_ {
         let names = self.regex.capture_names().enumerate().skip(1);
         names.flat_map(|(index, name)| {
@@ -93,7 +93,7 @@ impl Pattern {
         })
     }
 
-    /// What the groups stand for in a path that matches, by name and number; a group that took no part stands for nothing.
+    /// Returns the text of each group in a matching path, by name and number. The text of a group that did not take part is empty.
     #[must_use]
     pub fn captures(&self, path: &str) -> Option<Vec<(String, String)>> {
         let captures = self.regex.captures(path)?;
@@ -107,20 +107,20 @@ impl Pattern {
     }
 }
 
-/// Text with `*` for anything, held against a whole value.
+/// Compiles a text in which `*` matches anything, for comparison with a whole value.
 pub(super) fn stars(text: &str) -> Result<Regex, String> {
     let parts: Vec<String> = text.split('*').map(regex::escape).collect();
     compile(&format!("\\A(?s:{})\\z", parts.join(".*")))
 }
 
-/// What the drawing of an error is moved by.
+/// Indentation of the drawing in an error.
 const INDENT: usize = 4;
 
 fn compile(text: &str) -> Result<Regex, String> {
     compile_at(text).map_err(|(_, what)| what)
 }
 
-/// As [`compile`]; an error says at which character, if that is known, and else 0.
+/// Compiles like [`compile`]. An error contains the index of its character, or 0 if that is unknown.
 fn compile_at(text: &str) -> Result<Regex, (usize, String)> {
     let mut builder = RegexBuilder::new(text);
     let regex = builder
@@ -132,7 +132,7 @@ fn compile_at(text: &str) -> Result<Regex, (usize, String)> {
             let what = "bytes of memory; repeat less";
             (0, format!("it needs more than {COMPILED_BYTES_MAX} {what}"))
         }
-        // A drawing, with a mark below the place; its last line says what it is.
+        // The error is a drawing with a mark below the position; its last line is the message.
         error => {
             let text = error.to_string();
             let last = text.lines().last().unwrap_or_default();
@@ -150,7 +150,7 @@ fn compile_at(text: &str) -> Result<Regex, (usize, String)> {
     })
 }
 
-/// What is wrong with a regular expression, and what was probably meant.
+/// Returns the message about a fault in a regular expression, with the probable intention.
 fn advised(what: &str) -> String {
     match what.starts_with("repetition operator missing") {
         true => "in parentheses '*', '?' and '+' repeat what stands before them, and here is nothing: write [^/]* for any characters".to_owned(),
@@ -162,7 +162,7 @@ struct Reader<'a> {
     chars: &'a [char],
     at: usize,
     out: String,
-    /// What stands before the first wildcard.
+    /// Text before the first wildcard.
     literal: String,
     is_literal: bool,
 }
@@ -172,7 +172,7 @@ impl Reader<'_> {
         self.chars.get(self.at + ahead).copied()
     }
 
-    /// Whether a part of the path begins here, where a wildcard stands for no hidden name.
+    /// Returns whether a part of the path begins here, where a wildcard matches no hidden name.
     fn begins(&self) -> bool {
         self.at == 0 || self.chars[self.at - 1] == '/'
     }
@@ -221,19 +221,19 @@ impl Reader<'_> {
         self.at += 1;
     }
 
-    /// A wildcard of so many characters was read.
+    /// Records a wildcard of `chars` characters.
     fn wildcard(&mut self, chars: usize) {
         self.at += chars;
         self.is_literal = false;
     }
 
-    /// The folders before the first wildcard.
+    /// Returns the folders before the first wildcard.
     fn folder(self) -> String {
         let folder = self.literal.rsplit_once('/');
         folder.map_or_else(String::new, |(folder, _)| folder.to_owned())
     }
 
-    /// `**`: any folders, or all files below.
+    /// Reads `**`: any folders, or all files below.
     fn folders(&mut self) -> Result<(), PatternError> {
         let alone = self.begins() && matches!(self.peek(2), None | Some('/'));
         if !alone {
@@ -249,7 +249,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// `[a-z]` or `[!a-z]`: one character, never a slash.
+    /// Reads `[a-z]` or `[!a-z]`: one character, never a slash.
     fn class(&mut self, first: bool) -> Result<(), PatternError> {
         let start = self.at;
         let not = matches!(self.peek(1), Some('!' | '^'));
@@ -283,7 +283,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// A group as in a regular expression, to the parenthesis that closes it.
+    /// Reads a group as in a regular expression, up to its closing parenthesis.
     fn group(&mut self) -> Result<(), PatternError> {
         let start = self.at;
         let (mut depth, mut class, mut at) = (0_u32, false, start);
@@ -315,7 +315,7 @@ impl Reader<'_> {
             );
             return Err(wrong(at, what));
         }
-        // What it sets for itself, such as (?x), ends with it.
+        // Flags within the group, such as (?x), end with it.
         self.out.push_str(&format!("(?:{text})"));
         self.wildcard(at - start);
         Ok(())

@@ -1,4 +1,4 @@
-//! Files that several mounts write: their mounts, and what must be true of what those read.
+//! Simulation of several mounts that write the same files: their messages, and the checks of the bytes that they read.
 
 mod model;
 mod mount;
@@ -20,20 +20,20 @@ use tidemill_server::simulated::{Answered, Changes};
 use tidemill_wire::v1::{self, name_op::Op};
 use tokio::sync::oneshot::error::TryRecvError;
 
-/// Longest pause between two streams of changes that break, in milliseconds.
+/// Longest pause between two broken streams of changes, in milliseconds.
 const CUT_PAUSE_MS: u64 = 20_000;
 
-/// A client's question: the client, its life, its ticket.
+/// Request of a client: the client, its life, its ticket.
 type Question = (usize, u64, u64);
 
-/// See the module.
+/// State of this simulation; see the module.
 #[derive(Debug)]
 pub(crate) struct Together {
     dice: Dice,
-    /// Nothing is late, lost or cut.
+    /// Whether no message is late, lost or cut.
     prompt: bool,
     model: Rc<RefCell<Model>>,
-    /// What objects hold.
+    /// Content of objects.
     contents: BTreeMap<u64, Rc<Vec<u64>>>,
     asked: Vec<(Answered, u64, Option<Question>)>,
     mounts: BTreeMap<usize, Here>,
@@ -44,9 +44,9 @@ pub(crate) struct Together {
 #[derive(Debug, Default)]
 struct Here {
     written: WrittenHere,
-    /// Its stream of changes, with a number.
+    /// Stream of changes of the mount, with its number.
     stream: Option<(u64, Changes)>,
-    /// What was sent last arrives then.
+    /// Arrival time of the last message.
     arrives: u64,
 }
 
@@ -76,7 +76,7 @@ impl Together {
         self.prompt
     }
 
-    /// An object holds this; stands for it in the store of an element.
+    /// Sets the content of an object. Returns its placeholder in the store of an element.
     pub(crate) fn put(&mut self, object: u64, content: &Rc<Vec<u64>>) -> Bytes {
         self.contents.insert(object, Rc::clone(content));
         Bytes {
@@ -91,7 +91,7 @@ impl Together {
         self.contents.get(&object).cloned().unwrap_or_default()
     }
 
-    /// Names and bytes are compared with what they must be by [`World::check_together`] instead.
+    /// Ends the stream of a mount that has died. The model no longer requires its writes that did not reach the server.
     fn forget(&mut self, number: usize) {
         let Some(here) = self.mounts.get_mut(&number) else {
             return;
@@ -105,7 +105,7 @@ impl Together {
 }
 
 impl World {
-    /// A mount begins.
+    /// Begins a mount.
     pub(crate) fn begin_mount(&mut self, number: usize) -> Option<Running> {
         let slot = &self.slots[number];
         let together = self.together.as_mut()?;
@@ -120,14 +120,14 @@ impl World {
         Some(Running::new(mount.live()))
     }
 
-    /// A mount dies, or has ended.
+    /// Ends a mount that has died or terminated.
     pub(crate) fn end_mount(&mut self, number: usize) {
         if let Some(together) = &mut self.together {
             together.forget(number);
         }
     }
 
-    /// A mount opens its stream of changes.
+    /// Opens the stream of changes of a mount.
     pub(crate) fn watch(&mut self, number: usize, life: u64) -> Answer {
         let (Some(server), Some(together)) = (&self.server, &mut self.together) else {
             return Answer::Lost;
@@ -151,7 +151,7 @@ impl World {
         Answer::Session
     }
 
-    /// The server begins to carry out what a mount asks for.
+    /// Begins to execute operations of a mount at the server.
     pub(crate) fn ask_names(&mut self, session: u64, ops: &[Op], question: Option<Question>) {
         let (Some(server), Some(together)) = (&self.server, &mut self.together) else {
             return;
@@ -160,7 +160,7 @@ impl World {
         together.asked.push(asked);
     }
 
-    /// What the server has answered, and told mounts, goes on its way.
+    /// Sends the server's answers and messages to mounts.
     pub(crate) fn take_together(&mut self) {
         let Some(together) = &mut self.together else {
             return;
@@ -186,7 +186,7 @@ impl World {
                 }
             }
         }
-        // Who is gone may have been waiting until now.
+        // The session of a mount that has ended may have been waiting for these answers.
         late.retain(|&session| self.slots.iter().all(|slot| slot.session != session));
         late.into_iter()
             .for_each(|session| self.expect_session(session));
@@ -222,7 +222,7 @@ impl World {
         });
     }
 
-    /// A mount's stream breaks: what is on the way is lost.
+    /// Breaks the stream of a mount: messages on their way are lost.
     pub(crate) fn cut_stream(&mut self, number: usize) {
         let Some(together) = &mut self.together else {
             return;
@@ -250,7 +250,7 @@ impl World {
         }
     }
 
-    /// Streams of mounts break now and then.
+    /// Breaks streams of mounts at random times.
     pub(crate) fn cut_some(&mut self) {
         let Some(together) = &mut self.together else {
             return;
@@ -264,7 +264,7 @@ impl World {
         self.later(delay, "a mount's stream breaks", World::cut_some);
     }
 
-    /// What is kept of each file in the end is what all must see; nothing is left of how it was written.
+    /// Checks that the stored content of each file at the end is the visible one, and that no state of its writing remains.
     pub(crate) fn check_together(&self) {
         let (Some(together), Some(server)) = (&self.together, &self.server) else {
             return;
@@ -296,7 +296,7 @@ impl World {
     }
 }
 
-/// An inode, its version, the length of that, and if it is made of pieces those and its parts.
+/// Inode, version, size of the version, and the pieces and parts if it has pieces.
 type Kept = (u64, u64, u64, Option<Vec<u8>>, Vec<u64>);
 
 fn files(db: &rusqlite::Connection) -> rusqlite::Result<Vec<Kept>> {

@@ -1,21 +1,21 @@
-//! Which elements are to give bytes to which, so that all hold as much of what they could.
+//! Balance: plans moves of bytes between elements so that all are filled to the same share of their capacity. This module does no I/O.
 
 use crate::id::ElementId;
 
-/// An element that is up and takes files.
+/// Element that is online and takes files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fill {
-    /// Which.
+    /// Id of the element.
     pub element: ElementId,
-    /// What it shares its fate with: its host.
+    /// Failure domain of the element: its host.
     pub host: String,
-    /// Bytes of files that it holds.
+    /// Size of its files, in bytes.
     pub held_bytes: u64,
-    /// Bytes that it can still take.
+    /// Free space, in bytes.
     pub free_bytes: u64,
 }
 
-/// Bytes that are to go from one element to another.
+/// Bytes to move from one element to another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Flow {
     source: usize,
@@ -23,7 +23,7 @@ struct Flow {
     left: u64,
 }
 
-/// See the module.
+/// Planned moves; see the module.
 #[derive(Clone, Debug)]
 pub struct Plan {
     fills: Vec<Fill>,
@@ -31,13 +31,13 @@ pub struct Plan {
 }
 
 impl Fill {
-    /// Bytes of files that it could hold.
+    /// Returns the space that files could take, in bytes.
     fn could(&self) -> u128 {
         u128::from(self.held_bytes) + u128::from(self.free_bytes)
     }
 }
 
-/// Whether what `more` holds of what it could is more by so many percent than what `less` does.
+/// Returns whether the fill level of `more` exceeds that of `less` by more than `percent` percent of capacity.
 fn differ(more: &Fill, less: &Fill, percent: u32) -> bool {
     let (could, other) = (more.could(), less.could());
     let held = u128::from(more.held_bytes).saturating_mul(other);
@@ -47,7 +47,7 @@ fn differ(more: &Fill, less: &Fill, percent: u32) -> bool {
 }
 
 impl Plan {
-    /// What has to go where; nothing if no two elements differ by more than so many percent of what they could hold.
+    /// Plans the moves; none if no two elements differ by more than `within_percent` percent of their capacity.
     #[must_use]
     pub fn new(fills: &[Fill], within_percent: u32) -> Self {
         let differ = |more: &Fill| fills.iter().any(|less| differ(more, less, within_percent));
@@ -61,14 +61,14 @@ impl Plan {
         }
     }
 
-    /// Whether nothing more has to go.
+    /// Returns whether no moves are left.
     #[must_use]
     pub fn is_done(&self) -> bool {
         self.flows.iter().all(|flow| flow.left == 0)
     }
 
-    /// Where an object of so many bytes goes from `source`, if it goes; `others` have copies of it, too. Copies that are on
-    /// different hosts stay so.
+    /// Returns the target of an object of `size` bytes on `source`, if the object is to be moved; `others` have copies of it, too. Copies
+    /// on different hosts stay on different hosts.
     pub fn take(
         &mut self,
         source: ElementId,
@@ -95,7 +95,7 @@ impl Plan {
     }
 }
 
-/// From those that hold more than their part to those that hold less, the largest differences first.
+/// Returns the moves from elements above their share to elements below it, the largest differences first.
 fn flows(fills: &[Fill]) -> Vec<Flow> {
     let held: u128 = fills.iter().map(|fill| u128::from(fill.held_bytes)).sum();
     let could: u128 = fills.iter().map(Fill::could).sum();

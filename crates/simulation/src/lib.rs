@@ -1,11 +1,10 @@
-//! One deterministic simulation of the whole array's control plane under faults.
+//! Deterministic simulation of the whole array's control plane under faults.
 //!
-//! The *production* dispatcher, its driver, journal, publication and remembered results, the namespace on SQLite, the
-//! server's timers and its list of elements, and the elements' label state machine with its database run in one
-//! thread under a virtual clock and a virtual network. Clients, kernels, objects' bytes and connections are modelled.
-//! What is checked, which faults there are, and what is left out is in `docs/testing.md`.
+//! The *production* dispatcher, its driver, journal, publication and cached results, the namespace on SQLite, the server's timers and its
+//! list of elements, and the elements' label state machine with its database run in one thread under a virtual clock and a virtual network.
+//! Clients, kernels, objects' bytes and connections are modelled. `docs/testing.md` lists the checks, the faults and the omissions.
 //!
-//! One seed decides everything: [`run`] with the same seed does the same.
+//! One seed decides all random choices: [`run`] with the same seed does the same.
 
 mod broker;
 mod carry;
@@ -32,60 +31,60 @@ use hooks::Hooked;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use world::World;
 
-/// How long faults last, in virtual milliseconds.
+/// Duration of the faults, in virtual milliseconds.
 const STORM_MS: u64 = 60_000;
-/// Everything must have come to rest so long after.
+/// Time after which everything must be at rest, in virtual milliseconds.
 const CALM_MS: u64 = 300_000;
-/// And where files are held back from draining until they are mapped, or can't be.
+/// The same where files are not drained before they are mapped, or can't be mapped.
 const HELD_MS: u64 = 900_000;
-/// How often that is looked for.
+/// Interval at which rest is checked for.
 const CALM_LOOK_MS: u64 = 5_000;
-/// After this long of calm jobs that wait for files are given up.
+/// Time without faults after which jobs that wait for files are cancelled.
 const CANCEL_MS: u64 = 30_000;
 
-/// What a run did.
+/// Statistics of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
-    /// Events simulated.
+    /// Number of events simulated.
     pub events: u64,
-    /// Jobs that were accepted.
+    /// Number of jobs that were accepted.
     pub jobs: u64,
-    /// Outputs that were published.
+    /// Number of outputs that were published.
     pub outputs: u64,
-    /// Reads of files that several mounts write.
+    /// Number of reads of files that several mounts write.
     pub reads: u64,
-    /// How often elements that slept were woken.
+    /// Number of times that suspended elements were resumed.
     pub wakes: u64,
-    /// Versions that were lost with memory, in the end.
+    /// Number of versions that were lost with memory, at the end.
     pub lost: u64,
-    /// Rounds of hooks whose results were reduced.
+    /// Number of rounds of hooks whose results were reduced.
     pub rounds: u64,
-    /// Files that went because they were mapped.
+    /// Number of files that were deleted because they were mapped.
     pub dropped: u64,
-    /// Rooms that have ended.
+    /// Number of rooms that have ended.
     pub rooms: u64,
-    /// Labels of applications that were carried out.
+    /// Number of labels of applications that were executed.
     pub labels: u64,
-    /// Agents that were killed.
+    /// Number of agents that were killed.
     pub agents: u64,
-    /// Lives of the server.
+    /// Number of starts of the server.
     pub servers: u64,
     /// Virtual time, in milliseconds.
     pub time_ms: u64,
-    /// Of all that happened, in order.
+    /// Fingerprint of all events, in order.
     pub fingerprint: u64,
 }
 
-/// A seed that shows a defect.
+/// Seed that shows a defect.
 #[derive(Clone, Debug)]
 pub struct Defect {
-    /// Which.
+    /// The seed.
     pub seed: u64,
-    /// What was not as it must be.
+    /// Violated condition.
     pub what: String,
-    /// What happened last.
+    /// Last events.
     pub trace: String,
-    /// Events until then.
+    /// Number of events until the defect.
     pub events: u64,
 }
 
@@ -103,41 +102,41 @@ impl std::fmt::Display for Defect {
     }
 }
 
-/// How a seed is simulated.
+/// Options of a simulation.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Every event is printed.
+    /// Whether every event is printed.
     pub verbose: bool,
-    /// Faults that are left out, by the names in `docs/testing.md`: to find out which ones a defect takes.
+    /// Faults that are left out, by the names in `docs/testing.md`, to find out which faults a defect needs.
     pub without: Vec<String>,
-    /// Copies that the server is to make of versions; 0 is as 1.
+    /// Number of copies that the server is to make of versions; 0 is the same as 1.
     pub copies: u32,
-    /// Objects change and vanish below their elements, where there are other copies.
+    /// Whether objects change and vanish on the disks of elements, if there are other copies.
     pub rot: bool,
-    /// Elements are emptied now and then, while everything goes on.
+    /// Whether elements are drained at random times during normal operation.
     pub drains: bool,
-    /// Several mounts write the same files, instead of all else.
+    /// Whether several mounts write the same files, which replaces all other simulation.
     pub together: bool,
-    /// A rule fires for every version of the clients' files.
+    /// Whether a rule is triggered for every version of the clients' files.
     pub rules: bool,
-    /// A hook maps every version of the clients' files, as it is written.
+    /// Whether a hook maps every version of the clients' files, as it is written.
     pub hooks: bool,
-    /// Hooks reduce rounds and have files go, and are changed and removed.
+    /// Whether hooks reduce rounds, delete files, and are changed and removed.
     pub rounds: bool,
-    /// Elements sleep while nobody needs them, or somebody wants them to.
+    /// Whether elements are suspended while nobody needs them, or on request.
     pub sleeps: bool,
-    /// Some elements are in memory, whose hosts end, and rooms come and end.
+    /// Whether some elements are in memory, whose hosts die, and rooms are created and end.
     pub warehouse: bool,
-    /// An application's labels, shuffled by an agent that is killed, instead of all else.
+    /// Whether an application's labels are simulated, shuffled by an agent that is killed, which replaces all other simulation.
     pub labels: bool,
-    /// Some elements are of the burst tier: new versions go there, and drain to the others.
+    /// Whether some elements belong to the burst tier: new versions are stored there, and drain to the others.
     pub bursts: bool,
 }
 
 /// Simulates one seed.
 ///
 /// # Errors
-/// What was not as it must be.
+/// The violated condition.
 pub fn run(seed: u64, options: &Options) -> Result<Summary, Defect> {
     if options.labels {
         let ran = catch_unwind(|| shuffler::run(seed));

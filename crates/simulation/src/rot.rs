@@ -1,5 +1,5 @@
-//! Objects that change or vanish below their elements, and how elements find that: as `tidemill_element::scrub` does it,
-//! with the production records and in the order in which it keeps, sets aside and tells.
+//! Corrupted and vanished objects, and their detection by elements. The model follows `tidemill_element::scrub`, with the production
+//! records and in the same order of recording, setting aside and reporting.
 
 use crate::element::{Did, Element, Life, failed_now};
 use crate::store::Bytes;
@@ -12,14 +12,14 @@ use tidemill_element::records::{self, Hash};
 use tidemill_element::task::Work;
 use tidemill_wire::v1::{self, from_element::Message};
 
-/// Longest pause between two faults of this kind, in milliseconds.
+/// Longest pause between two such faults, in milliseconds.
 const PAUSE_MS: u64 = 2000;
-/// What elements say is wrong.
+/// Description of damage in reports of elements.
 const WHAT: &str = "has another content";
-/// Times that a victim is looked for.
+/// Number of attempts to find a victim.
 const TRIES: u64 = 20;
 
-/// What stands for the hash of bytes.
+/// Returns a placeholder for the hash of bytes.
 pub(crate) fn hash(bytes: Bytes) -> Hash {
     let mut hash = [0; 32];
     hash[..8].copy_from_slice(&bytes.token.to_le_bytes());
@@ -27,7 +27,7 @@ pub(crate) fn hash(bytes: Bytes) -> Hash {
     hash
 }
 
-/// What an element finds of an object.
+/// State of an object that an element finds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Found {
     Good(u64),
@@ -36,7 +36,7 @@ enum Found {
 }
 
 impl Element {
-    /// Compares what is here with what was sealed. The length tells of a hash that is not made yet.
+    /// Compares an object with its recorded sum. If there is no hash yet, the length is compared.
     fn look(&self, object: u64) -> Found {
         let sum = self.read(|db| records::sum(db, ObjectId(object)));
         match (sum, self.store.read(object)) {
@@ -49,7 +49,7 @@ impl Element {
         }
     }
 
-    /// Notes that an object is damaged, if it is; whether it is.
+    /// Records that an object is corrupt, if it is. Returns whether it is.
     pub(crate) fn find_damage(&mut self, object: u64) -> bool {
         let damaged = self.look(object) == Found::Damaged;
         if let (true, Some(life)) = (damaged, &self.life) {
@@ -58,7 +58,7 @@ impl Element {
         damaged
     }
 
-    /// As an element begins: what is marked as damaged and is in its place all the same is looked at.
+    /// Checks objects at the start of an element that are recorded as corrupt and still in their place.
     pub(crate) fn settle(&mut self) {
         let marked = self.read(|db| records::damaged(db, None, u32::MAX));
         for (object, _) in marked {
@@ -69,7 +69,7 @@ impl Element {
         }
     }
 
-    /// What was marked as damaged and is kept is set aside and told.
+    /// Sets aside and reports objects whose damage has been recorded.
     pub(crate) fn set_aside(&mut self) {
         let Some(life) = &self.life else { return };
         let found = std::mem::take(&mut *life.damaged.lock());
@@ -84,7 +84,7 @@ impl Element {
         life.reports
             .send(Message::Damaged(v1::DamagedObjects { objects }));
         for object in found {
-            // It may have been made anew between.
+            // The object may have been rewritten since.
             if self.look(object) == Found::Damaged {
                 self.store.objects.remove(&object);
             }
@@ -108,7 +108,7 @@ impl Life {
     }
 }
 
-/// The end of a label that compared objects.
+/// Returns the end of a label that verified objects.
 pub(crate) fn verified(element: &mut Element, live: &Live, objects: &[ObjectId]) -> Did {
     let mut outcome = failed_now(live, FailureKind::Device);
     outcome.result = Ok(Vec::new());
@@ -134,7 +134,7 @@ pub(crate) fn verified(element: &mut Element, live: &Live, objects: &[ObjectId])
 }
 
 impl World {
-    /// An object changes or vanishes, of which there is another copy.
+    /// Corrupts or removes an object that has another copy.
     pub(crate) fn rot(&mut self) {
         if self.calm.get() {
             return;
@@ -166,7 +166,7 @@ impl World {
         self.later(delay, "rot", World::rot);
     }
 
-    /// Whether the server knows of another copy, and all that it knows of are good.
+    /// Returns whether the server knows another copy, and all copies that it knows are good.
     fn may_rot(&self, element: usize, object: u64) -> bool {
         let Some(server) = &self.server else {
             return false;
@@ -197,7 +197,7 @@ impl World {
         self.reference.content(object).map_or(0, |bytes| bytes.size)
     }
 
-    /// Nobody is sent to a copy that the server knows to be damaged.
+    /// Checks that no client is sent to a copy that the server knows to be corrupt.
     pub(crate) fn check_served(&self, opened: &v1::Opened) {
         let Some(server) = &self.server else { return };
         let sql = "SELECT EXISTS (SELECT 1 FROM damage WHERE object = ?1 AND element = ?2)";
@@ -213,7 +213,7 @@ impl World {
         );
     }
 
-    /// What has changed or is marked as damaged, and was not made anew yet.
+    /// Returns the objects that are corrupt or recorded as corrupt, and were not rewritten yet.
     pub(crate) fn rotten(&self) -> Vec<String> {
         let mut rotten = Vec::new();
         for element in &self.elements {

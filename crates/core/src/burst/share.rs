@@ -1,20 +1,21 @@
-//! What maps leave to who writes, while somebody does: when one may begin, and how much of the processors of its element it has
-//! then. Once a burst is over they have all that they can get.
+//! Share of processors between writers and maps: decides when a map may begin while files are written, and how much processor time it gets
+//! on its element then. After a burst, maps get all the time they can use. This module does no I/O.
 
 use crate::time::{Span, Time};
 
-/// A file that was begun so short a time ago is of a burst that may be over in a moment: maps of its element wait for that.
+/// Age up to which an open file delays maps of its element: the burst of such a young file may end in a moment.
 pub const YOUNG: Span = Span::from_secs(1);
-/// A map waits no longer than that for such moments, as who writes one file after the other never pauses.
+/// Longest delay of a map by young files, because a program that writes one file after the other never pauses.
 pub const HELD_MAX: Span = Span::from_secs(10);
-/// Since when no file has grown when a burst is over.
+/// Time without growth of any file after which a burst is over.
 const QUIET: Span = Span::from_millis(200);
-/// What maps may have had too much, in time of one processor: what is beyond is forgotten, so that they always get on.
+/// Maximum processor time that maps may overdraw; the rest is forgotten, so that maps always make progress.
 const DEBT_MAX: Span = Span::from_secs(1);
-/// What they may have at once when they had nothing for a while.
+/// Maximum processor time that maps may save while they rest.
 const SAVED_MAX: Span = Span::from_millis(20);
 
-/// When the map of a file may begin that was queued then, with the newest file that is being written on its element.
+/// Returns the time at which the map of a file may begin. `queued` is the time at which it was queued, and `newest` is the begin of the
+/// newest file that is being written on its element.
 #[must_use]
 pub fn begins(queued: Time, newest: Option<Time>) -> Time {
     let over = newest.map_or(queued, |begun| Time(begun.0.saturating_add(YOUNG.0)));
@@ -22,20 +23,20 @@ pub fn begins(queued: Time, newest: Option<Time>) -> Time {
         .max(queued)
 }
 
-/// What all maps of an element have together.
+/// Processor time of all maps of an element together.
 #[derive(Clone, Debug)]
 pub struct Pace {
     cores: u32,
-    /// When a file has last grown.
+    /// Time at which a file last grew.
     grew: Option<Time>,
-    /// What was earned and not used yet, in nanoseconds of one processor; below 0, what they had too much.
+    /// Earned and unused time, in nanoseconds of one processor; a negative number is overdrawn time.
     saved: i64,
-    /// When that was.
+    /// Time of the last update of `saved`.
     counted: Time,
 }
 
 impl Pace {
-    /// That of an element with so many cores.
+    /// Returns the state for an element with this number of cores.
     #[must_use]
     pub fn new(cores: u32) -> Self {
         Self {
@@ -46,7 +47,7 @@ impl Pace {
         }
     }
 
-    /// A file that is being written has grown.
+    /// Records that a file has grown while it is being written.
     pub fn on_grown(&mut self, now: Time) {
         if !self.bursts(now) {
             self.saved = 0;
@@ -55,13 +56,13 @@ impl Pace {
         self.grew = Some(now);
     }
 
-    /// Whether somebody writes.
+    /// Returns whether a program is writing.
     #[must_use]
     pub fn bursts(&self, now: Time) -> bool {
         self.grew.is_some_and(|grew| now.since(grew) < QUIET)
     }
 
-    /// A map has worked for so long.
+    /// Records that a map has worked for this time.
     pub fn on_worked(&mut self, took: Span, now: Time) {
         if self.bursts(now) {
             let took = i64::try_from(took.0).unwrap_or(i64::MAX);
@@ -70,7 +71,8 @@ impl Pace {
         }
     }
 
-    /// How long a map is to rest that leaves so many percent of the processors to who writes; `None`: it may go on.
+    /// Returns the time for which a map must rest so that it leaves `leaves` percent of the processors to writers; `None` if it may
+    /// continue.
     pub fn rest(&mut self, leaves: u8, now: Time) -> Option<Span> {
         let part = u64::from(100 - leaves.min(99)) * u64::from(self.cores);
         if leaves == 0 || !self.bursts(now) {
@@ -103,11 +105,11 @@ mod tests {
         assert_eq!(begins(at(500), Some(at(500))), at(1500));
         assert_eq!(begins(at(500), Some(at(9000))), at(10_000));
         assert_eq!(begins(at(500), Some(at(90_000))), at(10_500));
-        // One that has been open for long holds nobody.
+        // A file that has been open for a long time delays no map.
         assert_eq!(begins(at(5000), Some(at(100))), at(5000));
     }
 
-    /// Maps that want all they can get, in pieces of some milliseconds, while a file grows for a minute.
+    /// Returns the time that maps work if they take all they can get, in pieces of `piece_ms`, while a file grows for a minute.
     fn worked(leaves: u8, cores: u32, piece_ms: u64) -> u64 {
         let mut pace = Pace::new(cores);
         let (mut now, mut worked) = (0, 0);
@@ -127,8 +129,8 @@ mod tests {
     }
 
     proptest! {
-        /// While a file is being written, maps get their share of time and no more. The exception is a piece that takes
-        /// longer than the debt that `Pace` remembers.
+        /// While a file is being written, maps get their share of time and no more. The exception is a piece that takes longer than the
+        /// debt that `Pace` remembers.
         #[test]
         fn maps_get_their_share_while_files_grow(leaves in 1_u8..=99, cores in 1_u32..=4, piece in 1_u64..100) {
             let part = (60_000 * u64::from(100 - leaves) * u64::from(cores) / 100).min(60_000);
@@ -144,7 +146,7 @@ mod tests {
         pace.on_grown(at(0));
         assert_eq!(pace.rest(90, at(0)), None);
         pace.on_worked(Span::from_secs(3600), at(1));
-        // A piece that took an hour is not paid for a day.
+        // A piece of one hour does not cause a day of rest.
         assert!(
             pace.rest(99, at(2))
                 .is_some_and(|rest| rest <= Span::from_secs(100))

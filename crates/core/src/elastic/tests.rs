@@ -9,12 +9,12 @@ const LIMITS: Limits = Limits {
     tries: 3,
 };
 
-/// A process that is told to sleep and to wake, and does as it likes.
+/// Process that is asked to suspend and resume, and behaves arbitrarily.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Process {
     Up,
     Asleep,
-    /// It was killed.
+    /// The process was killed.
     Gone,
 }
 
@@ -23,9 +23,9 @@ enum Step {
     Happens(Event),
     Passes(u64),
     Dies,
-    /// Whatever happened to it, it comes up.
+    /// The process connects, whatever happened before.
     Comes,
-    /// It does what it was told, or fails.
+    /// The process obeys its last request, or fails.
     Obeys(bool),
 }
 
@@ -117,7 +117,7 @@ proptest! {
         for step in &steps {
             pair.take(step);
         }
-        // What it is, it says: by a connection, or as one that sleeps.
+        // The process reports its true state: by a connection, or as suspended.
         match pair.process {
             Process::Up => pair.on(Event::Up),
             Process::Asleep | Process::Gone => {
@@ -163,7 +163,7 @@ proptest! {
         }
         prop_assert_eq!(given_up, 1);
         prop_assert!(tries > 5 && !sleeper.sleeps(&LIMITS));
-        // It comes all the same.
+        // The element connects nevertheless.
         prop_assert_eq!(sleeper.on(Event::Up, now, &LIMITS), Some(Action::Forget));
         prop_assert_eq!(sleeper.learnt().mean(), Some(now.since(Time(0))));
     }
@@ -209,7 +209,7 @@ fn worker(wake: std::ops::Range<u64>) -> impl Strategy<Value = Worker> {
 }
 
 fn pool(active: usize) -> (Vec<Worker>, Vec<Worker>) {
-    // The paper's: 165 W active, 16 W suspended, 3 s to wake; 32 workers.
+    // The paper's elements: 165 W active, 16 W suspended, 3 s to resume; 32 workers.
     let one = |wake| Worker {
         rate: 100 << 20,
         power: Some(Power {

@@ -1,5 +1,5 @@
-//! Dependencies among tasks, found in two passes (AnalyzeThis §3.2): the first notes which task makes
-//! which file, the second looks every input up. What no task makes comes from outside.
+//! Dependencies among tasks, found in two passes (AnalyzeThis §3.2): the first pass records the producer of each file, and the second pass
+//! looks up every input. An input without a producer exists outside of the job. This module changes only the parsed job.
 
 use super::error::Errors;
 use super::path::above;
@@ -13,15 +13,15 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 /// Full path to (task, index among its outputs).
 type Makers = BTreeMap<String, (usize, usize)>;
 
-/// Finds where every input comes from and an order that respects it.
+/// Determines the origin of every input and an order of tasks that respects the dependencies.
 pub(super) fn detect(tasks: &mut [Task], errors: &mut Errors) -> Dag {
     let makers = first_pass(tasks, errors);
     second_pass(tasks, &makers, errors);
     order(tasks, errors)
 }
 
-/// What tasks read of each other, and is removed when it was read, is to be in memory. Parts of a file that components make are
-/// that file, which may stay.
+/// Marks outputs that are to be stored in memory: outputs that other tasks of the job read and that are removed afterwards. Parts of a file
+/// that components write are excluded, because the file may stay.
 pub(super) fn hand_on(tasks: &mut [Task]) {
     let handed: BTreeSet<(usize, usize)> = tasks
         .iter()
@@ -49,7 +49,7 @@ fn first_pass(tasks: &[Task], errors: &mut Errors) -> Makers {
         let named = task.outputs.iter().enumerate();
         for (number, output) in named.filter(|(_, output)| !output.part) {
             if let Some(&(other, at)) = makers.get(&output.path) {
-                // Twice in one task is the reader's error to report.
+                // A path that is listed twice in one task is reported by the reader.
                 if other != index {
                     let problem = Problem::SameOutput {
                         path: output.path.clone(),
@@ -65,7 +65,7 @@ fn first_pass(tasks: &[Task], errors: &mut Errors) -> Makers {
     }
     for (path, &(index, number)) in &makers {
         let file = above(path).find(|folder| makers.contains_key(*folder));
-        // Both in one task is the reader's error to report.
+        // Two conflicting paths in one task are reported by the reader.
         if let Some(file) = file.filter(|file| makers[*file].0 != index) {
             let problem = within(is_folder(tasks, makers[file]), file, path);
             let task = &tasks[index];
@@ -105,7 +105,7 @@ fn second_pass(tasks: &mut [Task], makers: &Makers, errors: &mut Errors) {
                 None => outside(input, &name, (makers, &folders), errors),
             }
         }
-        // A kernel that the job itself makes; its own output is only a name that happens to be the same.
+        // A kernel that another task of the job writes. If the task itself writes this path, the names are only equal by chance.
         let stages = task.stages.iter_mut().map(|stage| &mut stage.kernel);
         for kernel in std::iter::once(&mut task.kernel).chain(stages) {
             if let Some(file) = &mut kernel.file
@@ -119,7 +119,7 @@ fn second_pass(tasks: &mut [Task], makers: &Makers, errors: &mut Errors) {
     }
 }
 
-/// Checks that an input from outside can exist beside the files that the job makes.
+/// Checks that an input from outside does not conflict with the files that the job writes.
 fn outside(
     input: &Input,
     task: &str,
@@ -132,7 +132,7 @@ fn outside(
     let below = below.filter(|path| path.starts_with(&prefix));
     let problem = match (file_above, below) {
         (Some(file), _) => within(folders.contains(file), file, &input.path),
-        // What a pattern of a folder means is replaced before.
+        // Patterns of folders have been replaced before.
         (None, None) if folder::is_folder(&input.name) => {
             Problem::FolderPath(format!("{}/", input.path))
         }
@@ -179,7 +179,7 @@ fn order(tasks: &[Task], errors: &mut Errors) -> Dag {
     dag
 }
 
-/// Names one circle, from its first task in the script on.
+/// Reports one circle, from its first task in the script on.
 fn report_cycle(tasks: &[Task], dag: &Dag, missing: &[usize], errors: &mut Errors) {
     /// Longer circles are cut in the error.
     const SHOWN: usize = 20;
@@ -187,7 +187,7 @@ fn report_cycle(tasks: &[Task], dag: &Dag, missing: &[usize], errors: &mut Error
     let Some(mut at) = (0..tasks.len()).find(stuck) else {
         return;
     };
-    // Every task that is stuck needs one that is stuck, so following them comes round.
+    // Every task that is stuck depends on another one that is stuck, so following the dependencies returns to a seen task.
     let mut seen = BTreeMap::new();
     let mut path = Vec::new();
     while !seen.contains_key(&at) {
@@ -220,7 +220,7 @@ fn report_cycle(tasks: &[Task], dag: &Dag, missing: &[usize], errors: &mut Error
 }
 
 impl Input {
-    /// The task that makes it.
+    /// Returns the task that writes the file.
     fn maker(&self) -> Option<usize> {
         match self.source {
             Source::Outside => None,

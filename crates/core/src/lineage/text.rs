@@ -1,23 +1,23 @@
-//! Lineage as a text tree for terminals. What was shown already is not shown twice.
+//! Lineage as a text tree for terminals. A version or run appears only once.
 
 use super::{Graph, Record, Version, Vertex, Writer, iso_time};
 use crate::shown::{self, bytes};
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
-/// Characters of an annotation's value that are shown in a line.
+/// Maximum number of characters of an annotation's value in a line.
 const VALUE_CHARS_MAX: usize = 60;
 
-/// Which way a tree grows from its version.
+/// Direction in which a tree grows from its version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Direction {
-    /// To what it was made from.
+    /// To its inputs.
     Up,
-    /// To what was made of it.
+    /// To the versions computed from it.
     Down,
 }
 
-/// What versions and runs came from and what came of them, whichever is wanted.
+/// Returns the trees of the origins (`up`) and of the results (`down`) of versions and runs.
 #[must_use]
 pub fn trees(graph: &Graph, roots: &[Vertex], up: bool, down: bool) -> String {
     let up = up.then(|| render(graph, roots, Direction::Up));
@@ -28,7 +28,7 @@ pub fn trees(graph: &Graph, roots: &[Vertex], up: bool, down: bool) -> String {
     up.into_iter().chain(down).collect::<Vec<_>>().join("\n")
 }
 
-/// A line for each, with the names of what it read and made if it is a run.
+/// Returns one line for each version or run, and further lines with the inputs and outputs of a run.
 #[must_use]
 pub fn list(graph: &Graph, found: &[Vertex]) -> String {
     let mut out = String::new();
@@ -54,11 +54,11 @@ pub fn list(graph: &Graph, found: &[Vertex]) -> String {
     out
 }
 
-/// The trees of versions or runs. A line per version and per run; deep graphs are as deep as they are.
+/// Returns the trees of versions or runs, with a line per version and per run. The depth is not limited.
 fn render(graph: &Graph, roots: &[Vertex], direction: Direction) -> String {
     let mut out = String::new();
     let mut shown = BTreeSet::new();
-    // What is left to print, last first: its indentation, whether it is the last of its siblings.
+    // Items still to print, in reverse order: the indentation, and whether the item is the last of its siblings.
     let root = |root: &Vertex| (*root, String::new(), None);
     let mut pending: Vec<_> = roots.iter().rev().map(root).collect();
     while let Some((item, indent, last)) = pending.pop() {
@@ -80,7 +80,7 @@ fn render(graph: &Graph, roots: &[Vertex], direction: Direction) -> String {
         } else {
             ""
         };
-        // Names may hold what a terminal would obey.
+        // Names may contain control characters for a terminal.
         let line = shown::line(&line(graph, item));
         let _ = writeln!(out, "{indent}{branch}{line}{note}");
         let count = children.len();
@@ -128,7 +128,7 @@ fn line(graph: &Graph, item: Vertex) -> String {
         Vertex::Version(object) => match graph.version(object) {
             Some(version) => {
                 let unknown = match version.writer {
-                    // An element that was lost has taken the task along.
+                    // The record of the task was lost with its element.
                     Writer::Task(task) if unexplained(graph, version) => {
                         format!(", made by task {task}, of which nothing else is shown")
                     }
@@ -142,7 +142,7 @@ fn line(graph: &Graph, item: Vertex) -> String {
     }
 }
 
-/// Whether the task that made a version is not part of the graph.
+/// Returns whether the task that wrote a version is not part of the graph.
 fn unexplained(graph: &Graph, version: &Version) -> bool {
     !version.hidden && graph.maker(version.object).is_none()
 }
@@ -183,7 +183,7 @@ pub(super) fn version_line(version: &Version) -> String {
     )
 }
 
-/// What a version is annotated with, behind its line.
+/// Returns the annotations of a version for the end of its line.
 fn annotations(version: &Version) -> String {
     let cut = |text: &str| -> String {
         let mut kept: String = text.chars().take(VALUE_CHARS_MAX).collect();

@@ -1,4 +1,4 @@
-//! From a rule's text to a rule.
+//! Parser of rules: converts a rule's text to a rule and reports all errors.
 
 use super::fill::{self, Fill};
 use super::{
@@ -11,26 +11,26 @@ use crate::layout::{Layout, Part, Selection};
 use crate::script::{self, Data, Group, Position, Setting, Value};
 use regex::Regex;
 
-/// Most users, types and attributes that conditions name.
+/// Maximum number of users, types and attributes in conditions.
 const MAX_CONDITIONS: usize = 100;
-/// Settings of a rule that its jobs don't have.
+/// Settings of a rule that its jobs do not have.
 const OWN: [&str; 6] = ["pattern", "where", "when", "batch", "depth", "task"];
 
 impl Rule {
     /// Reads a rule in libconfig, or in the XML of the paper if it begins with `<`.
     ///
-    /// `file` is the name that errors give.
+    /// `file` is the name used in errors.
     ///
     /// # Errors
-    /// Everything that is wrong with it in itself, or with the task that it makes.
+    /// All errors in the rule itself, or in the task that it generates.
     pub fn read(file: &str, text: &str) -> Result<Self, RuleErrors> {
         Self::read_of(file, text, None)
     }
 
-    /// Reads the rule of a folder, which has that folder as its `workdir`, and this name if it does not say another.
+    /// Reads the rule of a folder. The folder is its `workdir`, and `name` is its name if the rule sets none.
     ///
     /// # Errors
-    /// As [`Rule::read`], and if it names a `workdir`.
+    /// As [`Rule::read`], and if the rule sets a `workdir`.
     pub fn read_of_folder(
         file: &str,
         text: &str,
@@ -61,7 +61,7 @@ impl Rule {
         rule.checked(file)
     }
 
-    /// Its job as it would be for some file, read as any job is.
+    /// Checks the rule's job for an example file, as any job is checked.
     fn checked(mut self, file: &str) -> Result<Self, RuleErrors> {
         let sample = Fill::sample(&self);
         let job = Job::of_group(file, self.job_group(&[sample]), &Sample)?;
@@ -73,7 +73,7 @@ impl Rule {
     }
 }
 
-/// An array in which every file is there, and whole.
+/// An array in which every file exists and is complete.
 #[derive(Debug)]
 struct Sample;
 
@@ -105,7 +105,7 @@ impl Files for Sample {
         Ok(None)
     }
 
-    /// What a kernel does is known where it runs.
+    /// The properties of a kernel are only known on the elements that run it.
     fn folds(&self, _: &str, _: &[String]) -> bool {
         true
     }
@@ -137,7 +137,7 @@ impl Reader<'_> {
         found.map_err(|(at, problem)| self.error(at, problem)).ok()
     }
 
-    /// Puts in what the rule of a folder does not say itself.
+    /// Adds settings that the rule of a folder does not set itself.
     fn of_folder(&mut self, group: &mut Group, folder: &str, name: &str) {
         if let Some(given) = group.get("workdir") {
             let advice = "the folder that has the attribute is its folder: leave it out";
@@ -206,7 +206,7 @@ impl Reader<'_> {
         Some(rule)
     }
 
-    /// Makes the task of a rule that is a hook.
+    /// Generates the task of a rule that is a hook.
     fn hook(&mut self, group: Group) -> Option<(Option<Hook>, Group)> {
         match super::hook::expanded(&group) {
             Ok(None) => Some((None, group)),
@@ -220,7 +220,7 @@ impl Reader<'_> {
         }
     }
 
-    /// What is not known of a file that is still being written can't be asked of it.
+    /// Returns whether the rule reads growing files. Refuses conditions that are unknown while a file is being written.
     fn growing(&mut self, group: &Group) -> bool {
         let when = self.text(group, "when");
         match when {
@@ -331,7 +331,7 @@ impl Reader<'_> {
         let found = Pattern::new(below);
         found
             .map_err(|error| {
-                // Behind the quotation mark and what was taken away.
+                // The position is after the quotation mark and the removed begin of the pattern.
                 let before = text.chars().count() - below.chars().count() + 1 + error.at;
                 let before = u32::try_from(before).unwrap_or(u32::MAX);
                 let column = at.column.saturating_add(before);
@@ -508,7 +508,7 @@ impl Reader<'_> {
         }
     }
 
-    /// One value, or several in an array.
+    /// Returns one value, or several in an array.
     fn several<'a>(&mut self, name: &'static str, value: &'a Value) -> &'a [Value] {
         match &value.data {
             Data::Array(values) | Data::List(values) if values.len() > MAX_CONDITIONS => {
@@ -536,7 +536,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Types by the end of a name, or by what a file begins with.
+    /// Reads types by the extension of a name, or by the first bytes of a file.
     fn kinds(&mut self, name: &'static str, value: &Value) -> Vec<Regex> {
         let mut found = Vec::new();
         let (known, by): (fn(&Regex) -> bool, _) = match name {

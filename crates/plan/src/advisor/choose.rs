@@ -1,33 +1,32 @@
-//! What each way of running takes, and which is best.
+//! Choice of the advisor: predicts the costs of each way to run a kernel and chooses the best.
 
 use super::{Case, CaseError, Infeasible, Place, Power, Prediction, Side};
 use crate::units::{Bytes, Seconds, significant};
 use serde::Serialize;
 use std::fmt;
 
-/// Times that differ by less than this share count as equal; then the energy decides, or the bytes that move if nobody knows
-/// the energy.
+/// Times that differ by less than this share count as equal; then the energy decides, or the moved bytes if the energy is unknown.
 pub const TIE: f64 = 0.01;
 
-/// The same for times that differ by no more than the start of commands scatters.
+/// Times also count as equal if they differ by at most this, which is the variation of starting commands.
 pub const TIE_SECONDS: Seconds = Seconds::new(0.005);
 
-/// A split must save as much as this: nobody cuts a file and joins results for less.
+/// Minimum saving of a split: cutting a file and joining results does not pay for less.
 pub const SPLIT_SAVED_MIN: Seconds = Seconds::new(0.25);
 
-/// A split must be faster by this share than the better side alone: cutting the input, joining results, and what the
-/// element's cores do to send the host its part while the kernel runs are not in the equations.
+/// Minimum gain of a split over the better side alone. The equations do not contain the time for cutting the input, for joining results,
+/// and for sending the host its part from the element's cores while the kernel runs.
 pub const SPLIT_GAIN_MIN: f64 = 0.2;
 
-/// A way of running.
+/// Way to run a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Choice {
-    /// In place; the result moves if it is wanted elsewhere.
+    /// In place; the result is moved if it is wanted elsewhere.
     Element,
-    /// The input moves.
+    /// On the host; the input is moved.
     Host,
-    /// A part of the input stays and the rest moves, at the same time.
+    /// A part of the input stays and the rest is moved, at the same time.
     Split,
 }
 
@@ -41,26 +40,26 @@ impl fmt::Display for Choice {
     }
 }
 
-/// What the advisor says.
+/// Answer of the advisor.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Advice {
-    /// In place.
+    /// Prediction for running in place.
     pub element: Result<Prediction, Infeasible>,
-    /// On the host.
+    /// Prediction for running on the host.
     pub host: Result<Prediction, Infeasible>,
-    /// Split at the best share; the same as one of the others if its best share is all or nothing.
+    /// Prediction for the best split; equal to one of the others if its best share is all or nothing.
     pub split: Result<Prediction, Infeasible>,
-    /// The best of them.
+    /// Best choice.
     pub best: Choice,
-    /// Why, in one sentence.
+    /// Reason, in one sentence.
     pub reason: String,
 }
 
 impl Advice {
-    /// What was predicted for a way of running.
+    /// Returns the prediction for a way to run.
     ///
     /// # Errors
-    /// Why it can't be had.
+    /// The reason for which it is infeasible.
     pub fn of(&self, choice: Choice) -> Result<Prediction, Infeasible> {
         match choice {
             Choice::Element => self.element,
@@ -70,11 +69,12 @@ impl Advice {
     }
 }
 
-/// Predicts all ways of running and chooses: the fastest; among those within [`TIE`] of it the one with the least
-/// energy, or that moves less if that is not known; a split only from [`SPLIT_GAIN_MIN`] and [`SPLIT_SAVED_MIN`] on.
+/// Predicts all ways to run and chooses. The fastest is preferred. Among those within [`TIE`] of it, the one with the least energy is
+/// chosen, or the one that moves less data if the energy is unknown. A split is only chosen from [`SPLIT_GAIN_MIN`] and [`SPLIT_SAVED_MIN`]
+/// on.
 ///
 /// # Errors
-/// A number of the case that makes no sense, or that neither side can run the kernel.
+/// An invalid number in the case, or both sides are infeasible.
 pub fn advise(case: &Case) -> Result<Advice, CaseError> {
     case.check()?;
     let (element, host) = (case.predict(1.0), case.predict(0.0));
@@ -127,10 +127,10 @@ fn better(element: &Prediction, host: &Prediction) -> Choice {
 }
 
 impl Case {
-    /// With `share` of the input on the element and the rest on the host (A3 to A9).
+    /// Returns the prediction with `share` of the input on the element and the rest on the host (A3 to A9).
     ///
     /// # Errors
-    /// Why that can't be had.
+    /// The reason for which this is infeasible.
     pub fn predict(&self, share: f64) -> Result<Prediction, Infeasible> {
         let here = self.input * share;
         let there = self.input * (1.0 - share);
@@ -173,7 +173,7 @@ impl Case {
             prediction.moving = prediction.moving + self.link.time(back);
             let mut end = wait + prediction.on_element;
             if back > Bytes::ZERO {
-                // Input for the host and the element's result leave by the same link, one after the other.
+                // The host's input and the element's result use the same link, one after the other.
                 end = later(end, link_free) + self.link.time(back);
             }
             prediction.time = later(prediction.time, end);
@@ -188,7 +188,7 @@ impl Case {
         Ok(prediction)
     }
 
-    /// What is left to move once a side has worked on `input` (A5).
+    /// Returns the data that must be moved after a side has worked on `input` (A5).
     fn returned(&self, place: Place, input: Bytes) -> Bytes {
         if place == self.result {
             Bytes::ZERO
@@ -197,7 +197,7 @@ impl Case {
         }
     }
 
-    /// Whether results fit where they are made and where they are wanted, and input where it moves to.
+    /// Checks that results fit where they are computed and where they are wanted, and that input fits where it is moved to.
     fn has_space(&self, here: Bytes, there: Bytes) -> Result<(), Infeasible> {
         let element = here * self.output_ratio + self.returned(Place::Host, there);
         let host = there * (1.0 + self.output_ratio) + self.returned(Place::Element, here);
@@ -205,14 +205,14 @@ impl Case {
         self.host.holds(Place::Host, host)
     }
 
-    /// The share with the least time (A6). Time over the share is the greatest of straight lines, so its least value
-    /// is at an end or where two of them cross; at the ends it is less than that, since a side that is alone has no
-    /// smaller share of a processor.
+    /// Returns the prediction for the share with the least time (A6). Time as a function of the share is the maximum of straight lines, so
+    /// its minimum is at an end or where two of them cross. At the ends the time is smaller than that of the lines, since a side that runs
+    /// alone does not share its processor.
     fn best_split(&self) -> Result<Prediction, Infeasible> {
         if !self.splittable {
             return Err(Infeasible::NotSplittable);
         }
-        // A side that can't run the kernel at all leaves nothing to split.
+        // If one side can't run the kernel at all, there is nothing to split.
         self.element.run(Place::Element, self.input)?;
         self.host.run(Place::Host, self.input)?;
         let mut shares = vec![1.0, 0.0];
@@ -235,8 +235,8 @@ impl Case {
         best
     }
 
-    /// When the host ends, when the element ends if the link is free by then, and if it is not: over the element's
-    /// share, between all and nothing.
+    /// Returns three times as functions of the element's share, between 0 and 1: the end on the host, the end on the element if the link is
+    /// free by then, and the end on the element if it is not.
     fn branches(&self) -> Vec<Line> {
         let on_host = |share: f64| {
             let input = self.input * (1.0 - share);
@@ -277,14 +277,14 @@ impl Case {
     }
 }
 
-/// A straight line over the element's share.
+/// Straight line over the element's share.
 struct Line {
     start: f64,
     slope: f64,
 }
 
 impl Line {
-    /// Through the values at nothing and at all; none if there are none.
+    /// Returns the line through the values at 0 and 1; `None` if one of them is infeasible.
     fn through(at: impl Fn(f64) -> Result<Seconds, Infeasible>) -> Option<Self> {
         let (start, end) = (at(0.0).ok()?.get(), at(1.0).ok()?.get());
         Some(Self {
@@ -293,7 +293,7 @@ impl Line {
         })
     }
 
-    /// The share at which two lines cross, if it is a true part.
+    /// Returns the share at which two lines cross, if it is between 0 and 1.
     fn cross(&self, other: &Self) -> Option<f64> {
         let share = (other.start - self.start) / (self.slope - other.slope);
         (share > 0.0 && share < 1.0).then_some(share)
@@ -304,7 +304,7 @@ fn later(one: Seconds, other: Seconds) -> Seconds {
     if one > other { one } else { other }
 }
 
-/// One sentence.
+/// Returns the reason of the choice, in one sentence.
 fn reason(advice: &Advice, case: &Case) -> String {
     if advice.best == Choice::Split {
         return split_reason(advice);
@@ -366,7 +366,7 @@ fn split_reason(advice: &Advice) -> String {
     )
 }
 
-/// What takes the largest part of a run on one side.
+/// Returns a description of the largest part of a run on one side.
 fn most(prediction: &Prediction, case: &Case) -> String {
     let running = later(prediction.on_element, prediction.on_host);
     if prediction.waiting > running && prediction.waiting > prediction.moving {

@@ -1,6 +1,6 @@
-//! Whether a kernel can run where output is staged without slowing the simulation (Eqs. 6 to 11 and 25 to 28).
+//! Feasibility: decides whether a kernel can run where output is staged without slowing the simulation (Eqs. 6 to 11 and 25 to 28).
 //!
-//! What can't be done is a typed [`Infeasible`] that says why in words; no function returns a negative time or rate.
+//! An infeasible case is a typed [`Infeasible`] with its reason in words; no function returns a negative time or rate.
 
 use super::setting::{Run, Stage};
 use super::staging::{self, Constraint};
@@ -9,30 +9,30 @@ use serde::{Serialize, Serializer};
 use std::fmt;
 use thiserror::Error;
 
-/// Why something can't be done.
+/// Reason for which a case is infeasible.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Error)]
 #[serde(tag = "reason", rename_all = "kebab-case")]
 pub enum Infeasible {
     /// More nodes share a device than a constraint of staging allows.
     #[error("{}", ratio_too_high(*.constraint, *.largest, *.ratio))]
     RatioTooHigh {
-        /// The constraint that binds.
+        /// Binding constraint.
         constraint: Constraint,
-        /// The ratio it allows; below 1 the application does not fit at all.
+        /// Ratio that the constraint allows; below 1 the application does not fit at all.
         largest: f64,
-        /// The ratio asked for.
+        /// Requested ratio.
         ratio: f64,
     },
-    /// The link can't move what a device must send on.
+    /// The link can't transfer the data that a device must send.
     #[error("the link is saturated: an interval's data takes it {} % of the interval", percent(*.share))]
     LinkSaturated {
-        /// Share of the interval it would take.
+        /// Share of the interval that the transfer would take.
         share: f64,
     },
-    /// The file system can't take what is written to it.
+    /// The file system can't take the data written to it.
     #[error("the file system is saturated: an interval's data takes it {} % of the interval", percent(*.share))]
     FileSystemSaturated {
-        /// Share of the interval it would take.
+        /// Share of the interval that the writes would take.
         share: f64,
     },
     /// Moving data alone fills the interval.
@@ -41,37 +41,37 @@ pub enum Infeasible {
         percent(*.reading), percent(*.draining), percent(*.link)
     )]
     NoTimeLeft {
-        /// Share of the interval for getting staged data to the cores.
+        /// Share of the interval for moving staged data to the cores.
         reading: f64,
-        /// Share for writing to the file system.
+        /// Share of the interval for writing to the file system.
         draining: f64,
-        /// Share for the link.
+        /// Share of the interval for the link.
         link: f64,
     },
     /// The kernel is too slow for the data that arrives.
     #[error("the kernel runs at {available} and would need more than {required}")]
     KernelTooSlow {
-        /// The throughput needed (Eqs. 11 and 28).
+        /// Required throughput (Eqs. 11 and 28).
         #[serde(rename = "required_bytes_per_second")]
         required: BytesPerSecond,
-        /// The throughput there is.
+        /// Available throughput.
         #[serde(rename = "available_bytes_per_second")]
         available: BytesPerSecond,
     },
-    /// The run holds more work than time (Eqs. 18 and 33 would turn negative).
+    /// The run contains more work than time (Eqs. 18 and 33 would become negative).
     #[error("the work takes each device {needed}, and the run lasts {available}")]
     Overloaded {
         /// Busy time of a device.
         #[serde(rename = "needed_seconds")]
         needed: Seconds,
-        /// The run.
+        /// Duration of the run.
         #[serde(rename = "available_seconds")]
         available: Seconds,
     },
 }
 
 fn ratio_too_high(constraint: Constraint, largest: f64, ratio: f64) -> String {
-    // Who takes it at its word must not be refused again.
+    // A user who sets exactly the reported ratio must not be refused again.
     let largest_text = at_most(largest);
     if largest < 1.0 {
         return format!(
@@ -86,7 +86,7 @@ fn percent(share: f64) -> String {
     significant(share * 100.0)
 }
 
-/// BW_busylink (below Eq. 9): a link's bandwidth when each of `nodes` sends to its farthest peer, `diameter` hops away
+/// Returns BW_busylink (below Eq. 9): a link's bandwidth when each of `nodes` sends to its farthest peer, at a distance of `diameter` hops
 /// over `links` links.
 pub fn busy_link(
     idle_link: BytesPerSecond,
@@ -97,18 +97,18 @@ pub fn busy_link(
     idle_link * (links / (nodes * diameter))
 }
 
-/// t_i on a busy network (Eqs. 9 and 27).
+/// Returns t_i on a busy network (Eqs. 9 and 27).
 pub fn link_time(run: &Run, ratio: f64) -> Seconds {
     sent(run, ratio) / run.link
 }
 
-/// m·d + R·t_iter·(α·λ_a + λ_c): what a link carries for one device in one interval.
+/// Returns m·d + R·t_iter·(α·λ_a + λ_c): the data that a link transfers for one device in one interval.
 fn sent(run: &Run, ratio: f64) -> Bytes {
     run.flit * run.hops_to_io + run.drained() * ratio * run.interval
 }
 
-/// T_SSD,k or T_a,node,k (Eqs. 11 and 28): a kernel must be faster than this to be done before the next output.
-/// (Where the paper's text says Eq. 12, it means Eq. 11.)
+/// Returns T_SSD,k or T_a,node,k (Eqs. 11 and 28): a kernel must be faster than this to be done before the next output. (Where the paper's
+/// text names Eq. 12, it means Eq. 11.)
 ///
 /// # Errors
 /// A denominator that is not positive: the link or the file system is saturated, or nothing is left of the interval.
@@ -138,11 +138,10 @@ pub fn required_throughput(
     Ok(arriving / left)
 }
 
-/// Whether a kernel of this throughput keeps up at this ratio (Eqs. 5, 10 and 11; 24 and 28), and the throughput that it
-/// needs.
+/// Returns the throughput that a kernel needs, if a kernel of this throughput keeps up at this ratio (Eqs. 5, 10 and 11; 24 and 28).
 ///
 /// # Errors
-/// The constraint of staging, the saturated part or the throughput that stands against it.
+/// The constraint of staging, the saturated part or the throughput that prevents it.
 pub fn keeps_up(
     run: &Run,
     stage: &Stage,
@@ -160,14 +159,14 @@ pub fn keeps_up(
     })
 }
 
-/// What bounds the ratio at which a kernel keeps up.
+/// Bound of the ratio at which a kernel keeps up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bound {
     /// A constraint of staging.
     Staging(Constraint),
-    /// The kernel's throughput, with what else an interval must hold.
+    /// The kernel's throughput, with the other work of an interval.
     Kernel,
-    /// There are no more nodes.
+    /// The number of nodes.
     Nodes,
 }
 
@@ -187,20 +186,20 @@ impl Serialize for Bound {
     }
 }
 
-/// The largest ratio at which a kernel keeps up, and what forbids a larger one.
+/// Largest ratio at which a kernel keeps up, and its bound.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Largest {
-    /// The ratio, not rounded.
+    /// Ratio, not rounded.
     pub ratio: f64,
-    /// What bounds it.
+    /// Bound of the ratio.
     pub bound: Bound,
 }
 
-/// The largest ratio at which a kernel of this throughput keeps up: Eqs. 5 and 24, and Eqs. 11 and 28 solved for R. It
-/// keeps up at every ratio from 1 to that.
+/// Returns the largest ratio at which a kernel of this throughput keeps up: Eqs. 5 and 24, and Eqs. 11 and 28 solved for R. The kernel
+/// keeps up at every ratio from 1 to this one.
 ///
 /// # Errors
-/// Why it does not keep up even if each node has a device of its own.
+/// The reason for which the kernel does not keep up even if each node has a device of its own.
 pub fn largest_ratio(
     run: &Run,
     stage: &Stage,
@@ -218,7 +217,7 @@ pub fn largest_ratio(
             least = Largest { ratio, bound };
         }
     }
-    // A kernel must be faster than required, so the solution itself is a little too much, and so may rounding be.
+    // A kernel must be faster than required, so the exact solution is slightly too large, and rounding may increase it.
     let mut less = f64::EPSILON;
     let solved = least.ratio;
     while keeps_up(run, stage, least.ratio, throughput).is_err() && less < 1.0 {
@@ -228,7 +227,7 @@ pub fn largest_ratio(
     Ok(least)
 }
 
-/// R of R·λ_a / T = 1 − R·λ_a·p − N·δ/B_pfs − (m·d + R·δ·t_iter) / (B_link·t_iter).
+/// Returns R of R·λ_a / T = 1 − R·λ_a·p − N·δ/B_pfs − (m·d + R·δ·t_iter) / (B_link·t_iter).
 fn kernel_ratio(run: &Run, stage: &Stage, throughput: BytesPerSecond) -> f64 {
     let packet = (run.flit * run.hops_to_io) / run.link / run.interval;
     let left = 1.0 - run.drained() / run.file_system_share() - packet;
@@ -354,21 +353,21 @@ mod tests {
         );
     }
 
-    /// t_a (Eq. 6; Eq. 25 without the internal transfers): time in which a device reads and analyses the data of one
-    /// interval and writes the result to its share of the file system.
+    /// Returns t_a (Eq. 6; Eq. 25 without the internal transfers): the time in which a device reads and analyses the data of one interval
+    /// and writes the result to its share of the file system.
     fn analysis_time(run: &Run, stage: &Stage, ratio: f64, throughput: BytesPerSecond) -> Seconds {
         let arrived = run.analysis * ratio * run.interval;
         let share = run.file_system_share() * ratio;
         (stage.internal + throughput.inverse() + share.inverse() * run.reduction) * arrived
     }
 
-    /// t_c (Eqs. 7 and 26): time in which a device writes the checkpoints of one interval to its share of the file
-    /// system. R cancels.
+    /// Returns t_c (Eqs. 7 and 26): the time in which a device writes the checkpoints of one interval to its share of the file system. R
+    /// cancels.
     fn checkpoint_time(run: &Run) -> Seconds {
         run.checkpoint * run.interval / run.file_system_share()
     }
 
-    /// t_a + t_c + t_i (Eq. 10, left side): time that a device is busy in each interval.
+    /// Returns t_a + t_c + t_i (Eq. 10, left side): the time for which a device is busy in each interval.
     fn busy_time(run: &Run, stage: &Stage, ratio: f64, throughput: BytesPerSecond) -> Seconds {
         analysis_time(run, stage, ratio, throughput) + checkpoint_time(run) + link_time(run, ratio)
     }

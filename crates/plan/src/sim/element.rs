@@ -1,8 +1,8 @@
-//! One element in virtual time: the labels that it has, its cores and resources, and the objects that it pulled.
+//! One element in virtual time: its labels, its cores and resources, and the objects that it pulled.
 //!
-//! Does what `tidemill-element` does, with the same book of what is free: labels run first come, first served, but none
-//! before those it comes after, and none before all that it needs is free; that is taken from the first pull of a label to
-//! its last write; pulled objects are shared while in use and kept up to a bound, oldest out first.
+//! It behaves like `tidemill-element` and uses the same ledger of free resources. Labels run first come, first served, but none before the
+//! labels that it follows, and none before all its needs are free. A label holds its resources from its first pull to its last write.
+//! Pulled objects are shared while they are in use and are kept up to a bound, and the oldest is dropped first.
 
 use super::faults::Room;
 use super::platform::Element;
@@ -10,14 +10,14 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use tidemill_core::id::ObjectId;
 use tidemill_core::resources::{Ledger, Needs, first_to_start};
 
-/// An element's state. Labels are named by their index in the engine.
+/// State of an element. Labels are named by their index in the engine.
 #[derive(Debug)]
 pub(super) struct Node {
     ledger: Ledger,
-    /// Labels that may run, and how many of them need no core.
+    /// Labels that may run, and the number of those that need no core.
     ready: BTreeSet<u32>,
     light: usize,
-    /// Cores that nobody has, by their numbers.
+    /// Free cores, by their numbers.
     free: BTreeSet<u32>,
     pub(super) pulled: Pulled,
     pub(super) room: Room,
@@ -38,19 +38,19 @@ impl Node {
         }
     }
 
-    /// A label may run from now on.
+    /// Makes a label ready to run.
     pub(super) fn add(&mut self, label: u32, needs: &Needs) {
         let new = self.ready.insert(label);
         self.light += usize::from(new && needs.cores == 0);
     }
 
-    /// A label that has not begun goes.
+    /// Removes a label that has not begun.
     pub(super) fn remove(&mut self, label: u32, needs: &Needs) {
         let removed = self.ready.remove(&label);
         self.light -= usize::from(removed && needs.cores == 0);
     }
 
-    /// Takes the next label that can begin, and the cores that it has. `needs` gives what a label needs.
+    /// Takes the next label that can begin, with its cores. `needs` returns the needs of a label.
     pub(super) fn take<'a>(&mut self, needs: impl Fn(u32) -> &'a Needs) -> Option<(u32, Vec<u32>)> {
         let ready = self.ready.iter().map(|&label| (label, needs(label)));
         let label = first_to_start(&self.ledger, ready, self.light > 0, |_| true)?;
@@ -63,12 +63,12 @@ impl Node {
         Some((label, cores.collect()))
     }
 
-    /// What is free on its device; `None`: there is no bound.
+    /// Returns the free space of its device; `None` if there is no bound.
     pub(super) fn free(&self) -> Option<u64> {
         self.room.free(self.pulled.bytes)
     }
 
-    /// A label that had these cores has ended.
+    /// Ends a label that used these cores.
     pub(super) fn end(&mut self, needs: &Needs, cores: &[u32]) {
         self.ledger.give_back(needs);
         self.free.extend(cores);
@@ -79,10 +79,10 @@ impl Node {
 #[derive(Debug, Default)]
 pub(super) struct Pulled {
     bytes_max: u64,
-    /// Of all that is here or on its way.
+    /// Size of all objects that were pulled or are being pulled, in bytes.
     bytes: u64,
     slots: HashMap<ObjectId, Slot>,
-    /// Objects that no label uses, longest first.
+    /// Objects that no label uses, the least recently used first.
     idle: BTreeMap<u64, ObjectId>,
     idle_bytes: u64,
     idle_count: u64,
@@ -93,25 +93,25 @@ struct Slot {
     size: u64,
     users: u32,
     here: bool,
-    /// Its place in `idle` while it has no users.
+    /// Key in `idle` while it has no users.
     idle: u64,
-    /// Labels that wait for it.
+    /// Labels that wait for the object.
     waiting: Vec<u32>,
 }
 
-/// Whether a label has an object it asked for.
+/// State of a requested object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Share {
-    /// It is here and stays until it is given back.
+    /// The object is on the element and stays until the label returns it.
     Here,
-    /// Another label pulls it; this one is told.
+    /// Another label pulls the object; this label is woken afterwards.
     Waits,
-    /// This label is the one to pull it.
+    /// This label has to pull the object.
     Pull,
 }
 
 impl Pulled {
-    /// It was pulled before, and no label uses it.
+    /// Adds an object that was pulled before and that no label uses.
     pub(super) fn keep(&mut self, object: ObjectId, size: u64) {
         let slot = Slot {
             size,
@@ -125,17 +125,17 @@ impl Pulled {
         self.give_back(object);
     }
 
-    /// Bytes of all that is here or on its way.
+    /// Returns the size of all objects that were pulled or are being pulled, in bytes.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Whether it is here or on its way.
+    /// Returns whether the object was pulled or is being pulled.
     pub(super) fn has(&self, object: ObjectId) -> bool {
         self.slots.contains_key(&object)
     }
 
-    /// Asks for an object. A label that waited asks again.
+    /// Requests an object. A label that waited requests it again.
     pub(super) fn share(&mut self, object: ObjectId, size: u64, label: u32) -> Share {
         let Some(slot) = self.slots.get_mut(&object) else {
             let slot = Slot {
@@ -161,7 +161,7 @@ impl Pulled {
         Share::Here
     }
 
-    /// A pull has ended: the labels that waited for it.
+    /// Records the end of a pull. Returns the labels that waited for it.
     pub(super) fn arrived(&mut self, object: ObjectId) -> Vec<u32> {
         let Some(slot) = self.slots.get_mut(&object) else {
             return Vec::new();
@@ -170,7 +170,7 @@ impl Pulled {
         std::mem::take(&mut slot.waiting)
     }
 
-    /// A label does not use an object any more.
+    /// Records that a label does not use an object any more.
     pub(super) fn give_back(&mut self, object: ObjectId) {
         let Some(slot) = self.slots.get_mut(&object) else {
             return;

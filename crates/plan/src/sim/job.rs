@@ -1,8 +1,9 @@
-//! Job scripts, which run on an array as they are, beside a file of costs: what the simulation needs beyond.
+//! Job scripts for a simulation: reads a job script in its usual form, together with a file of costs for the additional data that the
+//! simulation needs.
 //!
-//! Costs are TOML. `[files]` has sizes of files by their name in the script or their full path, `[kernels]` and
-//! `[tasks]` have run times and sizes of outputs by the name of a kernel or task; what a task says of itself comes
-//! before what its kernel says. `docs/planning.md` describes every key.
+//! Costs are TOML. `[files]` has sizes of files by their name in the script or their full path. `[kernels]` and `[tasks]` have run times
+//! and sizes of outputs by the name of a kernel or task; the costs of a task take precedence over those of its kernel. `docs/planning.md`
+//! describes every key.
 
 use super::error::{InputError, Problem};
 use super::quantity::{self, Kind, whole};
@@ -28,21 +29,21 @@ struct Costs {
     tasks: BTreeMap<Spanned<String>, Cost>,
 }
 
-/// What a run costs and leaves.
+/// Costs and outputs of a run.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Cost {
-    /// Time of every run, whatever it reads.
+    /// Time of every run, independent of its input.
     time: Option<Spanned<Amount>>,
-    /// Bytes of input that it computes on in a second.
+    /// Rate at which the kernel processes its input, in bytes per second.
     rate: Option<Spanned<Amount>>,
     /// Size of each output.
     output: Option<Spanned<Amount>>,
-    /// Bytes of all outputs together for a byte of input.
+    /// Size of all outputs together per byte of input.
     ratio: Option<Spanned<Amount>>,
 }
 
-/// A number, alone or with its unit.
+/// Number, alone or with its unit.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 enum Amount {
@@ -51,10 +52,10 @@ enum Amount {
     Text(String),
 }
 
-/// Reads a job script and its costs; both with the names that errors give.
+/// Parses a job script and its costs; `script_file` and `costs_file` are the names used in errors.
 ///
 /// # Errors
-/// What is wrong with the script, with the costs, or missing in them, with file and line.
+/// A fault in the script or in the costs, or a missing cost, with file and line.
 pub fn parse(
     script_file: &str,
     script: &str,
@@ -105,7 +106,7 @@ impl Reader<'_> {
             tasks: Vec::new(),
             files: Vec::new(),
         };
-        // Dependencies first, so that sizes of inputs are known when those of outputs are reckoned.
+        // Dependencies come before their dependents, so that the sizes of inputs are known when the sizes of outputs are computed.
         let mut tasks: BTreeMap<usize, Task> = BTreeMap::new();
         for &index in &self.job.dag.order {
             let task = &self.job.tasks[index];
@@ -143,8 +144,8 @@ impl Reader<'_> {
         Ok(workflow)
     }
 
-    /// Costs of what the job does not have would do nothing: somebody has misspelt it. Kernels may be those of other
-    /// jobs, unless one that is missing was probably meant.
+    /// Refuses costs of names that the job does not have, because they would have no effect: the name is misspelt. Kernels of other jobs
+    /// are allowed, unless such a name resembles a kernel without costs.
     fn check_names(&self) -> Result<(), InputError> {
         let tasks = &self.job.tasks;
         let names = tasks.iter().map(|task| task.name.as_str()).collect();
@@ -221,7 +222,7 @@ impl Reader<'_> {
         Ok(Kernel::Stack(Box::new(Stack { text, stages })))
     }
 
-    /// The kernel's code counts as a file if the script says so, the job makes it, or it has a size.
+    /// The kernel's code counts as a file if the script lists it, the job writes it, or it has a size.
     fn single(
         &self,
         task: &job::Task,
@@ -259,13 +260,13 @@ impl Reader<'_> {
         })
     }
 
-    /// A size given for a file, by full path or by the name relative to the working folder.
+    /// Returns the size given for a file, by full path or by the name relative to the working folder.
     fn given(&self, path: &str, name: &str) -> Option<&Spanned<Amount>> {
         let files = &self.costs.files;
         files.get(path).or_else(|| files.get(name))
     }
 
-    /// What a task says of itself, or else its kernel.
+    /// Returns a cost of a task, or else of its kernel.
     fn cost<'a, T>(&'a self, task: &job::Task, get: impl Fn(&'a Cost) -> Option<T>) -> Option<T> {
         let own = self.costs.tasks.get(task.name.as_str());
         let kernel = self.costs.kernels.get(task.kernel.name.as_str());
@@ -344,7 +345,7 @@ impl Reader<'_> {
     }
 }
 
-/// The index of a file, which is made with `size` if it is new.
+/// Returns the index of a file, and adds the file with `size` if it is new.
 fn file(
     files: &mut Vec<File>,
     by_path: &mut BTreeMap<String, usize>,

@@ -1,6 +1,7 @@
-//! The array that is simulated, and the INI files that describe it (AnalyzeThis §6.1, Fig. 9).
+//! Platforms: the simulated array, and the INI files that describe it (AnalyzeThis §6.1, Fig. 9). This module parses and checks platform
+//! files.
 //!
-//! The paper's file runs as it is. `docs/planning.md` lists every setting.
+//! The paper's file can be used unchanged. `docs/planning.md` lists every setting.
 
 use super::error::{InputError, Problem};
 use super::ini::{self, Key, Section};
@@ -15,100 +16,100 @@ use tidemill_core::job::{DEFAULT_RETRIES, MAX_RETRIES};
 use tidemill_core::resources::{self, Offers};
 use tidemill_core::time::Span;
 
-/// Most elements of a platform.
+/// Maximum number of elements of a platform.
 pub const ELEMENTS_MAX: u32 = 1_000_000;
-/// Most cores of an element.
+/// Maximum number of cores of an element.
 pub const CORES_MAX: u32 = 65_536;
-/// Rate that a policy expects of a link that has no bandwidth of its own, in bytes per second: what a running
-/// element says before it has measured one.
+/// Rate that a policy expects of a link without a configured bandwidth, in bytes per second: the rate that a running element reports before
+/// it has measured one.
 pub const LINK_ASSUMED_BYTES_PER_SEC: u64 = 125_000_000;
-/// Longest that an element may take to wake, and wait until it sleeps: 30 days, in seconds where that is told.
+/// Maximum of the time that an element takes to resume, and of the time until it is suspended: 30 days. Messages show it in seconds.
 const SLEEP_MAX: Span = Span::from_secs(30 * 86_400);
 /// Lowest id of the host's element.
 const HOST_ID_MIN: usize = 1000;
 
-/// An array.
+/// Simulated array.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Platform {
-    /// Its storage elements; their ids are their indices.
+    /// Storage elements; their ids are their indices.
     pub elements: Vec<Element>,
-    /// The server's own cores, if work may run there.
+    /// Element of the server's own cores, if it may run tasks.
     pub host: Option<Element>,
-    /// From the server to an element and from an element to the server, for labels and reports.
+    /// Latency of labels and reports, from the server to an element and from an element to the server.
     pub label_latency: Span,
-    /// What keeping a decision takes before elements are told.
+    /// Time that storing a decision takes before elements are informed.
     pub commit_latency: Span,
-    /// How often a task is tried again after a run that failed.
+    /// Number of retries of a task after failed runs.
     pub retries: u32,
-    /// Processors of the one machine that all elements are on and share; `None`: each has its own.
+    /// Number of processors of the one machine that all elements share; `None` if each has its own.
     pub processors: Option<u32>,
-    /// How many storage elements sleep when the job comes, the last ones.
+    /// Number of storage elements that are suspended when the job is submitted, counted from the last one.
     pub asleep: usize,
-    /// How long nothing must have needed an element until it is put to sleep; `None`: none is.
+    /// Idle time after which an element is suspended; `None` if no element is suspended.
     pub suspend_after: Option<Span>,
 }
 
 /// One element.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Element {
-    /// The class it is of: `AFE`, `AFE:name` or `HOST`.
+    /// Class of the element: `AFE`, `AFE:name` or `HOST`.
     pub class: String,
-    /// Its cores.
+    /// Number of cores.
     pub cores: u32,
-    /// Memory for tasks that say how much they need, in bytes; `None`: as much as they want.
+    /// Memory for tasks that specify their need, in bytes; `None` means unlimited.
     pub memory_bytes: Option<u64>,
     /// Named resources.
     pub resources: BTreeMap<String, u64>,
-    /// Programs of its host; `None`: all.
+    /// Programs of its host; `None` means all.
     pub programs: Option<BTreeSet<String>>,
     /// Speed of a core; run times of workflows are divided by it.
     pub core_speed: f64,
-    /// What its device reads in bytes per second, shared by all that read; `None`: without limit.
+    /// Read rate of its device in bytes per second, shared by all readers; `None` for no limit.
     pub read_bandwidth: Option<u64>,
-    /// What its device writes in bytes per second, shared by all that write; `None`: without limit.
+    /// Write rate of its device in bytes per second, shared by all writers; `None` for no limit.
     pub write_bandwidth: Option<u64>,
-    /// Until the first byte of an object is read.
+    /// Time until the first byte of an object is read.
     pub read_latency: Span,
-    /// Until the first byte of an object is written.
+    /// Time until the first byte of an object is written.
     pub write_latency: Span,
-    /// What its link carries in either direction in bytes per second; `None`: without limit.
+    /// Rate of its link in either direction in bytes per second; `None` for no limit.
     pub link_bandwidth: Option<u64>,
-    /// From it to its switch; a transfer takes that of both ends.
+    /// Latency from the element to its switch; a transfer takes the latencies of both ends.
     pub link_latency: Span,
-    /// Rate of transfers that the dispatcher reckons with, in bytes per second.
+    /// Rate of transfers that the dispatcher assumes, in bytes per second.
     pub link_assumed: u64,
-    /// Rate of its device that a policy reckons with, in bytes per second, 0 if nobody said; `None`: the greater of its
-    /// bandwidths.
+    /// Rate of its device that a policy assumes, in bytes per second, 0 if no rate is configured; `None` for the greater of its bandwidths.
     pub device_assumed: Option<u64>,
-    /// Power at full load that a policy reckons with in thousandths of a watt, 0 if nobody said; `None`: that with all
-    /// cores busy.
+    /// Power at full load that a policy assumes, in thousandths of a watt, 0 if no power is configured; `None` for the power with all cores
+    /// busy.
     pub watts_milli_assumed: Option<u64>,
-    /// Bytes of pulled objects that it keeps after their last use.
+    /// Maximum size of pulled objects that it keeps after their last use, in bytes.
     pub pulled_bytes_max: u64,
-    /// Bytes that its device has room for: files, outputs and copies; `None`: without limit.
+    /// Capacity of its device for files, outputs and copies, in bytes; `None` for no limit.
     pub capacity: Option<u64>,
-    /// Share of runs that fail once they have computed, from 0 to 1.
+    /// Share of runs that fail after they have computed, from 0 to 1.
     pub failure_rate: f64,
-    /// Bytes of inputs that are hashed in a second after runs that are dear enough, on their core; `None`: in no time.
+    /// Rate at which inputs are hashed on the run's core, in bytes per second, after runs for which hashing pays; `None` if hashing takes
+    /// no time.
     pub hash_bandwidth: Option<u64>,
     /// Power with all cores busy, in watts.
     pub power_busy_watts: f64,
     /// Power with no core busy, in watts.
     pub power_idle_watts: f64,
-    /// Power while it sleeps, in watts.
+    /// Power when suspended, in watts.
     pub power_suspended_watts: f64,
-    /// How long it takes to wake.
+    /// Time that it takes to resume.
     pub wake: Span,
-    /// Run times that it knows before the simulation begins, by kernel.
+    /// Run times that are known before the simulation begins, by kernel.
     pub history: BTreeMap<String, History>,
-    /// Names of files that others hold and of which it has copies, oldest first.
+    /// Names of files on other elements that it has copies of, oldest first.
     pub copies: Vec<String>,
-    /// Whether the policy chose it last.
+    /// Whether the policy chose this element last.
     pub last_turn: bool,
 }
 
 impl Default for Element {
-    /// One core of speed 1 on a device and a link without limits and latencies.
+    /// Returns one core of speed 1 with a device and a link without limits and latencies.
     fn default() -> Self {
         Self {
             class: "AFE".to_owned(),
@@ -142,7 +143,7 @@ impl Default for Element {
 }
 
 impl Element {
-    /// The rate of its device that its status would say.
+    /// Returns the rate of its device in its status.
     #[must_use]
     pub fn device_bytes_per_sec(&self) -> u64 {
         let rates = [self.read_bandwidth, self.write_bandwidth];
@@ -150,14 +151,14 @@ impl Element {
         self.device_assumed.or(greatest).unwrap_or(0)
     }
 
-    /// The power in thousandths of a watt that its status would say.
+    /// Returns its power in its status, in thousandths of a watt.
     #[must_use]
     pub fn watts_milli(&self) -> u64 {
         let busy = whole(self.power_busy_watts * 1000.0);
         self.watts_milli_assumed.unwrap_or(busy)
     }
 
-    /// What it has for labels that run at once.
+    /// Returns the resources for labels that run at once.
     #[must_use]
     pub fn offers(&self) -> Offers {
         Offers {
@@ -168,7 +169,7 @@ impl Element {
     }
 }
 
-/// What elements and the host's cores say alike.
+/// Settings of both elements and the host's cores.
 const SHARED_KEYS: [&str; 17] = [
     "read_bandwidth",
     "write_bandwidth",
@@ -204,19 +205,19 @@ const SERVER_KEYS: [&str; 7] = [
     "asleep",
     "suspend_after",
 ];
-/// The settings of `[AFE]`.
+/// Returns the settings of `[AFE]`.
 fn element_keys() -> Vec<&'static str> {
     let own = ["cores_per_afe", "power_suspended", "wake"];
     own.into_iter().chain(SHARED_KEYS).collect()
 }
 
-/// Those of `[HOST]`.
+/// Returns the settings of `[HOST]`.
 fn host_keys() -> Vec<&'static str> {
     ["cores"].into_iter().chain(SHARED_KEYS).collect()
 }
 
 impl Platform {
-    /// Alike elements without a host.
+    /// Returns a platform of equal elements without a host.
     #[must_use]
     pub fn uniform(count: usize, element: &Element) -> Self {
         Self {
@@ -231,10 +232,10 @@ impl Platform {
         }
     }
 
-    /// Reads a platform file. `file` is the name that errors give.
+    /// Parses a platform file. `file` is the name used in errors.
     ///
     /// # Errors
-    /// The first thing that is wrong with it, with its line.
+    /// The first fault in the file, with its line.
     pub fn parse(file: &str, text: &str) -> Result<Self, InputError> {
         let sections = ini::parse(file, text)?;
         for section in &sections {
@@ -315,7 +316,7 @@ impl Platform {
         Ok(count)
     }
 
-    /// No more sleep than there are.
+    /// Checks that the number of suspended elements does not exceed the number of elements.
     fn check_asleep(&self, file: &str, server: Option<&Section>) -> Result<(), InputError> {
         let mut keys = server.iter().flat_map(|section| &section.keys);
         let key = keys.find(|key| key.name == "asleep");
@@ -329,7 +330,7 @@ impl Platform {
         }
     }
 
-    /// The element of an id.
+    /// Returns the element of an id.
     #[must_use]
     pub fn element(&self, id: ElementId) -> Option<&Element> {
         if self.host.is_some() && id == self.host_id() {
@@ -338,7 +339,7 @@ impl Platform {
         self.elements.get(usize::try_from(id.0).ok()?)
     }
 
-    /// The id that the host's element has: above those of all others, as in a running array.
+    /// Returns the id of the host's element: above those of all others, as in a running array.
     #[must_use]
     pub fn host_id(&self) -> ElementId {
         let id = self.elements.len().max(HOST_ID_MIN);
@@ -354,7 +355,7 @@ fn class_name(section: &Section) -> Option<&str> {
         .filter(|name| !name.is_empty())
 }
 
-/// An element as a section describes it, over `base`, and how many there are if it says so.
+/// Returns an element with the settings of a section, based on `base`, and the number of such elements if the section sets one.
 fn element(
     file: &str,
     section: &Section,
@@ -419,7 +420,8 @@ fn element(
     Ok((element, count))
 }
 
-/// What is idle draws no more than what works. Told where one of both stands; a class may have the other of [AFE].
+/// Checks that idle power does not exceed busy power. The error is reported at one of the two settings; a class may inherit the other one
+/// from [AFE].
 fn check_powers(file: &str, section: &Section, element: &Element) -> Result<(), InputError> {
     if element.power_idle_watts <= element.power_busy_watts {
         return Ok(());
@@ -452,7 +454,7 @@ fn unknown(section: &Section, key: &Key, known: &[&'static str]) -> Problem {
     }
 }
 
-/// `unlimited` or bytes per second.
+/// Parses `unlimited` or bytes per second.
 fn bandwidth(key: &Key) -> Result<Option<u64>, Problem> {
     if key.value == "unlimited" {
         return Ok(None);
@@ -461,7 +463,7 @@ fn bandwidth(key: &Key) -> Result<Option<u64>, Problem> {
     Ok(Some(whole(rate).max(1)))
 }
 
-/// What stands between commas.
+/// Returns the words between commas.
 fn words(text: &str) -> BTreeSet<String> {
     let words = text.split(',').map(str::trim);
     let words = words.filter(|word| !word.is_empty());
@@ -482,7 +484,7 @@ fn seconds(key: &Key) -> Result<Span, Problem> {
     Ok(span)
 }
 
-/// From nothing to all.
+/// Parses a share from 0 to 1.
 fn share(key: &Key) -> Result<f64, Problem> {
     let rate = quantity::read(&key.name, &key.value, Kind::Factor)?;
     if rate > 1.0 {

@@ -40,7 +40,7 @@ pub(crate) struct Together {
     streams: u64,
 }
 
-/// What the world knows of a mount.
+/// The world's knowledge of a mount.
 #[derive(Debug, Default)]
 struct Here {
     written: WrittenHere,

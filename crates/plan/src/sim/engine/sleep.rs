@@ -1,5 +1,6 @@
-//! Elements that sleep: who does, who is woken, and when. What is decided is `tidemill_core::elastic`'s, as in a running
-//! array, from what the dispatcher says is needed; here it is looked as often as a server does.
+//! Suspended elements in the simulation: decides which elements are suspended or resumed, and when. The decisions are those of
+//! `tidemill_core::elastic`, as in a running array, based on the demand that the dispatcher reports. The checks are as frequent as those of
+//! a server.
 
 use super::{Engine, Wake, element_at, id_of, view};
 use crate::sim::quantity::whole;
@@ -10,10 +11,10 @@ use tidemill_core::elastic::{self, Action, Limits, Power, Sleeper, Wakes, Worker
 use tidemill_core::event::{Event, JobState};
 use tidemill_core::time::{Span, Time};
 
-/// How often it is looked who is needed, and who is not.
+/// Interval at which the demand is checked.
 const LOOK: Span = Span::from_millis(500);
 
-/// How long an element slept and took to wake until the job's end, and how often it was woken.
+/// Time for which an element was suspended and resuming until the job's end, and the number of resumes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::sim) struct Slept {
     pub(in crate::sim) suspended: Span,
@@ -21,7 +22,7 @@ pub(in crate::sim) struct Slept {
     pub(in crate::sim) wakes: u64,
 }
 
-/// What an element is at.
+/// State of an element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Awake,
@@ -36,7 +37,7 @@ struct Bed {
     state: State,
     since: Time,
     slept: Slept,
-    /// Whether something needed it when it was looked last.
+    /// Whether some work needed the element at the last check.
     needed: bool,
 }
 
@@ -52,12 +53,12 @@ impl Bed {
     }
 }
 
-/// All storage elements; none if nobody sleeps.
+/// All storage elements; empty if none is ever suspended.
 #[derive(Debug, Default)]
 pub(super) struct Night {
     beds: Vec<Bed>,
     allocation: Allocation,
-    /// When it is looked next.
+    /// Time of the next check.
     next: Option<Time>,
 }
 
@@ -69,7 +70,7 @@ impl Night {
         let awake = platform.elements.len().saturating_sub(platform.asleep);
         let beds = platform.elements.iter().enumerate();
         let beds = beds.map(|(index, element)| {
-            // What a running array has learnt.
+            // Time to resume that a running array has learned.
             let wakes = Wakes {
                 count: 1,
                 total_ns: element.wake.0,
@@ -93,7 +94,7 @@ impl Night {
         }
     }
 
-    /// How all slept until then.
+    /// Returns the suspended times of all elements until `end`.
     pub(super) fn ended(mut self, end: Time) -> Vec<Slept> {
         for bed in &mut self.beds {
             let state = bed.state;
@@ -104,7 +105,7 @@ impl Night {
 }
 
 impl Engine<'_> {
-    /// Those that sleep go to sleep, before the job is there.
+    /// Suspends the elements that are suspended before the job is submitted.
     pub(super) fn begin_night(&mut self) {
         for index in 0..self.night.beds.len() {
             if self.night.beds[index].state == State::Asleep {
@@ -114,7 +115,7 @@ impl Engine<'_> {
         }
     }
 
-    /// From now on it is looked who is needed.
+    /// Begins to check the demand.
     pub(super) fn begin_looks(&mut self) {
         if self.night.beds.is_empty() {
             return;
@@ -127,7 +128,7 @@ impl Engine<'_> {
         self.plan_look(Span::default());
     }
 
-    /// Something has happened: soon it is looked what that changes.
+    /// Schedules a check of the demand soon after an event.
     pub(super) fn look_soon(&mut self) {
         if !self.night.beds.is_empty() {
             self.plan_look(LOOK);
@@ -155,7 +156,7 @@ impl Engine<'_> {
         };
         let bed = &mut self.night.beds[index];
         match bed.sleeper.on(event, now, &limits) {
-            // It has nothing to do: it does so at once.
+            // The element has no work and is suspended at once.
             Some(Action::Suspend) => self.tell_sleeper(index, elastic::Event::Fell),
             Some(Action::Keep) => {
                 bed.turn(State::Asleep, now);
@@ -173,7 +174,7 @@ impl Engine<'_> {
         }
     }
 
-    /// An element is awake.
+    /// Handles an element that has resumed.
     pub(super) fn on_awake(&mut self, node: u32) {
         let index = node as usize;
         self.tell_sleeper(index, elastic::Event::Up);
@@ -186,10 +187,10 @@ impl Engine<'_> {
         }
     }
 
-    /// Looks who is needed, and who is not.
+    /// Checks which elements are needed.
     pub(super) fn look(&mut self) {
         let now = self.clock.now();
-        // An earlier one was planned since, and this one then.
+        // An earlier check was planned since, and scheduled this one again.
         if !self.runs_on() || self.night.next != Some(now) {
             return;
         }
@@ -207,7 +208,7 @@ impl Engine<'_> {
         }
     }
 
-    /// One that is needed is woken, one that was not for long enough is put to sleep.
+    /// Resumes an element that is needed, and suspends an element that was idle for long enough.
     fn look_at(&mut self, index: usize, needed: bool) {
         let now = self.clock.now();
         let bed = &mut self.night.beds[index];
@@ -225,7 +226,7 @@ impl Engine<'_> {
         }
     }
 
-    /// Those that are to be woken for tasks that wait for room.
+    /// Returns the elements to resume for tasks that wait for capacity.
     fn shared_with(&self, demand: &Demand) -> Vec<usize> {
         let able: BTreeSet<usize> = demand.able.iter().map(|id| id.0 as usize).collect();
         let beds = &self.night.beds;
@@ -248,7 +249,7 @@ impl Engine<'_> {
         chosen.map(|&(_, index)| index).collect()
     }
 
-    /// Work is time of cores, as in a running array.
+    /// Work is core time, as in a running array.
     fn worker(&self, index: usize, wake: Span) -> Worker {
         let element = element_at(self.platform, index);
         let milli = |watts: f64| whole(watts * 1000.0);

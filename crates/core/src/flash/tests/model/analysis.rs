@@ -1,7 +1,7 @@
-//! Analysis on the controller of a device: what it runs at, when it may run, and what is left to do.
+//! Model of analysis on the controller of a device: its speed, the times at which it may run, and its remaining work.
 //!
-//! From "Active Flash" §6.2: a kernel works on B bytes at a time and looks for requests in between, so a
-//! request that finds it working waits B / 2T on average.
+//! From "Active Flash" §6.2: a kernel works on B bytes at a time and looks for requests in between, so a request that finds it working
+//! waits B / 2T on average.
 
 use std::collections::VecDeque;
 
@@ -9,49 +9,48 @@ use crate::time::Span;
 
 use super::timeline::time_of;
 
-/// When analysis may run.
+/// Time at which analysis may run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// As data is written, while it is still in the controller's memory, which holds the last
-    /// `dram_bytes` written. What has left it is read back from flash in idle time, after collection.
+    /// As data is written, while it is still in the controller's memory, which holds the last `dram_bytes` written. Data that has left the
+    /// memory is read back from flash in idle time, after collection.
     AtWrite {
-        /// Bytes of data that the controller's memory holds.
+        /// Size of the data that the controller's memory holds, in bytes.
         dram_bytes: u64,
     },
-    /// When no request is being served, on data read back from flash; collection in the background goes
-    /// first.
+    /// When no request is being served, on data read back from flash; collection in the background has priority.
     Idle,
-    /// As [`Mode::Idle`], but collection in the background waits until the analysis is done. Collection
-    /// that a write can't do without is not put off.
+    /// As [`Mode::Idle`], but collection in the background waits until the analysis is done. Collection without which a write can't proceed
+    /// is not postponed.
     IdleCollectionYields,
 }
 
-/// An analysis of everything that is written, and of what was there before.
+/// Analysis of all data that is written, and of data written before.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Analysis {
-    /// When it may run.
+    /// Time at which it may run.
     pub(crate) mode: Mode,
-    /// T: bytes per second that the kernel works through, reading from flash not included.
+    /// T: bytes per second that the kernel processes, not including reads from flash.
     pub(crate) bytes_per_s: u64,
-    /// B: bytes worked on before it looks for requests. The paper's prototype has 32 KiB.
+    /// B: bytes processed before the kernel looks for requests. The paper's prototype has 32 KiB.
     pub(crate) slice_bytes: u64,
     /// Ranges (first byte, bytes) that are on the device before the first request and are to be analysed.
     pub(crate) resident: Vec<(u64, u64)>,
 }
 
 impl Analysis {
-    /// Time for a full slice, B / T.
+    /// Returns the time for a full slice, B / T.
     pub(crate) fn slice_time(&self) -> Span {
         time_of(self.slice_bytes, self.bytes_per_s)
     }
 
-    /// Mean wait of a request that finds the kernel working: B / 2T.
+    /// Returns the mean wait of a request that finds the kernel working: B / 2T.
     pub(crate) fn mean_preemption_delay(&self) -> Span {
         Span(self.slice_time().0 / 2)
     }
 }
 
-/// A piece of the stream of data to analyse: `bytes` from `offset` on, at position `start` of the stream.
+/// Piece of the stream of data to analyse: `bytes` from `offset` on, at position `start` of the stream.
 #[derive(Clone, Copy, Debug)]
 struct Segment {
     start: u64,
@@ -65,9 +64,9 @@ pub(crate) struct Pending {
     slice_bytes: u64,
     dram_bytes: u64,
     segments: Vec<Segment>,
-    /// Bytes of the stream so far.
+    /// Length of the stream so far, in bytes.
     total: u64,
-    /// Everything before this position was analysed, is in `left`, or is being worked on.
+    /// Position of the stream: all earlier data was analysed, is in `left`, or is being processed.
     next: u64,
     /// Parts (start, end) of the stream that left memory before they were analysed.
     left: VecDeque<(u64, u64)>,
@@ -94,7 +93,7 @@ impl Pending {
         pending
     }
 
-    /// More data has come.
+    /// Adds written data.
     pub(crate) fn written(&mut self, offset: u64, bytes: u64) {
         if bytes == 0 {
             return;
@@ -115,24 +114,24 @@ impl Pending {
         }
     }
 
-    /// Nothing is left to analyse.
+    /// Returns whether no data is left to analyse.
     pub(crate) fn is_empty(&self) -> bool {
         self.next == self.total && self.left.is_empty()
     }
 
-    /// There is something to read back from flash.
+    /// Returns whether there is data to read back from flash.
     pub(crate) fn has_left(&self) -> bool {
         !self.left.is_empty()
     }
 
-    /// Takes up to a slice of what is still in memory, the oldest first; its bytes.
+    /// Takes up to a slice of the oldest data in memory and returns its size in bytes.
     pub(crate) fn take_from_memory(&mut self) -> Option<u64> {
         let bytes = self.slice_bytes.min(self.total - self.next);
         self.next += bytes;
         (bytes > 0).then_some(bytes)
     }
 
-    /// Takes up to a slice of what has left memory; its ranges (first byte, bytes) on the device.
+    /// Takes up to a slice of the data that has left memory and returns its ranges (first byte, bytes) on the device.
     pub(crate) fn take_from_flash(&mut self) -> Option<Vec<(u64, u64)>> {
         let (start, end) = self.left.front_mut()?;
         let from = *start;
@@ -174,7 +173,7 @@ fn pending_analysis_takes_latest_from_memory_rest_from_flash() {
     pending.written(0, 12);
     assert_eq!(pending.take_from_memory(), Some(10));
     pending.written(100, 30);
-    // Positions 25 to 37 of 57 left memory unseen.
+    // Positions 25 to 37 of 57 left memory before they were analysed.
     assert_eq!(pending.take_from_memory(), Some(10));
     assert_eq!(pending.take_from_memory(), Some(10));
     assert_eq!(pending.take_from_memory(), None);

@@ -1,4 +1,4 @@
-//! A host of the translation layer: it writes and trims ranges of bytes, and counts what they cost.
+//! Host of the translation layer: writes and trims ranges of bytes, and counts their costs.
 
 use crate::flash::blocks::State;
 use crate::flash::ftl::{Counts, Ftl, Operation};
@@ -6,20 +6,20 @@ use crate::flash::geometry::{Geometry, NONE, Spec};
 use crate::flash::snapshot::{Reader, SnapshotError, VERSION, Writer};
 use crate::time::Span;
 
-/// A range that is not inside the device.
+/// Range that is not inside the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("flash device: bytes {offset} to {offset} + {bytes} are not in its {capacity} bytes")]
 pub(crate) struct RangeError {
-    /// First byte asked for.
+    /// Offset of the first requested byte.
     pub(crate) offset: u64,
-    /// Bytes asked for.
+    /// Number of requested bytes.
     pub(crate) bytes: u64,
-    /// Bytes the device has for its host.
+    /// Capacity of the device for its host, in bytes.
     pub(crate) capacity: u64,
 }
 
 impl Ftl {
-    /// Bytes programmed for each byte the host wrote; 1 before the first.
+    /// Returns the bytes programmed per byte that the host wrote; 1 before the first write.
     #[expect(clippy::cast_precision_loss, reason = "a ratio for people")]
     pub(crate) fn write_amplification(&self) -> f64 {
         if self.counts.host_bytes == 0 {
@@ -29,7 +29,7 @@ impl Ftl {
         self.counts.flash_pages() as f64 * page_bytes / self.counts.host_bytes as f64
     }
 
-    /// Writes bytes. A page that is written in part is read first, if it holds anything.
+    /// Writes bytes. A page that is written in part is read first, if it holds data.
     ///
     /// # Errors
     /// [`RangeError`] if the range is not inside the device; then nothing is written.
@@ -37,7 +37,7 @@ impl Ftl {
         self.write_observed(offset, bytes, &mut |_| ())
     }
 
-    /// As [`Ftl::write`]; every operation is told to `observe` in the order in which it has to happen.
+    /// Writes bytes like [`Ftl::write`] and passes every operation to `observe`, in the order in which the operations must happen.
     ///
     /// # Errors
     /// As [`Ftl::write`].
@@ -65,10 +65,10 @@ impl Ftl {
         Ok(())
     }
 
-    /// Gives up the pages that lie wholly in a range: what they held is gone and need not be copied.
+    /// Trims the pages that are completely inside a range: their data is discarded and need not be copied.
     ///
     /// # Errors
-    /// [`RangeError`] if the range is not inside the device; then nothing is given up.
+    /// [`RangeError`] if the range is not inside the device; then nothing is trimmed.
     pub(crate) fn trim(&mut self, offset: u64, bytes: u64) -> Result<(), RangeError> {
         self.pages_of(offset, bytes)?;
         let page_bytes = u64::from(self.geometry.spec().page_bytes);
@@ -78,10 +78,10 @@ impl Ftl {
         Ok(())
     }
 
-    /// The logical pages that a range touches.
+    /// Returns the logical pages that a range touches. An empty range touches the page in which it starts.
     ///
     /// # Errors
-    /// [`RangeError`] if it is not inside the device. An empty range gives the page it starts in.
+    /// [`RangeError`] if the range is not inside the device.
     pub(crate) fn pages_of(
         &self,
         offset: u64,
@@ -114,8 +114,8 @@ impl Ftl {
         }
     }
 
-    /// Pages in closed blocks, free blocks left out and open ones counted as far as they are programmed,
-    /// over logical pages: the `alpha` of [`super::closed_form`].
+    /// Returns the pages in closed blocks over logical pages: the `alpha` of [`super::closed_form`]. Free blocks are left out, and open
+    /// blocks count as far as they are programmed.
     #[expect(clippy::cast_precision_loss, reason = "a ratio of page counts")]
     pub(crate) fn pages_in_use_ratio(&self) -> f64 {
         let pages_per_block = u64::from(self.geometry.spec().pages_per_block);
@@ -129,7 +129,7 @@ impl Ftl {
         (closed * pages_per_block + open) as f64 / f64::from(self.geometry.logical_pages())
     }
 
-    /// Nothing is lost, counted twice or in two states.
+    /// Checks that no page is lost, counted twice or in two states.
     pub(crate) fn check(&self) {
         self.blocks.check();
         let mut valid = vec![0; self.geometry.blocks() as usize];
@@ -157,12 +157,12 @@ impl Ftl {
         }
     }
 
-    /// How often each block was erased.
+    /// Returns the number of erases of each block.
     pub(crate) fn erases(&self) -> impl Iterator<Item = u32> + '_ {
         self.blocks.iter().map(|(_, block)| block.erases)
     }
 
-    /// Its state as bytes.
+    /// Returns its state as bytes.
     pub(crate) fn save(&self) -> Vec<u8> {
         let mut writer = Writer::default();
         writer.put(VERSION);
@@ -170,10 +170,10 @@ impl Ftl {
         writer.into_bytes()
     }
 
-    /// The layer that [`Ftl::save`] saved; it goes on exactly as the saved one would have.
+    /// Restores the layer that [`Ftl::save`] saved; it continues exactly as the saved layer would.
     ///
     /// # Errors
-    /// [`SnapshotError`] if the bytes are not what `save` of this version gives.
+    /// [`SnapshotError`] if the bytes are no result of `save` of this version.
     pub(crate) fn restore(bytes: &[u8]) -> Result<Self, SnapshotError> {
         let mut reader = Reader::new(bytes);
         reader.version()?;
@@ -184,12 +184,12 @@ impl Ftl {
 }
 
 impl Counts {
-    /// Pages programmed in all.
+    /// Returns the number of pages programmed in all.
     pub(crate) fn flash_pages(&self) -> u64 {
         self.host_pages + self.collected_pages + self.levelled_pages
     }
 
-    /// What has been done since `earlier`.
+    /// Returns the difference to the counters `earlier`.
     pub(crate) fn since(self, earlier: Self) -> Self {
         Self {
             host_bytes: self.host_bytes - earlier.host_bytes,
@@ -204,9 +204,9 @@ impl Counts {
 }
 
 impl Spec {
-    /// The Active Flash paper's prototype (§6, Table 6): 64 GiB and reads of 32 KiB. One read takes
-    /// 0.75 ms, as in Table 7 (100 MB in 2.4 s); how that splits into chip and channel is not published,
-    /// nor are the counts of chips and blocks: they are ours.
+    /// Returns the prototype of the Active Flash paper (§6, Table 6): 64 GiB and reads of 32 KiB. One read takes 0.75 ms, as in Table 7
+    /// (100 MB in 2.4 s). The paper publishes neither the division of this time between chip and channel nor the numbers of chips and
+    /// blocks: they are ours.
     pub(crate) fn prototype() -> Self {
         Self {
             channels: 4,
@@ -224,12 +224,12 @@ impl Spec {
 }
 
 impl Geometry {
-    /// Bytes the host sees.
+    /// Returns the capacity for the host, in bytes.
     pub(crate) fn logical_bytes(&self) -> u64 {
         u64::from(self.logical_pages()) * u64::from(self.spec().page_bytes)
     }
 
-    /// The chip a physical page is in.
+    /// Returns the chip of a physical page.
     pub(crate) fn chip_of(&self, page: u32) -> u32 {
         self.block_of(page) % self.chips()
     }

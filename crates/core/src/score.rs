@@ -1,30 +1,29 @@
-//! What an element is worth to a task that may go to any: availability, capacity, load, speed and energy, weighed
-//! (LABIOS §3.3.3, "worker score", and its Table 2).
+//! Score of an element for a task that may run on any element: the weighted mean of availability, capacity, load, speed and energy (LABIOS
+//! §3.3.3, "worker score", and its Table 2).
 //!
-//! An element says what only it knows: how much of its capacity is free, and what was configured of its speed and its
-//! power. How busy it is the dispatcher knows better, since it has sent what waits there. So an element that lies about
-//! itself can attract no more than its queue takes. Weights are a job's, so the dispatcher weighs; all is counted in
-//! thousandths, so that the same view gives the same score everywhere.
+//! An element reports only properties that no other component knows: its free capacity, and its configured speed and power. The dispatcher
+//! knows the load better, since it has sent the waiting labels. So an element with wrong reports can attract no more than its queue takes.
+//! Weights belong to a job, so the dispatcher computes the score. All numbers are in thousandths, so that the same view gives the same
+//! score everywhere.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// The highest class of speed and of energy.
+/// Highest class of speed and of energy.
 pub const CLASS_MAX: u8 = 5;
-/// What a score of one is.
+/// Score of one.
 pub const ONE: u16 = 1000;
-/// The largest weight, in thousandths.
+/// Largest weight, in thousandths.
 pub const WEIGHT_MAX: u32 = 1_000_000;
-/// Scores within one of so many equal ranges count as equal.
+/// Number of equal ranges of scores; scores within one range count as equal.
 pub const BUCKETS: u16 = 50;
 
-/// Rates of a device, in bytes per second, from which on it is of the next class (LABIOS §3.3.3 names the first two and
-/// the last).
+/// Lower bounds of the classes of a device's rate, in bytes per second (LABIOS §3.3.3 names the first two and the last).
 const SPEEDS: [u64; 4] = [200_000_000, 550_000_000, 1_500_000_000, 3_500_000_000];
-/// Power at full load, in thousandths of a watt, up to which an element is of the class below the highest, and so on.
+/// Upper bounds of the classes of power at full load, in thousandths of a watt, from the highest class down.
 const POWERS: [u64; 4] = [10_000, 50_000, 150_000, 400_000];
 
-/// The class of a device that moves so many bytes per second: 1 to [`CLASS_MAX`], the fastest; 0 if nobody said.
+/// Returns the class of a device with this rate in bytes per second: 1 to [`CLASS_MAX`], the fastest; 0 if no rate is configured.
 #[must_use]
 pub fn speed_class(bytes_per_sec: u64) -> u8 {
     if bytes_per_sec == 0 {
@@ -33,8 +32,8 @@ pub fn speed_class(bytes_per_sec: u64) -> u8 {
     1 + count(SPEEDS.iter().filter(|&&from| bytes_per_sec > from))
 }
 
-/// The class of an element that draws so many thousandths of a watt at full load: 1 to [`CLASS_MAX`], the thriftiest;
-/// 0 if nobody said.
+/// Returns the class of an element with this power at full load in thousandths of a watt: 1 to [`CLASS_MAX`], the thriftiest; 0 if no power
+/// is configured.
 #[must_use]
 pub fn energy_class(watts_milli: u64) -> u8 {
     if watts_milli == 0 {
@@ -47,22 +46,22 @@ fn count(few: impl Iterator) -> u8 {
     u8::try_from(few.count()).unwrap_or(CLASS_MAX)
 }
 
-/// What a score is made of.
+/// Properties from which a score is computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
-    /// Whether a core has nothing to do.
+    /// Whether a core is idle.
     pub available: bool,
-    /// What of its capacity is free, in thousandths; 0 if it has none.
+    /// Free share of its capacity, in thousandths; 0 if it has no capacity.
     pub capacity: u16,
-    /// What of its queue is taken, in thousandths.
+    /// Queue fill level, in thousandths of capacity.
     pub load: u16,
-    /// Its class of speed; 0 if nobody said, which counts as less than any.
+    /// Class of speed; 0 if no speed is configured, which counts as the lowest class.
     pub speed: u8,
-    /// Its class of energy; 0 if nobody said, which counts as less than any.
+    /// Class of energy; 0 if no power is configured, which counts as the lowest class.
     pub energy: u8,
 }
 
-/// What of `whole` `part` is, in thousandths; of nothing it is nothing.
+/// Returns the share of `part` in `whole`, in thousandths; 0 if `whole` is 0.
 #[must_use]
 pub fn share(part: u64, whole: u64) -> u16 {
     if whole == 0 {
@@ -72,7 +71,7 @@ pub fn share(part: u64, whole: u64) -> u16 {
     u16::try_from(share).unwrap_or(ONE).min(ONE)
 }
 
-/// Weights of the five, in thousandths. At least one is not zero.
+/// Weights of the five properties, in thousandths. At least one is not zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Weights {
     availability: u32,
@@ -82,34 +81,34 @@ pub struct Weights {
     energy: u32,
 }
 
-/// Weights that can't be used.
+/// Error of weights.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WeightsError {
-    /// It is none of the five, and no profile.
+    /// A name is none of the five properties, and no profile.
     #[error(
         "`{0}` is neither a profile (low-latency, energy, bandwidth) nor NAME=WEIGHT with one of availability, capacity, load, speed, energy"
     )]
     Name(String),
-    /// It is no weight.
+    /// A value is no weight.
     #[error(
         "the weight of {name} is `{value}`; it must be a number from 0 to 1000 with at most three decimals"
     )]
     Value {
-        /// Of what.
+        /// Name of the property.
         name: String,
-        /// What stands there.
+        /// Value in the text.
         value: String,
     },
-    /// It stands there twice.
+    /// A weight is given twice.
     #[error("the weight of {0} is given twice")]
     Twice(String),
-    /// All are zero.
+    /// All weights are zero.
     #[error("all weights are zero: no element would be better than another")]
     Zero,
 }
 
 impl Weights {
-    /// Table 2, "low latency".
+    /// Profile "low latency" of Table 2.
     pub const LOW_LATENCY: Self = Self {
         availability: 500,
         capacity: 0,
@@ -117,7 +116,7 @@ impl Weights {
         speed: 150,
         energy: 0,
     };
-    /// Table 2, "energy savings".
+    /// Profile "energy savings" of Table 2.
     pub const ENERGY: Self = Self {
         availability: 0,
         capacity: 150,
@@ -125,7 +124,7 @@ impl Weights {
         speed: 150,
         energy: 500,
     };
-    /// Table 2, "high bandwidth".
+    /// Profile "high bandwidth" of Table 2.
     pub const BANDWIDTH: Self = Self {
         availability: 0,
         capacity: 150,
@@ -134,8 +133,8 @@ impl Weights {
         energy: 0,
     };
 
-    /// The score of an element, in thousandths: the mean of its five, weighed. A queue counts by what of it is free,
-    /// a class by its part of the highest.
+    /// Returns the score of an element, in thousandths: the weighted mean of its five properties. A queue counts by its free share, and a
+    /// class by its share of the highest class.
     #[must_use]
     pub fn score(&self, of: &Standing) -> u16 {
         let class = |class: u8| u16::from(class.min(CLASS_MAX)) * (ONE / u16::from(CLASS_MAX));
@@ -154,7 +153,7 @@ impl Weights {
     }
 }
 
-/// The bucket of a score.
+/// Returns the bucket of a score.
 #[must_use]
 pub fn bucket(score: u16) -> u16 {
     score.min(ONE) / (ONE / BUCKETS)
@@ -163,7 +162,7 @@ pub fn bucket(score: u16) -> u16 {
 impl FromStr for Weights {
     type Err = WeightsError;
 
-    /// A profile of Table 2, or `load=2,speed=0.5`: what is not named has no weight.
+    /// Parses a profile of Table 2, or `load=2,speed=0.5`: a property that is not named has no weight.
     fn from_str(text: &str) -> Result<Self, WeightsError> {
         match text {
             "low-latency" => return Ok(Self::LOW_LATENCY),
@@ -200,7 +199,7 @@ impl FromStr for Weights {
     }
 }
 
-/// Digits, and up to three behind a point.
+/// Parses digits, and up to three digits after a decimal point.
 fn thousandths(text: &str) -> Option<u32> {
     let (whole, part) = text.split_once('.').unwrap_or((text, "0"));
     let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());

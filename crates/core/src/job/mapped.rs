@@ -1,5 +1,5 @@
-//! Components of a variable whose bytes are in many files of one folder: each has those files as inputs, of which the kernel
-//! sees the first one only, as the values that they hold together.
+//! Components of a variable whose bytes are in many files of one folder. Each component has those files as inputs; the kernel sees only the
+//! first one, with the values that the files hold together. This module changes only the parsed job.
 
 use super::components::{Mapping, One, SELECTION, VERSION, padded, setting, told};
 use super::error::Problem;
@@ -9,31 +9,31 @@ use crate::id::ObjectId;
 use crate::layout::Selection;
 use crate::script::{Data, Group, Position, Setting, Value};
 
-/// What a component reads of one file in a folder that a mapper has looked at.
+/// Selection that a component reads from one file in a mapped folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MappedFile {
-    /// Its path below the folder.
+    /// Path below the folder.
     pub below: String,
-    /// The version that was looked at.
+    /// Version that the mapper read.
     pub object: ObjectId,
-    /// Bytes of it; of a component's first file also the values that the bytes of all its files hold.
+    /// Bytes of the version; for a component's first file, also the values in the bytes of all its files.
     pub selection: Selection,
 }
 
-/// The components that a mapper finds in a folder.
+/// Components that a mapper finds in a folder.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FolderMap {
-    /// For each component the files that its bytes are in.
+    /// For each component, the files that contain its bytes.
     pub components: Vec<Vec<MappedFile>>,
-    /// Arguments that the kernel gets beside its own, so that it reads the values as the file means them.
+    /// Arguments that the kernel gets in addition to its own, so that it interprets the values as the file defines them.
     pub args: Vec<String>,
 }
 
-/// The inputs of components, and the arguments that their kernel gets beside its own.
+/// Inputs of components, and the additional arguments of their kernel.
 pub(super) type Read = (Vec<One>, Vec<String>);
 
 impl Expander<'_> {
-    /// What a mapper finds in the first input if that is a folder, with all others.
+    /// Returns the components that a mapper finds in the first input if that is a folder, each with all other inputs.
     pub(super) fn mapped_folder(
         &mut self,
         task: &Group,
@@ -80,7 +80,7 @@ impl Expander<'_> {
         Ok(Some((all, args)))
     }
 
-    /// A file below a folder as an input.
+    /// Returns a file below a folder as an input.
     fn file_of(
         &mut self,
         folder: &str,

@@ -1,8 +1,8 @@
-//! Layouts: which objects hold a version's bytes, and where they are. Nothing else knows how bytes of a file map to bytes
-//! of objects.
+//! Layouts: define which objects hold a version's bytes, and where the objects are stored. No other module maps bytes of a file to bytes of
+//! objects. This module does no I/O.
 //!
-//! A version is made of **parts**, objects that each hold some of its bytes. What a part holds lies on one or more elements,
-//! its **copies**. Which bytes of the file are which bytes of which part is told as **pieces**.
+//! A version consists of **parts**, objects that each hold some of its bytes. The bytes of a part are stored on one or more elements: its
+//! **copies**. **Pieces** map bytes of the file to bytes of a part.
 
 mod extents;
 mod place;
@@ -27,90 +27,90 @@ use crate::id::{ElementId, ObjectId};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// What a sealed version is made of.
+/// Layout of a sealed version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Layout {
-    /// The whole file is one object (the default; AnalyzeThis §3.3).
+    /// One object for the whole file (the default; AnalyzeThis §3.3).
     Whole(Part),
-    /// Stripes of one size go round over the parts (Active Storage §4).
+    /// Stripes of one size, distributed over the parts in turn (Active Storage §4).
     Striped(Striped),
     /// Pieces anywhere in the file, by several writers or gathered from small writes (Active Burst-Buffer §III-B).
     Extents(Extents),
 }
 
-/// An object that holds bytes of a version.
+/// Object that holds bytes of a version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// The object. With its place in the layout it is what lineage and remembered results mean by the part.
+    /// The object. Lineage and cached results identify the part by this object and its place in the layout.
     pub object: ObjectId,
-    /// Its length in bytes.
+    /// Size, in bytes.
     pub size: u64,
-    /// Where it is.
+    /// Copies of the part.
     pub copies: Vec<Copy>,
 }
 
-/// An element's bytes of an object.
+/// Copy of an object on an element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Copy {
-    /// Which element.
+    /// Id of the element.
     pub element: ElementId,
-    /// Whether it can be read.
+    /// State of the copy, which tells whether it can be read.
     pub state: CopyState,
 }
 
-/// Bytes of a file that follow each other in one object, or in none.
+/// Consecutive bytes of a file in one object, or in none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// Where they begin in the file, in bytes.
+    /// Position in the file, in bytes.
     pub offset: u64,
-    /// How many.
+    /// Length, in bytes.
     pub length: u64,
-    /// Where they begin in a part; `None`: they are zeros that nobody wrote.
+    /// Position in a part; `None` for zeros that nobody wrote.
     pub at: Option<Within>,
 }
 
-/// A place in a part of a layout.
+/// Position in a part of a layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Within {
-    /// Which of [`Layout::parts`].
+    /// Index into [`Layout::parts`].
     pub part: usize,
-    /// Bytes from the begin of its object.
+    /// Offset from the begin of its object, in bytes.
     pub offset: u64,
 }
 
-/// A layout that contradicts itself.
+/// Error of a layout.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LayoutError {
-    /// A stripe unit that can't be.
+    /// The stripe unit is invalid.
     #[error(
         "a stripe unit of {0} bytes can't be: it must be a multiple of {UNIT_GRAIN} of at most {UNIT_MAX}"
     )]
     Unit(u64),
-    /// So many parts can't be.
+    /// The number of parts is invalid.
     #[error("{0} elements can't hold a striped file: it takes 1 to {WIDTH_MAX}")]
     Width(usize),
-    /// No description of stripes.
+    /// A text is no description of stripes.
     #[error(
         "`{0}` says not how to stripe: give UNIT or UNIT,WIDTH, such as 1MiB or 1MiB,4 (bytes, KiB, MiB, GiB)"
     )]
     Stripes(String),
-    /// A part is longer than its place in the layout says.
+    /// The size of a part differs from its place in the layout.
     #[error("part {part} has {has} bytes, and its place in the file takes {asked}")]
     Length {
-        /// Which part.
+        /// Index of the part.
         part: usize,
-        /// Bytes of its object.
+        /// Size of its object, in bytes.
         has: u64,
-        /// Bytes that it should have.
+        /// Expected size, in bytes.
         asked: u64,
     },
-    /// Pieces that are out of order, overlap, are empty, or leave the file or their part.
+    /// A piece is out of order, overlaps another one, is empty, or leaves the file or its part.
     #[error("the piece at byte {0} is not in order, or is no part of the file or of its object")]
     Piece(u64),
-    /// Too many pieces.
+    /// There are too many pieces.
     #[error("a version of {0} pieces can't be: at most {PIECES_MAX}")]
     Pieces(usize),
-    /// Bytes that are no pieces.
+    /// The bytes are no encoded pieces.
     #[error("these bytes are no list of pieces")]
     Encoding,
     /// A part has no copy or too many, or two on one element.
@@ -119,7 +119,7 @@ pub enum LayoutError {
 }
 
 impl Part {
-    /// A part that lies on one element.
+    /// Returns a part that is stored on one element.
     #[must_use]
     pub fn on(object: ObjectId, size: u64, element: ElementId) -> Self {
         let copy = Copy {
@@ -133,7 +133,7 @@ impl Part {
         }
     }
 
-    /// The copies that can be read.
+    /// Returns the copies that can be read.
     pub fn current(&self) -> impl Iterator<Item = &Copy> {
         let current = |copy: &&Copy| copy.state == CopyState::Current;
         self.copies.iter().filter(current)
@@ -141,7 +141,7 @@ impl Part {
 }
 
 impl Layout {
-    /// The parts, in the order that [`Within::part`] counts.
+    /// Returns the parts, in the order of [`Within::part`].
     #[must_use]
     pub fn parts(&self) -> &[Part] {
         match self {
@@ -151,7 +151,7 @@ impl Layout {
         }
     }
 
-    /// The parts, to note where they are.
+    /// Returns the parts, for changes of their locations.
     pub fn parts_mut(&mut self) -> &mut [Part] {
         match self {
             Self::Whole(part) => std::slice::from_mut(part),
@@ -160,7 +160,7 @@ impl Layout {
         }
     }
 
-    /// The length of the file in bytes.
+    /// Returns the size of the file, in bytes.
     #[must_use]
     pub fn size(&self) -> u64 {
         match self {
@@ -170,7 +170,7 @@ impl Layout {
         }
     }
 
-    /// Where bytes of the file are: what of `range` is in the file, in order and without a gap.
+    /// Returns the pieces of `range` within the file, in order and without a gap.
     pub fn pieces(&self, range: Range<u64>) -> impl Iterator<Item = Piece> {
         let end = range.end.min(self.size());
         let mut offset = range.start;
@@ -184,7 +184,7 @@ impl Layout {
         })
     }
 
-    /// The longest piece from `offset` on that ends at `end`, which is in the file and behind it.
+    /// Returns the longest piece that begins at `offset` and ends at `end` or before. `end` is greater than `offset` and within the file.
     fn piece(&self, offset: u64, end: u64) -> Piece {
         match self {
             Self::Whole(_) => Piece {
@@ -197,7 +197,7 @@ impl Layout {
         }
     }
 
-    /// Which bytes of the file some bytes of a part are, in the order of the part.
+    /// Returns the positions in the file of some bytes of a part, in the order of the part.
     pub fn pieces_of(&self, part: usize, range: Range<u64>) -> Vec<Piece> {
         let size = self.parts().get(part).map_or(0, |part| part.size);
         let range = range.start..range.end.min(size);
@@ -209,13 +209,13 @@ impl Layout {
         }
     }
 
-    /// The bytes of parts that make up bytes of the file, each as one range where they follow each other: what is asked
-    /// of elements, all at once. In the order of the parts.
+    /// Returns the bytes of parts that make up bytes of the file, with consecutive bytes as one range, in the order of the parts. These
+    /// ranges are requested from elements all at once.
     #[must_use]
     pub fn spans(&self, range: Range<u64>) -> Vec<(usize, Range<u64>)> {
         let mut spans: BTreeMap<usize, Vec<Range<u64>>> = BTreeMap::new();
         match self {
-            // Of each part one range, whatever number of stripes it has.
+            // There is one range per part, whatever the number of its stripes.
             Self::Striped(striped) => return striped.spans(range),
             Self::Whole(_) | Self::Extents(_) => {
                 for piece in self.pieces(range) {
@@ -243,17 +243,17 @@ impl Layout {
         all
     }
 
-    /// Whether every byte that somebody wrote can be read.
+    /// Returns whether every written byte can be read.
     #[must_use]
     pub fn is_readable(&self) -> bool {
         let lies = |part: &Part| part.size == 0 || part.current().next().is_some();
         self.parts().iter().all(lies)
     }
 
-    /// Whether it makes sense.
+    /// Checks that the layout is valid.
     ///
     /// # Errors
-    /// The first thing that does not.
+    /// The first fault.
     pub fn check(&self) -> Result<(), LayoutError> {
         for (index, part) in self.parts().iter().enumerate() {
             let mut elements: Vec<_> = part.copies.iter().map(|copy| copy.element).collect();

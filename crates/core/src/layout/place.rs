@@ -1,38 +1,39 @@
-//! Where new files go.
+//! Placement of new files: chooses elements from their status. This module does no I/O.
 
 use super::WIDTH_MAX;
 use crate::id::{ElementId, Inode};
 
-/// What placement needs to know of an element.
+/// Properties of an element that placement needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Room {
-    /// The element.
+    /// Id of the element.
     pub element: ElementId,
-    /// Bytes it can still take.
+    /// Free space, in bytes.
     pub free_bytes: u64,
-    /// Whether it was heard of lately. One that hangs gets new files only if it was named, or if all hang.
+    /// Whether the element answered recently. An element that does not answer gets new files only if it was named, or if no element
+    /// answers.
     pub answers: bool,
-    /// Whether it is being emptied: it gets no new files.
+    /// Whether the element is being drained: it gets no new files.
     pub leaving: bool,
-    /// Whether what it keeps lies in memory: it gets new files only where that is asked for.
+    /// Whether the element stores data in memory: it gets new files only on request.
     pub memory: bool,
-    /// Whether what is written there goes on to others: it gets new files before they do.
+    /// Whether the element belongs to the burst tier, from which files drain to other elements: it gets new files before the others do.
     pub burst: bool,
-    /// Whether its files stay in a store outside of the array: it gets new files when no other can take them.
+    /// Whether the element stores its files outside of the array: it gets new files when no other element can take them.
     pub outside: bool,
 }
 
 impl Room {
-    /// Whether it takes files that nobody wants anywhere.
+    /// Returns whether the element takes files without a named element.
     fn takes_any(&self) -> bool {
         !self.memory && !self.burst
     }
 }
 
-/// What an element keeps objects in, as the attribute of a folder asks for it.
+/// Medium on which an element stores objects, as requested by the attribute of a folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Medium {
-    /// What outlives its host.
+    /// Storage that survives the element's host.
     Disk,
     /// Memory of its host.
     Memory,
@@ -50,58 +51,58 @@ impl std::str::FromStr for Medium {
     }
 }
 
-/// A new file can't be placed.
+/// Reason for which a new file can't be placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlacementError {
-    /// The array has no element that keeps data.
+    /// No element of the array that stores data is online.
     #[error("the array has no storage element that is up; start one with `tidemill element`")]
     NoElement,
-    /// Only elements in memory or of the burst tier are up, and the file was not to go there.
+    /// Only elements in memory or of the burst tier are online, and the file must not be stored there.
     #[error(
         "the elements that are up keep what they have in memory, where files go only if their folder asks for it \
          (user.tidemill.medium), or only until it has drained; start one that stores on a disk with `tidemill element`"
     )]
     NoStore,
-    /// The elements of the burst tier that are up have no room before something has drained.
+    /// The online elements of the burst tier are full until a file has drained.
     #[error(
         "the elements of the burst tier are full, and drain; it is tried again, see `tidemill status` for how far they are"
     )]
     BurstFull,
-    /// The element that was asked for is not there.
+    /// The named element is unknown or offline.
     #[error("element {0} is not part of the array or is down; see `tidemill status`")]
     Unknown(ElementId),
-    /// The element that could take it is suspended.
+    /// The element that could take the file is suspended.
     #[error("element {0} is suspended, and is woken now; try again in a moment")]
     Asleep(ElementId),
-    /// The element that was asked for is being emptied.
+    /// The named element is being drained.
     #[error("element {0} is being emptied; name another one, or none")]
     Leaving(ElementId),
-    /// The element that was asked for is full.
+    /// The named element is full.
     #[error("element {0} is full; remove files on it or name another element")]
     Full(ElementId),
-    /// A file is to be striped over more elements than can take some of it.
+    /// A file is to be striped over more elements than can take a part of it.
     #[error(
         "a file can't be striped over {width} elements: {able} are up and have room; give fewer, or see `tidemill status`"
     )]
     Width {
-        /// How many were asked for.
+        /// Requested number of elements.
         width: usize,
-        /// How many there are.
+        /// Number of possible elements.
         able: usize,
     },
-    /// All are full.
+    /// All elements are full.
     #[error("every storage element is full; remove files or add an element")]
     AllFull,
 }
 
-/// Bytes an element must have free to be given another file.
+/// Space that must be free on an element before it gets another file, in bytes.
 pub const RESERVE_BYTES: u64 = 16 << 20;
 
-/// Chooses the element of a new file: the one that was named, else inode modulo the elements
-/// (AnalyzeThis §3.3), else the next that is not full and answers. None that is being emptied is chosen, and none in memory
-/// or of the burst tier unless it was named.
+/// Chooses the element of a new file: the named one, else inode modulo the elements (AnalyzeThis §3.3), else the next that is not full and
+/// answers. Elements that are being drained are never chosen. Elements in memory or of the burst tier are chosen only if they are named,
+/// and elements with files outside only if no other element can take the file.
 ///
-/// `rooms` are the storage elements that are up, in order of their ids.
+/// `rooms` are the storage elements that are online, in order of their ids.
 ///
 /// # Errors
 /// See [`PlacementError`]. A named element is never replaced silently.
@@ -134,7 +135,7 @@ pub fn place(
     }
 }
 
-/// Inode modulo these, else the next that is not full and answers.
+/// Returns the element at inode modulo the number of elements, else the next that is not full and answers.
 fn place_among(inode: Inode, rooms: &[Room]) -> Result<ElementId, PlacementError> {
     if rooms.is_empty() {
         return Err(PlacementError::NoElement);
@@ -153,7 +154,7 @@ fn place_among(inode: Inode, rooms: &[Room]) -> Result<ElementId, PlacementError
         .ok_or(PlacementError::AllFull)
 }
 
-/// Which of the elements that sleep are to be woken for a file that can't be placed on those that are up.
+/// Returns the suspended elements to resume for a file that can't be placed on online elements.
 #[must_use]
 pub fn to_wake(error: PlacementError, asleep: &[Room]) -> Vec<ElementId> {
     let able = asleep
@@ -170,7 +171,7 @@ pub fn to_wake(error: PlacementError, asleep: &[Room]) -> Vec<ElementId> {
         }
         PlacementError::Width { width, able: awake } => {
             let able: Vec<ElementId> = able.take(width.saturating_sub(awake)).collect();
-            // Waking some and not enough would be in vain.
+            // Resuming fewer elements than necessary would be useless.
             if awake + able.len() < width {
                 return Vec::new();
             }
@@ -183,8 +184,8 @@ pub fn to_wake(error: PlacementError, asleep: &[Room]) -> Vec<ElementId> {
     }
 }
 
-/// Chooses the element in memory of a file that is to be there: of those `here`, on which whoever writes it can, the one with the
-/// most room, if that is enough for so many bytes. `None`: it goes elsewhere.
+/// Chooses the element in memory for a file that is to be stored in memory: among the elements `here`, which the writer can reach, the one
+/// with the most free space, if this is enough for `bytes` bytes. `None` means that the file is stored on another kind of element.
 #[must_use]
 pub fn place_in_memory(here: &[ElementId], bytes: u64, rooms: &[Room]) -> Option<ElementId> {
     let needed = bytes.saturating_add(RESERVE_BYTES);
@@ -196,12 +197,12 @@ pub fn place_in_memory(here: &[ElementId], bytes: u64, rooms: &[Room]) -> Option
         .map(|room| room.element)
 }
 
-/// Chooses the element of the burst tier for a version of so many bytes: one of those `here`, on which whoever writes it can in
-/// place, else any; of these one that is not in `apart`, which have other parts of the same file, and of these the one that has the most
-/// room. `None`: none of the tier is up.
+/// Chooses the element of the burst tier for a version of `bytes` bytes. Elements `here`, to which the client can write in place, are
+/// preferred. The next criterion is that an element is not in `apart`, whose elements have other parts of the same file, and the last one
+/// is the most free space. Returns `None` if no element of the tier is online.
 ///
 /// # Errors
-/// [`PlacementError::BurstFull`]: some are, and none has room.
+/// [`PlacementError::BurstFull`] if elements of the tier are online, but all are full.
 pub fn place_in_burst(
     here: &[ElementId],
     apart: &[ElementId],
@@ -228,8 +229,8 @@ pub fn place_in_burst(
     }
 }
 
-/// Chooses the elements of a striped file, none of them in memory, of the burst tier or with its files outside: `width` of them, all if that is 0, one after the other from inode modulo the
-/// elements on, those before that answer.
+/// Chooses `width` elements for a striped file, or all if `width` is 0, one after the other from inode modulo the elements on. Elements
+/// that answer come first. Elements in memory, of the burst tier or with files outside are excluded.
 ///
 /// # Errors
 /// See [`PlacementError`].
@@ -382,7 +383,7 @@ mod tests {
         };
         assert_eq!(placed(&[0, 1], 0, &some), Ok(Some(1)));
         assert_eq!(placed(&[0], 0, &some), Ok(Some(2)));
-        // Parts of a file are apart, but near whoever writes them.
+        // Parts of a file are stored on different elements, but on the writer's own elements if possible.
         let part = |here: &[ElementId], apart: &[ElementId]| place_in_burst(here, apart, 0, &some);
         assert_eq!(part(&[], &[ElementId(2)]), Ok(Some(ElementId(1))));
         let both = [ElementId(1), ElementId(2)];

@@ -1,5 +1,5 @@
-//! Striped files: stripe *k* is in part *k* mod *n*, which holds its stripes one after the other, so that on its element it
-//! is a plain file (Active Storage §4).
+//! Striped files: stripe *k* is in part *k* mod *n*. A part holds its stripes one after the other, so that it is a plain file on its
+//! element (Active Storage §4). This module only computes positions.
 
 use super::{LayoutError, Part, Piece, Within};
 use crate::id::ObjectId;
@@ -7,29 +7,29 @@ use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;
 
-/// A stripe unit is a multiple of this many bytes: a page, so that no page of the file lies on two elements.
+/// Granularity of stripe units in bytes: a page, so that each page of the file is stored on one element only.
 pub const UNIT_GRAIN: u64 = 4096;
-/// The greatest stripe unit, in bytes.
+/// Largest stripe unit, in bytes.
 pub const UNIT_MAX: u64 = 1 << 30;
-/// Most elements that one file is striped over.
+/// Maximum number of elements of a striped file.
 pub const WIDTH_MAX: usize = 1024;
-/// Characters shown of what is no description of stripes.
+/// Number of characters shown of an invalid description of stripes.
 const TEXT_SHOWN_MAX: usize = 64;
 
-/// How a file is to be striped, written as `UNIT` or `UNIT,WIDTH`, such as `1MiB,4`.
+/// Requested striping of a file, written as `UNIT` or `UNIT,WIDTH`, such as `1MiB,4`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stripes {
-    /// Bytes of a stripe.
+    /// Size of a stripe, in bytes.
     pub unit: u64,
-    /// Elements; 0: all that keep data.
+    /// Number of elements; 0 for all elements that keep data.
     pub width: usize,
 }
 
 impl Stripes {
-    /// Itself, if a file can be striped so.
+    /// Returns the striping if it is valid.
     ///
     /// # Errors
-    /// What is wrong with the unit or the width.
+    /// The fault in the unit or the width.
     pub fn checked(self) -> Result<Self, LayoutError> {
         Striped::check_form(self.unit, self.width.max(1))?;
         Ok(self)
@@ -84,21 +84,21 @@ impl fmt::Display for Stripes {
     }
 }
 
-/// What an object is to the version that it is a part of; kept with it on its element.
+/// Role of an object within the version to which it belongs as a part; stored with the object on its element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PartOf {
-    /// The version's own object, which has no bytes.
+    /// Object of the version, which has no bytes.
     pub version: ObjectId,
-    /// Which of its parts.
+    /// Index of the part.
     pub index: u64,
-    /// How many there are; of pieces, how many there were when it was begun.
+    /// Number of parts; for a version of pieces, the number when the part was begun.
     pub width: u64,
-    /// Bytes of a stripe; 0: pieces of the version are in it.
+    /// Size of a stripe, in bytes; 0 if the part holds pieces of the version.
     pub unit: u64,
 }
 
 impl PartOf {
-    /// As the value of an attribute: the four numbers, 8 bytes each, little-endian.
+    /// Returns the value of the attribute: the four numbers, 8 bytes each, little-endian.
     #[must_use]
     pub fn to_bytes(self) -> [u8; 32] {
         let numbers = [self.version.0, self.index, self.width, self.unit];
@@ -109,7 +109,7 @@ impl PartOf {
         bytes
     }
 
-    /// The other way round; `None` if it makes no sense.
+    /// Parses the value of the attribute; `None` if it is invalid.
     #[must_use]
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; 32] = bytes.try_into().ok()?;
@@ -132,22 +132,22 @@ impl PartOf {
     }
 }
 
-/// See the module.
+/// Layout of a striped file; see the module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Striped {
-    /// Bytes of a stripe.
+    /// Size of a stripe, in bytes.
     pub unit: u64,
-    /// Length of the file in bytes.
+    /// Size of the file, in bytes.
     pub size: u64,
-    /// One for each element. One may have less than its place in the file asks for: what it lacks is zeros.
+    /// Parts, one for each element. A part may be shorter than its place in the file: the missing bytes are zeros.
     pub parts: Vec<Part>,
 }
 
 impl Striped {
-    /// Whether a file can be striped so.
+    /// Checks that a striping is valid.
     ///
     /// # Errors
-    /// What is wrong with the unit or the width.
+    /// The fault in the unit or the width.
     pub fn check_form(unit: u64, width: usize) -> Result<(), LayoutError> {
         if unit == 0 || unit > UNIT_MAX || !unit.is_multiple_of(UNIT_GRAIN) {
             return Err(LayoutError::Unit(unit));
@@ -158,7 +158,7 @@ impl Striped {
         Ok(())
     }
 
-    /// How many bytes of a file of `size` bytes part `part` of `width` holds.
+    /// Returns the size of part `part` of `width` in a file of `size` bytes.
     #[must_use]
     pub fn part_size(unit: u64, width: usize, size: u64, part: usize) -> u64 {
         let (width, part) = (width as u64, part as u64);
@@ -172,7 +172,7 @@ impl Striped {
         whole * unit + rest
     }
 
-    /// The same for a file of that many bytes, with every part as long as its place.
+    /// Returns the same striping for a file of `size` bytes, with every part as long as its place.
     #[must_use]
     pub fn of_size(&self, size: u64) -> Self {
         let (unit, width) = (self.unit, self.parts.len());
@@ -184,7 +184,7 @@ impl Striped {
         Self { unit, size, parts }
     }
 
-    /// What one of the parts is of the version, whose own object this is.
+    /// Returns the role of a part within the version with the object `version`.
     #[must_use]
     pub fn part_of(&self, version: ObjectId, index: usize) -> PartOf {
         PartOf {
@@ -195,8 +195,8 @@ impl Striped {
         }
     }
 
-    /// The length of the file whose parts have so many bytes: it ends with the last byte that any of them has. `None`: there
-    /// is no such number.
+    /// Returns the size of the file with parts of these sizes: the file ends with the last byte of any part. Returns `None` if the size
+    /// overflows.
     #[must_use]
     pub fn size_of(unit: u64, sizes: &[u64]) -> Option<u64> {
         let width = sizes.len() as u64;
@@ -212,11 +212,11 @@ impl Striped {
         Some(end)
     }
 
-    /// The stripe unit and the length of a file that is made of it part by part, each having so many bytes: as many as there are
-    /// here, or all the same fraction or multiple.
+    /// Returns the stripe unit and the size of a file that is computed from this one part by part. `sizes` are the sizes of its parts: the
+    /// same as those of this file, or all the same fraction or multiple of them.
     ///
     /// # Errors
-    /// The first part that has another number of bytes than its place in that file.
+    /// The first part whose size differs from its place in the new file.
     pub fn scaled(&self, sizes: &[u64]) -> Result<(u64, u64), usize> {
         let made = sizes
             .iter()
@@ -226,7 +226,7 @@ impl Striped {
             size => Some(u128::from(self.unit) * u128::from(made) / u128::from(size)),
         };
         let unit = unit.and_then(|unit| u64::try_from(unit).ok()).unwrap_or(0);
-        // Of nothing there are stripes of any length.
+        // An empty file can have any stripe unit.
         let unit = if made == 0 { self.unit } else { unit };
         let place = |part| Self::part_size(unit, self.parts.len(), made, part);
         let wrong = |unit: u64| Self::check_form(unit, sizes.len()).is_err();
@@ -241,7 +241,7 @@ impl Striped {
         self.parts.len() as u64
     }
 
-    /// How many bytes one of its parts stands for.
+    /// Returns the number of bytes of the file that a part represents.
     pub(crate) fn length_of(&self, part: usize) -> u64 {
         Self::part_size(self.unit, self.parts.len(), self.size, part)
     }
@@ -282,7 +282,8 @@ impl Striped {
         pieces
     }
 
-    /// Of each part that has some of these bytes, which of its own. A run of the file is a run of each part.
+    /// Returns, for each part with some of these bytes, the range of the part. A consecutive range of the file is a consecutive range of
+    /// each part.
     pub(super) fn spans(&self, range: Range<u64>) -> Vec<(usize, Range<u64>)> {
         let before = |offset: u64, part: usize| {
             let offset = offset.min(self.size);

@@ -1,29 +1,30 @@
-//! Folding: tasks that do alike are one node of a picture, and so are the files that they read and made.
+//! Folding: tasks that are alike become one node of a picture, and so do the files that they read and wrote.
 //!
-//! Two nodes are alike if they are equally far from the sources, of one kernel (or folder and ending), and come from and lead
-//! to alike nodes. That is found by refinement: all that may be alike is, until its neighbours tell it apart.
+//! Two nodes are alike under three conditions: they have the same distance from the sources, they have the same kernel (or folder and
+//! extension), and their neighbours are alike. Refinement finds them: all nodes that may be alike count as alike until their neighbours
+//! differ.
 
 use super::{Graph, Vertex};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Fewer are shown each for itself.
+/// Minimum number of members of a folded node; smaller groups are shown node by node.
 const MEMBERS_MIN: usize = 4;
-/// Rounds of refinement; more tell only nodes apart whose neighbours differ this far away.
+/// Maximum number of refinement steps; more steps only separate nodes whose neighbours differ at this distance.
 const ROUNDS_MAX: usize = 20;
 
-/// A node of a picture.
+/// Node of a picture.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Node {
-    /// What it stands for; alike if there are several.
+    /// Members of the node; if there are several, they are alike.
     pub(super) members: Vec<Vertex>,
 }
 
-/// A graph whose nodes stand for one or many.
+/// Graph whose nodes have one or many members.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Folded {
-    /// By their first members.
+    /// Nodes by their first members.
     pub(super) nodes: Vec<Node>,
-    /// Indices of nodes, in the way of the data.
+    /// Edges between indices of nodes, in the direction of the data.
     pub(super) edges: BTreeSet<(usize, usize)>,
 }
 
@@ -73,7 +74,7 @@ pub(super) fn fold(graph: &Graph) -> Folded {
     }
 }
 
-/// A number for each vertex, the same for those that are alike.
+/// Returns a number for each vertex; vertices that are alike have the same number.
 fn refined(graph: &Graph, vertices: &[Vertex], edges: &BTreeSet<(usize, usize)>) -> Vec<usize> {
     let depths = depths(vertices.len(), edges);
     let looks = vertices.iter().zip(depths);
@@ -112,13 +113,13 @@ fn distinct(colours: &[usize]) -> usize {
     colours.iter().max().map_or(0, |last| last + 1)
 }
 
-/// What a vertex has in common with those that may be alike.
+/// Returns the properties that a vertex shares with vertices that may be alike.
 fn look(graph: &Graph, vertex: Vertex) -> String {
     match vertex {
         Vertex::Version(object) => graph.version(object).map_or(String::new(), |version| {
             let (folder, name) = version.shown_path().rsplit_once('/').unwrap_or_default();
             let ending = name.rsplit_once('.').map_or("", |(_, ending)| ending);
-            // What many read is not one of the many that one reads each.
+            // A file with several readers differs from files with one reader each.
             let shared = graph.readers(object).nth(1).is_some();
             format!("{shared} {folder} {ending}")
         }),
@@ -128,7 +129,8 @@ fn look(graph: &Graph, vertex: Vertex) -> String {
     }
 }
 
-/// How many edges the longest way from a source has. What is on a circle, which lineage never is, has none.
+/// Returns the length of the longest path from a source for each vertex. The length is 0 for vertices on a circle, which lineage never
+/// contains.
 pub(super) fn depths(count: usize, edges: &BTreeSet<(usize, usize)>) -> Vec<usize> {
     let mut waits = vec![0_usize; count];
     let mut after = vec![Vec::new(); count];
@@ -150,7 +152,7 @@ pub(super) fn depths(count: usize, edges: &BTreeSet<(usize, usize)>) -> Vec<usiz
     depths
 }
 
-/// One name for several: what they have in common at both ends.
+/// Returns one name for several names: their common begin and end.
 pub(super) fn common(names: &[&str]) -> String {
     let Some((first, rest)) = names.split_first() else {
         return String::new();

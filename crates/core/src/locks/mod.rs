@@ -1,11 +1,11 @@
-//! Advisory locks (`flock`, `fcntl`) that reach across mounts.
+//! Advisory locks (`flock`, `fcntl`) across mounts.
 //!
-//! A mount decides alone about the locks of a file as long as no other mount wants one: the server has lent it
-//! the file's whole table ([`Holder`] is the mount's side). When another mount asks, the server calls the table
-//! back and decides itself, until only one mount is left ([`Arbiter`] is the server's side).
+//! A mount decides alone about the locks of a file as long as no other mount requests one: the server has lent it the file's whole table
+//! ([`Holder`] is the mount's side). When another mount requests a lock, the server recalls the table and decides itself, until only one
+//! mount is left ([`Arbiter`] is the server's side).
 //!
-//! Both are state machines that are handed what happened and say what is to be done; messages of one mount
-//! arrive in their order, in both directions, or the mount joins anew.
+//! Both are state machines without I/O: they receive events and return actions. Messages of one mount arrive in their order, in both
+//! directions, or the mount joins again.
 
 mod arbiter;
 mod holder;
@@ -15,13 +15,13 @@ pub use arbiter::{Action, Arbiter, NotAMember};
 pub use holder::{Answer, Effect, Holder};
 pub use table::Table;
 
-/// Locks that one user may have through one mount; ranges that were split count one each. What comes beyond is
-/// refused with `ENOLCK`.
+/// Maximum number of locks of one user through one mount; ranges that result from splits count separately. Further locks are refused with
+/// `ENOLCK`.
 pub const LOCKS_PER_USER_MAX: usize = 4096;
-/// Files whose tables are lent to one mount at once; beyond that it gives back one that has no locks.
+/// Maximum number of files whose tables are lent to one mount at once; beyond it the mount returns a table without locks.
 pub const LEASES_MAX: usize = 4096;
 
-/// Which calls a lock is made by. The two kinds don't see each other.
+/// Call with which a lock is made. Locks of the two kinds do not conflict with each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Space {
     /// `fcntl`: ranges of bytes.
@@ -30,19 +30,19 @@ pub enum Space {
     Files,
 }
 
-/// Who has a lock.
+/// Owner of a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Owner {
-    /// The mount's session; 0 in the mount itself.
+    /// Session of the mount; 0 within the mount itself.
     pub mount: u64,
-    /// The kind of the lock.
+    /// Kind of the lock.
     pub space: Space,
-    /// The process, or the open file, as the mount's kernel calls it.
+    /// Id of the process, or of the open file, in the mount's Linux kernel.
     pub id: u64,
 }
 
 impl Owner {
-    /// Before all others of a mount, in their order.
+    /// Owner that precedes all others of a mount in their order.
     pub const FIRST: Self = Self {
         mount: 0,
         space: Space::Ranges,
@@ -50,25 +50,25 @@ impl Owner {
     };
 }
 
-/// A lock that somebody has or wants.
+/// Lock that is held or requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Lock {
-    /// Whose.
+    /// Owner of the lock.
     pub owner: Owner,
-    /// First byte.
+    /// Offset of the first byte.
     pub start: u64,
-    /// Last byte.
+    /// Offset of the last byte.
     pub end: u64,
-    /// Whether nobody else may have even a shared one.
+    /// Whether no other owner may have even a shared lock.
     pub exclusive: bool,
-    /// The process that asked for it, for people and `F_GETLK`.
+    /// Process that requested it, for people and `F_GETLK`.
     pub pid: u32,
-    /// Its user, who is counted for it.
+    /// User to whom the lock counts.
     pub uid: u32,
 }
 
 impl Lock {
-    /// Whether this lock keeps somebody from having that one.
+    /// Returns whether this lock conflicts with another one.
     #[must_use]
     pub fn hinders(&self, wanted: &Self) -> bool {
         self.owner != wanted.owner
@@ -77,20 +77,20 @@ impl Lock {
             && self.overlaps(wanted)
     }
 
-    /// Whether they have bytes in common.
+    /// Returns whether the two locks have bytes in common.
     #[must_use]
     pub fn overlaps(&self, other: &Self) -> bool {
         self.start <= other.end && other.start <= self.end
     }
 }
 
-/// What is asked about a lock.
+/// Kind of a request for a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum How {
-    /// To have it, as soon as it is free.
+    /// Grant the lock as soon as it is free.
     Wait,
-    /// To have it if it is free.
+    /// Grant the lock only if it is free now.
     Try,
-    /// Who hinders it.
+    /// Report a conflicting lock.
     Test,
 }

@@ -1,7 +1,7 @@
-//! What a policy may ask about the array. Elements that the task must not go to are left out of every answer.
+//! Queries of a policy about the array. Every answer leaves out elements on which the task must not run.
 //!
-//! Most policies order elements by few things, so the view need not show them the whole array: it can keep
-//! elements in those orders and show the first of each.
+//! Most policies order elements by few properties, so the view need not show them the whole array: it can keep elements in those orders and
+//! show the first of each.
 
 use super::Candidate;
 use crate::event::Role;
@@ -9,48 +9,48 @@ use crate::id::ElementId;
 use crate::score::Weights;
 use std::fmt;
 
-/// Which elements are counted.
+/// Set of elements that are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Among {
     /// All storage elements.
     Stores,
-    /// Those whose queue has room.
+    /// Storage elements whose queue is not full.
     Open,
 }
 
-/// The array as a policy sees it: elements that are up. Candidates come in no particular order.
+/// The array as a policy sees it: elements that are online. Candidates are in no particular order.
 pub trait View: fmt::Debug {
-    /// Storage elements, among them the first by any key that says first what it will of bytes held and then
-    /// rises with wait, with outstanding labels per core and with the id. Those that are missing differ from
-    /// one that is there by the last three only, and not for the better.
+    /// Returns storage elements that include the minimum of certain keys. Such a key may depend arbitrarily on the held bytes first. After
+    /// that it rises with the wait, with the outstanding labels per core and with the id. Each omitted element differs from a returned one
+    /// only by the last three properties, and is not better.
     fn by_wait(&mut self) -> &[Candidate];
 
-    /// Storage elements, among them the first by any key that says first what it will of bytes held and then
-    /// puts those with room first, of these the ones after `last`, of these the lowest id.
+    /// Returns storage elements that include the minimum of certain keys. Such a key may depend arbitrarily on the held bytes first. After
+    /// that it prefers elements with capacity, among these the ones after `last`, and among these the lowest id.
     fn in_turn(&mut self, last: Option<ElementId>) -> &[Candidate];
 
-    /// Storage elements, among them the first by any key that says first whether there is room, then the bucket of the
-    /// score under these weights, then what it will of bytes held, and then rises with outstanding labels per core and
-    /// with the id.
+    /// Returns storage elements that include the minimum of certain keys. Such a key depends first on the presence of capacity, then on the
+    /// bucket of the score under these weights, and then arbitrarily on the held bytes. After that it rises with the outstanding labels per
+    /// core and with the id.
     fn by_score(&mut self, weights: &Weights) -> &[Candidate];
 
-    /// All storage elements: what this costs grows with the array.
+    /// Returns all storage elements; the cost of this query grows with the array.
     fn stores(&mut self) -> &[Candidate];
 
-    /// How many there are.
+    /// Returns the number of elements in the set.
     fn count(&mut self, of: Among) -> usize;
 
-    /// One of them, by its place in the order of ids.
+    /// Returns an element of the set by its index in the order of ids.
     fn nth(&mut self, of: Among, index: usize) -> Option<ElementId>;
 
-    /// The host element, if one is up.
+    /// Returns the host's element, if it is online.
     fn host(&mut self) -> Option<Candidate>;
 
-    /// The cores of all storage elements.
+    /// Returns the number of cores of all storage elements.
     fn store_cores(&mut self) -> u64;
 }
 
-/// A view that shows everything whatever it is asked for: what the others are measured against.
+/// View that always returns all elements: the reference for the other views.
 #[derive(Clone, Debug)]
 pub(crate) struct FullScan {
     all: Vec<Candidate>,

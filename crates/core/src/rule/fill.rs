@@ -1,31 +1,31 @@
-//! From a rule and files to a job script: `${…}` is replaced by what it stands for.
+//! Expansion of rules: generates a job script from a rule and files by replacing `${…}`.
 
 use super::{Problem, Rule, VARIABLES, hook};
 use crate::script::{Data, Group, Position, Setting, Value};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A file can't be given to a task.
+/// Reason for which a file can't be an input of a task.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FillError {
-    /// It does not match: the rule is another one than when it was found.
+    /// The file does not match: the rule has changed since the file was found.
     #[error("{0} does not match the rule any more")]
     NoMatch(String),
-    /// Job scripts take it for a pattern.
+    /// Job scripts would interpret the name as a pattern.
     #[error("{0} can't be the input of a task: its name has a '*'; rename it")]
     Star(String),
 }
 
-/// What variables stand for in one task: for each of its files.
+/// Values of variables in one task, for each of its files.
 #[derive(Clone, Debug)]
 pub(super) struct Fill {
     task: String,
-    /// Where it must run.
+    /// Element on which the task must run.
     element: Option<u32>,
     files: Vec<Vec<(String, String)>>,
 }
 
 impl Fill {
-    /// Values such as a file's could be.
+    /// Returns example values, such as those of a file.
     pub(super) fn sample(rule: &Rule) -> Self {
         let groups = rule.pattern.groups();
         let mut values: Vec<_> = groups.map(|name| (name, "1".to_owned())).collect();
@@ -62,7 +62,7 @@ impl Fill {
     }
 }
 
-/// The values that every path has.
+/// Returns the values that every path has.
 fn of_path(workdir: &str, below: &str) -> [(String, String); 5] {
     let (dir, name) = below.rsplit_once('/').unwrap_or(("", below));
     let stem = match name.rsplit_once('.') {
@@ -86,11 +86,11 @@ fn of_path(workdir: &str, below: &str) -> [(String, String); 5] {
 }
 
 impl Rule {
-    /// The script of a job: for each task its name, a number that no other task of the rule has, and its files, by their
-    /// full paths. Of a rule without `batch` each has one.
+    /// Returns the script of a job. Each task has a name with a number that no other task of the rule has, and its files, given by their
+    /// full paths. Without `batch` each task has one file.
     ///
     /// # Errors
-    /// If a file can't be given to a task.
+    /// If a file can't be an input of a task.
     pub fn script(
         &self,
         revision: u64,
@@ -99,10 +99,10 @@ impl Rule {
         self.script_on(revision, tasks, &BTreeMap::new())
     }
 
-    /// As [`Rule::script`]; tasks with some of the numbers must run on an element.
+    /// Returns the script like [`Rule::script`], with some of the tasks, given by their numbers, bound to an element.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Rule::script`].
     pub fn script_on(
         &self,
         revision: u64,
@@ -126,10 +126,10 @@ impl Rule {
         Ok(job.to_string())
     }
 
-    /// The outputs of a task, as a script names them.
+    /// Returns the outputs of a task in the notation of a script.
     ///
     /// # Errors
-    /// If a file can't be given to the task.
+    /// If a file can't be an input of the task.
     pub fn outputs(&self, version: u64, paths: &[&str]) -> Result<Vec<String>, FillError> {
         let fill = Fill::of(self, "", (version, paths))?;
         let group = task(&self.task, &fill, false);
@@ -144,14 +144,14 @@ impl Rule {
         Ok(texts.collect())
     }
 
-    /// The script of the job that makes one result of what was mapped in a round, if the rule is a hook that does so. `parts` are
-    /// files, by their full paths.
+    /// Returns the script of the job that reduces the results of a round to one, if the rule is a hook with a reduce. `parts` are files,
+    /// given by their full paths.
     #[must_use]
     pub fn reduce_script(&self, revision: u64, round: u64, parts: &[String]) -> Option<String> {
         Some(self.reduce_group(revision, round, parts)?.to_string())
     }
 
-    /// What the task of that job is called.
+    /// Returns the name of the task of that job.
     #[must_use]
     pub fn reduce_name(&self, revision: u64, round: u64) -> String {
         format!("{}@{revision}-round-{round}", self.name)
@@ -180,7 +180,7 @@ impl Rule {
         self.job_of(tasks.collect())
     }
 
-    /// A job with the rule's settings.
+    /// Returns a job with the rule's settings.
     fn job_of(&self, tasks: Vec<Group>) -> Group {
         let mut job = self.job.clone();
         let at = Position::START;
@@ -202,7 +202,7 @@ impl Rule {
     }
 }
 
-/// The task of a template; that of a hook may have the names of its inputs among its kernel's arguments.
+/// Returns the task of a template. The kernel's arguments of a hook's task may contain the names of its inputs.
 fn task(template: &Group, fill: &Fill, is_hook: bool) -> Group {
     let mut group = template.clone();
     let at = Position::START;
@@ -254,7 +254,7 @@ fn replace(value: &mut Value, files: &[Vec<(String, String)>]) {
                 for values in files.iter().take(count) {
                     let mut copy = value.clone();
                     replace(&mut copy, std::slice::from_ref(values));
-                    // Of a group that has the same text for several files once.
+                    // A group with the same text for several files is listed once.
                     if count == 1 || seen.insert(copy.to_string()) {
                         all.push(copy);
                     }
@@ -270,7 +270,7 @@ fn replace(value: &mut Value, files: &[Vec<(String, String)>]) {
     }
 }
 
-/// Puts values in place of `${…}`.
+/// Replaces `${…}` by values.
 fn filled(text: &str, values: &[(String, String)]) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -283,14 +283,14 @@ fn filled(text: &str, values: &[(String, String)]) -> String {
     out + rest
 }
 
-/// What stands before the next `${…}`, its name, and what stands behind it.
+/// Returns the text before the next `${…}`, its name, and the text after it.
 pub(super) fn next(text: &str) -> Option<(&str, &str, &str)> {
     let (before, from) = text.split_once("${")?;
     let (name, after) = from.split_once('}')?;
     Some((before, name, after))
 }
 
-/// The names of variables in a value.
+/// Returns the names of variables in a value.
 fn mentions(value: &Value) -> Box<dyn Iterator<Item = &str> + '_> {
     match &value.data {
         Data::Text(text) => {
@@ -310,7 +310,7 @@ fn mentions(value: &Value) -> Box<dyn Iterator<Item = &str> + '_> {
     }
 }
 
-/// What is wrong with the variables of a rule.
+/// Returns the problems with the variables of a rule.
 pub(super) fn check(rule: &Rule) -> Vec<(Position, Problem)> {
     let known: Vec<String> = VARIABLES
         .iter()

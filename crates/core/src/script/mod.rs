@@ -1,19 +1,19 @@
-//! Job scripts as text: libconfig in, a tree of values out, every one with its line and column.
+//! Parser and printer of job scripts: converts libconfig text to a tree of values with their lines and columns.
 //!
-//! This module knows the syntax only. What the settings mean is the business of [`crate::job`]. It reads
-//! no files: `@include` is refused, and the caller hands in the text with the name to use in errors.
+//! This module knows only the syntax; [`crate::job`] defines the meaning of settings. It reads no files: `@include` is refused, and the
+//! caller passes the text with the name to use in errors.
 
 mod parse;
 mod print;
 
 pub use parse::parse;
 
-/// How deep groups, lists and arrays may lie in each other.
+/// Maximum nesting depth of groups, lists and arrays.
 pub const MAX_DEPTH: u32 = 32;
 /// Longest script, in bytes.
 pub const MAX_SCRIPT_BYTES: usize = 32 << 20;
 
-/// A place in a script. Ordered as in the text.
+/// Position in a script. Positions are ordered as in the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Position {
     /// Line, from 1.
@@ -23,7 +23,7 @@ pub struct Position {
 }
 
 impl Position {
-    /// The first character.
+    /// Position of the first character.
     pub const START: Self = Self { line: 1, column: 1 };
 }
 
@@ -33,16 +33,16 @@ impl std::fmt::Display for Position {
     }
 }
 
-/// A value and where it stands.
+/// Value and its position.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Value {
-    /// What it is.
+    /// Data of the value.
     pub data: Data,
-    /// Where its first character stands.
+    /// Position of its first character.
     pub at: Position,
 }
 
-/// What a setting can be set to.
+/// Data of a value.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Data {
     /// `true` or `false`, in any case.
@@ -51,7 +51,7 @@ pub enum Data {
     Integer(i64),
     /// A finite number with a point or an exponent.
     Float(f64),
-    /// Adjacent strings have been joined, escapes undone.
+    /// Text; adjacent strings have been joined, and escapes replaced.
     Text(String),
     /// `[ … ]`: plain values of one type.
     Array(Vec<Value>),
@@ -62,7 +62,7 @@ pub enum Data {
 }
 
 impl Data {
-    /// The type, as an error names it.
+    /// Returns the name of the type in errors.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
@@ -85,7 +85,7 @@ pub struct Group {
 }
 
 impl Group {
-    /// The setting of that name.
+    /// Returns the setting with this name.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&Setting> {
         self.settings.iter().find(|setting| setting.name == name)
@@ -95,92 +95,92 @@ impl Group {
 /// `name = value;`
 #[derive(Clone, Debug, PartialEq)]
 pub struct Setting {
-    /// Its name.
+    /// Name of the setting.
     pub name: String,
-    /// Where the name stands.
+    /// Position of the name.
     pub at: Position,
-    /// Its value.
+    /// Value of the setting.
     pub value: Value,
 }
 
-/// A script that is not libconfig.
+/// Error of a script that is not libconfig.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{file}:{at}: {problem}")]
 pub struct ScriptError {
-    /// The script, as the caller named it.
+    /// Name of the script, as the caller gave it.
     pub file: String,
-    /// Where it is wrong.
+    /// Position of the error.
     pub at: Position,
-    /// What is wrong.
+    /// Problem.
     pub problem: Problem,
 }
 
-/// What can be wrong with a script's text.
+/// Problem in a script's text.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Problem {
-    /// Something else should stand here.
+    /// Another token is expected here.
     #[error("expected {what}, found {found}")]
     Expected {
-        /// What should.
+        /// Expected token.
         what: String,
-        /// What does.
+        /// Token in the text.
         found: String,
     },
     /// A bracket is never closed.
     #[error("this '{open}' is never closed: expected '{close}' before {found}")]
     Unclosed {
-        /// The bracket.
+        /// Opening bracket.
         open: char,
-        /// The one that is missing.
+        /// Missing bracket.
         close: char,
-        /// What stands where it is missing.
+        /// Token at the position of the missing bracket.
         found: String,
     },
-    /// A string runs to the end of the script.
+    /// A string is not closed before the end of the script.
     #[error("this string is never closed: expected '\"' before the end of the script")]
     UnclosedText,
-    /// A comment runs to the end of the script.
+    /// A comment is not closed before the end of the script.
     #[error("this comment is never closed: expected '*/' before the end of the script")]
     UnclosedComment,
-    /// `\x` without two hexadecimal digits below 80.
+    /// `\x` is not followed by two hexadecimal digits below 80.
     #[error(
         "expected two hexadecimal digits from 00 to 7f after '\\x'; write other characters as they are"
     )]
     Escape,
-    /// Not a number.
+    /// A word is not a number.
     #[error("{0:?} is not a number; write text in quotes")]
     Number(String),
-    /// A number that does not fit.
+    /// A number is too large.
     #[error("{0} does not fit in a 64-bit number")]
     Range(String),
-    /// Values of several types between `[` and `]`.
+    /// An array contains values of several types.
     #[error(
         "an array holds plain values of one type: expected {expected}, found {found}; use a list ( … ) to mix them"
     )]
     Mixed {
         /// Type of the first value.
         expected: &'static str,
-        /// Type of this one.
+        /// Type of this value.
         found: &'static str,
     },
-    /// The same name twice in one group.
+    /// A group contains the same name twice.
     #[error("setting \"{name}\" is given twice, first at {first}; remove one")]
     Twice {
-        /// The name.
+        /// Name of the setting.
         name: String,
-        /// Where it was given first.
+        /// Position of the first setting.
         first: Position,
     },
-    /// `@include`.
+    /// The script contains `@include`.
     #[error("@include is not allowed in a job script; put the text itself here")]
     Include,
-    /// Too many brackets in each other.
+    /// Groups, lists and arrays are nested too deeply.
     #[error("groups, lists and arrays lie more than {MAX_DEPTH} deep in each other")]
     Depth,
-    /// Too long.
+    /// The script is too long.
     #[error("the script has {0} bytes; the most is {MAX_SCRIPT_BYTES}; split the job")]
     Length(usize),
-    /// Not text.
+    /// The script is not text.
     #[error("the script is not UTF-8 text")]
     Encoding,
 }

@@ -1,9 +1,8 @@
-//! The advisor: should a kernel run on the host, on the element that holds its input, or on both?
+//! The advisor: answers whether a kernel should run on the host, on the element that holds its input, or on both.
 //!
-//! [`advise`] predicts time, bytes over the link and energy of each and says which is best, and why. The equations
-//! are numbered A1 to A9 as in `docs/advisor.md`; what of them is taken from D. Tiwari et al., "Active Flash" (FAST
-//! 2013) and from AnalyzeThis is said where it is used, the rest is our own. Pure: speeds are measured and loads are
-//! asked for elsewhere.
+//! [`advise`] predicts time, bytes over the link and energy of each way and returns the best one, with the reason. The equations are
+//! numbered A1 to A9 as in `docs/advisor.md`. Comments name the equations that come from D. Tiwari et al., "Active Flash" (FAST 2013) or
+//! from AnalyzeThis; the other equations are our own. This module does no I/O: the caller measures speeds and queries loads.
 
 mod case;
 mod choose;
@@ -20,51 +19,51 @@ use crate::units::{Bytes, Joules, Seconds};
 use serde::Serialize;
 use std::fmt;
 
-/// What one way of running is predicted to take.
+/// Predicted costs of one way to run a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Prediction {
-    /// From now until the result is where it is wanted (A7).
+    /// Time from now until the result is stored at the wanted place (A7).
     #[serde(rename = "seconds")]
     pub time: Seconds,
-    /// Share of the input that the element works on.
+    /// Share of the input that the element processes.
     pub element_share: f64,
-    /// Until cores are free, both sides together (A1).
+    /// Time until cores are free, both sides together (A1).
     #[serde(rename = "waiting_seconds")]
     pub waiting: Seconds,
-    /// Starting and running on the element (A3).
+    /// Time of starting and running on the element (A3).
     #[serde(rename = "element_seconds")]
     pub on_element: Seconds,
-    /// Starting and running on the host (A3).
+    /// Time of starting and running on the host (A3).
     #[serde(rename = "host_seconds")]
     pub on_host: Seconds,
-    /// Of the link (A4).
+    /// Time of the link (A4).
     #[serde(rename = "moving_seconds")]
     pub moving: Seconds,
     /// Bytes over the link, both directions (A8).
     #[serde(rename = "moved_bytes")]
     pub moved: Bytes,
-    /// Energy of a core on each side and of the link (A9), if it is known what they take.
+    /// Energy of a core on each side and of the link (A9), if their powers are known.
     #[serde(rename = "joules")]
     pub energy: Option<Joules>,
 }
 
-/// Why a way of running can't be had.
+/// Reason for which a way to run is infeasible.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Infeasible {
-    /// Nobody measured the kernel there.
+    /// The kernel was not measured on this side.
     NotMeasured(Place),
     /// There is no core to run on.
     NoCores(Place),
     /// Input or result do not fit.
     NoSpace {
-        /// Where.
+        /// Side without enough space.
         place: Place,
-        /// What is needed there.
+        /// Needed space on this side.
         needed: Bytes,
-        /// What is free there.
+        /// Free space on this side.
         free: Bytes,
     },
-    /// Results of parts do not make the result of the whole.
+    /// Results of parts can't be merged to the result of the whole.
     NotSplittable,
 }
 

@@ -1,4 +1,4 @@
-//! What the equations say about a site: staging ratios, feasibility, energy and cost, as data and as text.
+//! Report of the equations for a site: staging ratios, feasibility, energy and cost, as data and as text.
 
 use super::corrections::Corrections;
 use super::cost;
@@ -12,21 +12,21 @@ use crate::units::{BytesPerSecond, Currency, Joules, Money, at_most, significant
 use serde::Serialize;
 use std::fmt;
 
-/// Where output is analysed while the simulation runs.
+/// Place where output is analysed while the simulation runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Approach {
-    /// On the devices that it is staged on.
+    /// On the devices on which the output is staged.
     ActiveFlash,
-    /// On nodes of their own, from memory.
+    /// On separate nodes, from memory.
     AnalysisNode,
 }
 
 impl Approach {
-    /// Both.
+    /// Both approaches.
     pub const ALL: [Self; 2] = [Self::ActiveFlash, Self::AnalysisNode];
 
-    /// Where it stages on this site.
+    /// Returns the stage of the approach on this site.
     pub fn stage(self, site: &Site) -> Stage {
         match self {
             Self::ActiveFlash => site.device_stage(),
@@ -34,7 +34,7 @@ impl Approach {
         }
     }
 
-    /// How fast it runs a kernel on this site.
+    /// Returns the throughput of a kernel on this site.
     pub fn throughput(
         self,
         site: &Site,
@@ -47,7 +47,7 @@ impl Approach {
         }
     }
 
-    /// What one device or node costs.
+    /// Returns the price of one device or node.
     pub fn price(self, site: &Site) -> Money {
         match self {
             Self::ActiveFlash => site.device_price(),
@@ -65,18 +65,18 @@ impl fmt::Display for Approach {
     }
 }
 
-/// A result, or why there is none.
+/// Result, or the reason for which there is none.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Outcome<T> {
-    /// It can be done.
+    /// Result of a feasible case.
     Feasible(T),
-    /// It can't.
+    /// Reason of an infeasible case.
     Infeasible(Infeasible),
 }
 
 impl<T> Outcome<T> {
-    /// The result, if there is one.
+    /// Returns the result, if there is one.
     pub fn feasible(&self) -> Option<&T> {
         match self {
             Self::Feasible(value) => Some(value),
@@ -84,7 +84,7 @@ impl<T> Outcome<T> {
         }
     }
 
-    /// Why there is none.
+    /// Returns the reason, if there is no result.
     pub fn infeasible(&self) -> Option<&Infeasible> {
         match self {
             Self::Feasible(_) => None,
@@ -102,112 +102,112 @@ impl<T> From<Result<T, Infeasible>> for Outcome<T> {
     }
 }
 
-/// How many nodes may share a device (Eqs. 1 to 5, 22 to 24).
+/// Number of nodes that may share a device (Eqs. 1 to 5, 22 to 24).
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct StagingRow {
-    /// The application.
+    /// Name of the application.
     pub application: String,
-    /// Where output is staged.
+    /// Approach to staging.
     pub approach: Approach,
-    /// What each constraint allows.
+    /// Limit of each constraint.
     pub limits: Vec<Limit>,
-    /// The constraint that binds.
+    /// Binding constraint.
     pub binding: Constraint,
-    /// The largest ratio; below 1 the application does not fit.
+    /// Largest ratio; below 1 the application does not fit.
     pub largest_ratio: f64,
-    /// Devices or nodes that this needs, if it fits.
+    /// Number of devices or nodes at this ratio, if the application fits.
     pub devices: Option<f64>,
 }
 
 /// Whether a kernel keeps up at the site's staging ratio (Eqs. 5 to 11, 24 to 28).
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct FeasibilityRow {
-    /// The application.
+    /// Name of the application.
     pub application: String,
-    /// The kernel.
+    /// Name of the kernel.
     pub kernel: String,
-    /// Where it would run.
+    /// Approach to analysis.
     pub approach: Approach,
-    /// Its throughput there.
+    /// Throughput of the kernel with this approach.
     pub available_bytes_per_second: BytesPerSecond,
-    /// The throughput that it needs, or why it can't keep up.
+    /// Required throughput, or the reason for which the kernel can't keep up.
     pub required_bytes_per_second: Outcome<BytesPerSecond>,
-    /// The largest ratio at which it keeps up, or why it does at none.
+    /// Largest ratio at which the kernel keeps up, or the reason for which it keeps up at none.
     pub largest_ratio: Outcome<Largest>,
 }
 
-/// Energy of one run, all devices and nodes together, relative to a run that writes to the file system and analyses
-/// nothing (Eqs. 12 to 21, 29 to 34).
+/// Energy of one run, all devices and nodes together, relative to a run that writes to the file system and analyses no data (Eqs. 12 to 21,
+/// 29 to 34).
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct EnergyRow {
-    /// The application.
+    /// Name of the application.
     pub application: String,
-    /// The kernel.
+    /// Name of the kernel.
     pub kernel: String,
-    /// Staged on devices, nothing analysed: baseline_SSD.
+    /// Energy of staging on devices without analysis: baseline_SSD.
     pub staged_only_joules: Outcome<Joules>,
-    /// Analysed on devices.
+    /// Energy of analysis on devices.
     pub active_flash: Outcome<RunEnergy>,
-    /// Analysed offline after the run.
+    /// Energy of offline analysis after the run.
     pub offline_joules: Joules,
-    /// Offline nodes that would have to work all the time to analyse run after run.
+    /// Number of offline nodes that would have to work all the time to analyse run after run.
     pub offline_nodes: f64,
-    /// Analysed on analysis nodes.
+    /// Energy of analysis on analysis nodes.
     pub analysis_node: Outcome<RunEnergy>,
 }
 
 /// Energy of a run and its parts.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct RunEnergy {
-    /// All of it.
+    /// Total energy.
     pub total_joules: Joules,
-    /// What it is made of.
+    /// Parts of the energy.
     pub parts: StageEnergy,
 }
 
-/// What a kernel on all feasible applications costs (Table 5).
+/// Cost of a kernel on all feasible applications (Table 5).
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct CostRow {
-    /// The kernel.
+    /// Name of the kernel.
     pub kernel: String,
-    /// Where it runs.
+    /// Approach to analysis.
     pub approach: Approach,
-    /// Devices or nodes to buy.
+    /// Number of devices or nodes to buy.
     pub devices: f64,
-    /// Their price.
+    /// Price of these devices or nodes.
     pub infrastructure_price: Money,
     /// Price of the energy of all paid runs; negative when energy is saved.
     pub energy_price: Money,
-    /// Both; none where no application is feasible, so there is nothing to pay for.
+    /// Sum of both prices; `None` if no application is feasible, so there is nothing to pay for.
     pub total_price: Option<Money>,
-    /// The applications that it runs for.
+    /// Applications for which the kernel runs.
     pub applications: Vec<String>,
-    /// Those that are infeasible.
+    /// Infeasible applications.
     pub excluded: Vec<String>,
 }
 
-/// All that the models say about a site.
+/// All results of the models for a site.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SiteReport {
     /// Name of the site.
     pub site: String,
-    /// The corrections it was computed with.
+    /// Corrections used for the results.
     pub corrections: Corrections,
-    /// The currency of all prices.
+    /// Currency of all prices.
     pub currency: Currency,
-    /// The staging ratio of feasibility, energy and cost.
+    /// Staging ratio of feasibility, energy and cost.
     pub staging_ratio: f64,
     /// Largest staging ratios.
     pub staging: Vec<StagingRow>,
-    /// Which kernels keep up.
+    /// Kernels that keep up.
     pub feasibility: Vec<FeasibilityRow>,
     /// Energy per run.
     pub energy: Vec<EnergyRow>,
-    /// Money.
+    /// Costs.
     pub cost: Vec<CostRow>,
 }
 
-/// Works out everything for a site.
+/// Computes all results for a site.
 pub fn report(site: &Site, corrections: &Corrections) -> SiteReport {
     let ratio = site.staging_ratio();
     let mut staging = Vec::new();
@@ -266,10 +266,10 @@ fn staging_row(site: &Site, application: &Application, approach: Approach) -> St
     }
 }
 
-/// Whether a kernel keeps up with an application at a ratio; see [`feasible::keeps_up`].
+/// Returns the required throughput if a kernel keeps up with an application at a ratio; see [`feasible::keeps_up`].
 ///
 /// # Errors
-/// As there.
+/// As [`feasible::keeps_up`].
 pub fn keeps_up(
     site: &Site,
     application: &Application,
@@ -283,10 +283,10 @@ pub fn keeps_up(
     feasible::keeps_up(&run, &approach.stage(site), ratio, throughput)
 }
 
-/// The largest ratio at which a kernel keeps up with an application; see [`feasible::largest_ratio`].
+/// Returns the largest ratio at which a kernel keeps up with an application; see [`feasible::largest_ratio`].
 ///
 /// # Errors
-/// As there.
+/// As [`feasible::largest_ratio`].
 pub fn largest_ratio(
     site: &Site,
     application: &Application,
@@ -299,10 +299,10 @@ pub fn largest_ratio(
     feasible::largest_ratio(&run, &approach.stage(site), throughput)
 }
 
-/// Energy of one run at a ratio if the kernel keeps up; `None` for the kernel only stages.
+/// Returns the energy of one run at a ratio if the kernel keeps up. Without a kernel, output is only staged.
 ///
 /// # Errors
-/// Why it does not.
+/// The reason for which the kernel does not keep up.
 pub fn run_energy(
     site: &Site,
     application: &Application,
@@ -315,7 +315,7 @@ pub fn run_energy(
     let stage = approach.stage(site);
     let throughput = kernel.map(|kernel| approach.throughput(site, kernel, corrections));
     staging::allows(&run, &stage, ratio)?;
-    // Without this correction a kernel that is too slow is worked out all the same, as the paper did for Table 5.
+    // Without this correction the energy of a kernel that is too slow is computed nevertheless, as in Table 5 of the paper.
     if let Some(throughput) = throughput
         && corrections.overload_infeasible
     {
@@ -328,7 +328,7 @@ pub fn run_energy(
     })
 }
 
-/// The energy of an application with a kernel, at the site's ratio.
+/// Returns the energy of an application with a kernel, at the site's ratio.
 pub fn energy_row(
     site: &Site,
     application: &Application,
@@ -359,7 +359,7 @@ pub fn energy_row(
     }
 }
 
-/// What a kernel costs at a ratio on all applications that are feasible there.
+/// Returns the cost of a kernel at a ratio on all applications that are feasible at this ratio.
 pub fn cost_row(
     site: &Site,
     kernel: &Kernel,
@@ -405,24 +405,24 @@ pub fn cost_row(
     }
 }
 
-/// A part of a report.
+/// Section of a report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Section {
-    /// How many nodes may share a device.
+    /// Number of nodes that may share a device.
     Staging,
-    /// Which kernels keep up.
+    /// Kernels that keep up.
     Feasibility,
     /// Energy of a run.
     Energy,
-    /// Money.
+    /// Costs.
     Cost,
 }
 
 impl Section {
-    /// All, in the order of a report.
+    /// All sections, in the order of a report.
     pub const ALL: [Self; 4] = [Self::Staging, Self::Feasibility, Self::Energy, Self::Cost];
 
-    /// The field of [`SiteReport`] that holds it.
+    /// Returns the field of [`SiteReport`] with the section's data.
     pub fn field(self) -> &'static str {
         match self {
             Self::Staging => "staging",
@@ -434,7 +434,7 @@ impl Section {
 }
 
 impl SiteReport {
-    /// Some of its sections for people.
+    /// Returns some of the sections for people.
     pub fn parts(&self, sections: &[Section]) -> Vec<Part> {
         let corrections = self.corrections.describe();
         let head = format!("{}, computed with {corrections}\n", self.site);
@@ -448,7 +448,7 @@ impl SiteReport {
         parts
     }
 
-    /// A section's tables with their headings.
+    /// Returns a section's tables with their headings.
     fn section(&self, section: Section) -> Vec<(String, Table)> {
         let ratio = significant(self.staging_ratio);
         match section {
@@ -514,7 +514,8 @@ impl SiteReport {
         table
     }
 
-    /// A line for each application and approach: kernels that need and miss the same are told together.
+    /// Returns the table of feasibility: one line for each application and approach, in which kernels with the same needs and results share
+    /// an entry.
     fn feasibility_table(&self) -> Table {
         let mut table = Table::new(&["APPLICATION", "ON", "NEEDS", "KERNELS"], &[2]);
         let same = |left: &FeasibilityRow, right: &FeasibilityRow| {
@@ -537,7 +538,7 @@ impl SiteReport {
         table
     }
 
-    /// A line for each application and approach, and for kernels that get equally far.
+    /// Returns the table of largest ratios: one line for each application and approach, and for kernels with the same ratio.
     fn largest_table(&self) -> Table {
         let header = ["APPLICATION", "ON", "LARGEST", "LIMIT", "KERNELS"];
         let mut table = Table::new(&header, &[2]);
@@ -557,7 +558,7 @@ impl SiteReport {
                 None => lines.push((line, vec![&row.kernel])),
             }
         }
-        // Applications stay in their order, and approaches together.
+        // Applications keep their order, and approaches stay together.
         let order = |line: &[String; 4]| {
             let same = |row: &FeasibilityRow| {
                 row.application == line[0] && row.approach.to_string() == line[1]
@@ -607,7 +608,7 @@ impl SiteReport {
     }
 }
 
-/// What these kernels need: one throughput, or from which to which when they reduce their data differently.
+/// Returns the needs of these kernels: one throughput, or a range if the kernels reduce their data differently.
 fn needs(rows: &[&FeasibilityRow]) -> String {
     let required = rows
         .iter()
@@ -627,7 +628,7 @@ fn needs(rows: &[&FeasibilityRow]) -> String {
     }
 }
 
-/// Which of these kernels keep up, and why the others don't.
+/// Returns the kernels that keep up, and the reasons for which the others do not.
 fn kernels(rows: &[&FeasibilityRow]) -> String {
     let mut able = Vec::new();
     let mut unable: Vec<(String, Vec<&str>)> = Vec::new();
@@ -664,7 +665,7 @@ fn kernels(rows: &[&FeasibilityRow]) -> String {
     parts.join("; ")
 }
 
-/// A table of energies in kWh.
+/// Returns a table of energies in kWh.
 pub(super) fn energy_table(rows: &[EnergyRow]) -> Table {
     let header = [
         "APPLICATION",

@@ -1,12 +1,12 @@
-//! What goes wrong in a simulation: runs that fail by a rate, and devices that are full.
+//! Faults in a simulation: runs that fail at a rate, and devices that are full.
 
 use super::platform::Element;
 use tidemill_core::random::Source;
 
-/// Sets what is drawn here apart from what a policy draws from the same seed.
+/// Constant that separates the random numbers of faults from those of a policy with the same seed.
 const FAULTS: u64 = 0x6661_756c_7473;
 
-/// Decides which runs fail: every so many in the mean, by the seed alone.
+/// Decides which runs fail: a given share on average, depending only on the seed.
 #[derive(Debug)]
 pub(super) struct Dice(Source);
 
@@ -15,7 +15,7 @@ impl Dice {
         Self(Source::seeded(seed ^ FAULTS))
     }
 
-    /// Whether a run on this element fails. Nothing is drawn where none does.
+    /// Returns whether a run on this element fails. No random number is drawn for an element without failures.
     #[expect(
         clippy::cast_precision_loss,
         reason = "a share of 2^64 is not asked for more exactly"
@@ -26,7 +26,7 @@ impl Dice {
     }
 }
 
-/// What lies on an element's device, copies of others' objects not counted.
+/// Used space of an element's device, not counting copies of other elements' objects.
 #[derive(Debug, Default)]
 pub(super) struct Room {
     capacity: Option<u64>,
@@ -41,18 +41,18 @@ impl Room {
         }
     }
 
-    /// Something lies there from before.
+    /// Adds files that exist before the job.
     pub(super) fn holds(&mut self, bytes: u64) {
         self.used = self.used.saturating_add(bytes);
     }
 
-    /// What is free beside so many bytes of copies; `None`: there is no bound.
+    /// Returns the free space in addition to `copies` bytes of copies; `None` if there is no bound.
     pub(super) fn free(&self, copies: u64) -> Option<u64> {
         let taken = self.used.saturating_add(copies);
         Some(self.capacity?.saturating_sub(taken))
     }
 
-    /// Takes room for outputs; whether there was enough.
+    /// Takes space for outputs. Returns whether there was enough.
     pub(super) fn take(&mut self, bytes: u64, copies: u64) -> bool {
         let fits = self.free(copies).is_none_or(|free| bytes <= free);
         if fits {

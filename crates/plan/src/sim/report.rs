@@ -1,4 +1,4 @@
-//! What a simulation tells: when each task ran where, what moved, what it took.
+//! Report of a simulation: the time and element of each task, the moved data, and the resources used.
 
 use super::engine::Slept;
 use super::platform::{Element, Platform};
@@ -10,11 +10,11 @@ use tidemill_core::policy::write_amplification;
 use tidemill_core::shown::bytes;
 use tidemill_core::time::{Span, Time};
 
-/// How one task went.
+/// Times of one task.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Times {
     pub(super) element: ElementId,
-    /// Numbers of the cores that it had.
+    /// Numbers of the task's cores.
     pub(super) cores: Vec<u32>,
     pub(super) sent: Time,
     pub(super) start: Time,
@@ -27,129 +27,128 @@ pub(super) struct Times {
     pub(super) moved_bytes: u64,
 }
 
-/// The outcome of a simulation. Times are nanoseconds of virtual time since the job was submitted.
+/// Result of a simulation. Times are nanoseconds of virtual time since the job was submitted.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     /// Name of the workflow.
     pub workflow: String,
     /// Name of the policy.
     pub policy: String,
-    /// How the files were placed.
+    /// Placement of the files.
     pub placement: String,
-    /// The seed.
+    /// Seed of the simulation.
     pub seed: u64,
-    /// From submission to the end of the last task.
+    /// Time from submission to the end of the last task.
     pub makespan_ns: u64,
-    /// Bytes of all tasks' inputs.
+    /// Size of all tasks' inputs, in bytes.
     pub input_bytes: u64,
-    /// Bytes of all tasks' outputs.
+    /// Size of all tasks' outputs, in bytes.
     pub output_bytes: u64,
-    /// Bytes that went from one element to another.
+    /// Bytes that moved from one element to another.
     pub moved_bytes: u64,
     /// (input + moved) / input, 1 without input (AnalyzeThis Eq. 1).
     pub write_amplification: f64,
     /// Energy of all elements in joules; `None` if the platform gives no power.
     pub energy_joules: Option<f64>,
-    /// What each element did, the host last.
+    /// Reports of the elements, the host's last.
     pub elements: Vec<ElementReport>,
-    /// How each task went, in the workflow's order.
+    /// Reports of the tasks, in the workflow's order.
     pub tasks: Vec<TaskReport>,
-    /// What the simulation had to do.
+    /// Numbers of simulated events.
     pub events: EventCounts,
 }
 
-/// What one element did.
+/// Report of one element.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ElementReport {
-    /// Its id.
+    /// Id of the element.
     pub element: u32,
-    /// Its class in the platform.
+    /// Class in the platform.
     pub class: String,
-    /// Its cores.
+    /// Number of cores.
     pub cores: u32,
-    /// Tasks that it ran.
+    /// Number of tasks that it ran.
     pub tasks: u64,
-    /// Runs that failed on it.
+    /// Number of runs that failed on it.
     #[serde(default)]
     pub failed: u64,
     /// Time in which cores were taken, all cores together.
     pub busy_ns: u64,
-    /// Time in which they were not, until the job's end.
+    /// Time in which cores were not taken, until the job's end.
     pub idle_ns: u64,
-    /// Bytes that it pulled from others.
+    /// Bytes that it pulled from other elements.
     pub pulled_bytes: u64,
-    /// Bytes of its tasks' outputs.
+    /// Size of its tasks' outputs, in bytes.
     pub written_bytes: u64,
-    /// Time in which it slept.
+    /// Time in which it was suspended.
     #[serde(default)]
     pub suspended_ns: u64,
-    /// Time in which it was being woken.
+    /// Time in which it was resuming.
     #[serde(default)]
     pub waking_ns: u64,
-    /// How often it was woken.
+    /// Number of times that it was resumed.
     #[serde(default)]
     pub wakes: u64,
-    /// Its energy in joules; 0 if the platform gives no power.
+    /// Energy in joules; 0 if the platform gives no power.
     pub energy_joules: f64,
 }
 
-/// How one task went.
+/// Report of one task.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TaskReport {
-    /// Its name.
+    /// Name of the task.
     pub name: String,
-    /// Its kernel.
+    /// Kernel of the task.
     pub kernel: String,
-    /// Where it ran.
+    /// Element that ran it.
     pub element: u32,
-    /// On which of the element's cores; none if it needs none.
+    /// Numbers of its cores on the element; empty if it needs none.
     pub cores: Vec<u32>,
-    /// When its element got it.
+    /// Time at which its element received it.
     pub sent_ns: u64,
-    /// When it got a core and its inputs began to be pulled.
+    /// Time at which it got a core and the pull of its inputs began.
     pub start_ns: u64,
-    /// When all its inputs were on the element.
+    /// Time at which all its inputs were on the element.
     pub kernel_start_ns: u64,
-    /// When its outputs were written and its inputs hashed.
+    /// Time at which its outputs were written and its inputs hashed.
     pub end_ns: u64,
-    /// Time it read its inputs from the device.
+    /// Time of reading its inputs from the device.
     pub read_ns: u64,
-    /// Time it computed.
+    /// Time of computing.
     pub compute_ns: u64,
-    /// Time it wrote its outputs.
+    /// Time of writing its outputs.
     pub write_ns: u64,
-    /// Time its inputs were hashed, its core still held.
+    /// Time of hashing its inputs, while it still held its core.
     #[serde(default)]
     pub hash_ns: u64,
     /// Bytes that it pulled.
     pub moved_bytes: u64,
 }
 
-/// Events of a simulation.
+/// Numbers of events of a simulation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EventCounts {
-    /// Events that the dispatcher was given: elements that came up, the job, labels that started, ended and were given
-    /// back.
+    /// Number of events for the dispatcher: elements that connected, the job, and labels that started, ended or were returned.
     pub dispatcher: u64,
-    /// Moments of the virtual clock at which something went on; those that had lost their meaning do not count.
+    /// Number of times of the virtual clock at which an activity continued; obsolete times do not count.
     pub clock: u64,
-    /// Labels that elements were sent and gave back before they began them.
+    /// Number of labels that elements returned before they began them.
     #[serde(default)]
     pub given_up: u64,
-    /// Runs that failed and were tried again.
+    /// Number of runs that failed and were retried.
     #[serde(default)]
     pub failed: u64,
 }
 
-/// Runs of one element that failed.
+/// Failed runs of one element.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Lost {
     pub(super) runs: u64,
-    /// Time of cores that they took.
+    /// Core time of these runs.
     pub(super) time: Span,
 }
 
-/// How a simulation was set up.
+/// Setup of a simulation.
 #[derive(Debug)]
 pub(super) struct Setup {
     pub(super) policy: String,
@@ -209,7 +208,7 @@ impl Report {
         }
     }
 
-    /// For people: the figures of the whole, then one line an element.
+    /// Formats the report for people: the figures of the whole, then one line per element.
     #[must_use]
     pub fn text(&self) -> String {
         let mut text = String::new();
@@ -342,7 +341,8 @@ fn elements(
     reports
 }
 
-/// Idle power as long as it is awake, and for every core that is taken its part of what busy takes more; busy while it wakes.
+/// Returns the energy of an element. It draws idle power while it is awake, and for every busy core its share of the difference to busy
+/// power. While it resumes, it draws busy power.
 fn energy(element: &Element, awake_ns: u64, report: &ElementReport) -> f64 {
     let more = element.power_busy_watts - element.power_idle_watts;
     let seconds = |ns: u64| Span(ns).as_secs_f64();
@@ -361,7 +361,7 @@ pub(super) fn share(part: u64, whole: u64) -> f64 {
     part as f64 / whole as f64
 }
 
-/// A length of time for people.
+/// Formats a length of time for people.
 pub(super) fn time(ns: u64) -> String {
     let seconds = Span(ns).as_secs_f64();
     match seconds {

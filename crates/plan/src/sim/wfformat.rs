@@ -1,11 +1,9 @@
-//! WfCommons WfFormat files, schemas 1.4 and 1.5 (and 1.6, which adds summaries only).
+//! Parser of WfCommons WfFormat files, schemas 1.4 and 1.5 (and 1.6, which adds summaries only).
 //!
-//! From 1.5 on a file has a list of tasks and files (`specification`) apart from what was measured
-//! (`execution`); in 1.4 tasks have their files and run times in them. Dependencies come from files and from
-//! `parents` and `children`; one that no file stands for gets an empty file of its own, so that the dispatcher,
-//! which knows dependencies by files only, sees it. Run times are those of the machine they were measured on and
-//! contain that machine's reading and writing. A task needs as many
-//! cores as its `coreCount` says, one without.
+//! Since 1.5, a file has a list of tasks and files (`specification`) apart from the measurements (`execution`); in 1.4, tasks contain their
+//! files and run times. Dependencies result from files and from `parents` and `children`. A dependency without a file gets an empty file of
+//! its own, so that the dispatcher, which knows dependencies by files only, sees it. Run times are those of the measured machine and
+//! contain that machine's reading and writing. A task needs the number of cores in its `coreCount`; without one it needs one core.
 
 use super::error::{InputError, Problem};
 use super::json::{Keys, Reader};
@@ -61,7 +59,7 @@ const EXECUTED_TASK: Keys = Keys {
     read: &["id", "runtimeInSeconds", "command"],
     others: MEASURED,
 };
-/// What is measured of a task and not asked for here.
+/// Measurements of a task that the simulation ignores.
 const MEASURED: &[&str] = &[
     "executedAt",
     "coreCount",
@@ -206,7 +204,7 @@ enum Link {
     Output,
 }
 
-/// A task of either version.
+/// Task of either version.
 struct Draft {
     line: u32,
     id: String,
@@ -220,11 +218,11 @@ struct Draft {
     outputs: Vec<usize>,
 }
 
-/// Reads a file. `file` is the name that errors give.
+/// Parses a file. `file` is the name used in errors.
 ///
 /// # Errors
-/// The first thing that is wrong, with its line: what is not JSON or not WfFormat, tasks and files that are
-/// named but not there, sizes and run times that are none, tasks that need each other in a circle.
+/// The first fault, with its line: text that is not JSON or not WfFormat, tasks and files that are named but missing, missing sizes and run
+/// times, and tasks that depend on each other in a circle.
 pub fn parse(file: &str, text: &str) -> Result<Workflow, InputError> {
     let reader = Reader { file, text };
     let whole: &RawValue = serde_json::from_str(text).map_err(|e| reader.json(0, &e))?;
@@ -301,7 +299,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// The files of 1.5, each of which is listed once.
+    /// Returns the files of 1.5; each is listed once.
     fn sized(&self, parts: &[&'a RawValue]) -> Result<Files, InputError> {
         let mut files = Files::default();
         let mut lines = BTreeMap::new();
@@ -316,7 +314,7 @@ impl<'a> Reader<'a> {
         Ok(files)
     }
 
-    /// What was measured of the tasks of 1.5, by their ids.
+    /// Returns the measurements of the tasks of 1.5, by their ids.
     fn executed(
         &self,
         execution: Option<Execution<'a>>,
@@ -470,7 +468,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// What `coreCount` says, in whole cores.
+    /// Returns `coreCount` in whole cores.
     fn needs(&self, draft: &Draft) -> Result<Needs, InputError> {
         let Some(count) = draft.cores else {
             return Ok(Needs::default());
@@ -496,7 +494,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// Gives dependencies that no file stands for an empty file: one per task that others wait for so.
+    /// Adds an empty file for each task with dependents that no file connects with it.
     fn join_parents(&self, drafts: &mut [Draft], files: &mut Files) -> Result<(), InputError> {
         let mut by_id: BTreeMap<&str, usize> = BTreeMap::new();
         for (index, draft) in drafts.iter().enumerate() {
@@ -549,22 +547,22 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The name that run times are learned under: the program, or the task's name without its number.
+/// Returns the name under which run times are learned: the program, or the task's name without its number.
 fn kernel(name: &str, command: Option<Command>) -> String {
     let program = command.and_then(|command| command.program);
-    // Some recorders put a whole script here.
+    // Some recorders store a whole script in this field.
     let program = program.filter(|program| !program.trim().is_empty() && !program.contains('\n'));
     program.unwrap_or_else(|| {
         let stem = name
             .trim_end_matches(|c: char| c.is_ascii_digit())
             .trim_end_matches("_ID")
             .trim_end_matches('_');
-        // One that is nothing but a number is all that there is.
+        // A name that consists only of a number is kept.
         if stem.is_empty() { name } else { stem }.to_owned()
     })
 }
 
-/// Keeps the first of each.
+/// Keeps the first occurrence of each file.
 fn unique(mut files: Vec<usize>) -> Vec<usize> {
     let mut seen = BTreeSet::new();
     files.retain(|&file| seen.insert(file));

@@ -1,4 +1,4 @@
-//! What programs do with files that others write, too.
+//! Programs on a mount that read and write files that other mounts write, too.
 
 use super::mount::{
     BUSY, File, Mount, NOENT, PAUSE_MS, Phase, STALE, Seen, Shared, TRIES, Written, index,
@@ -9,12 +9,12 @@ use tidemill_mount::pieces::Log;
 use tidemill_wire::route::SealBody;
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Named};
 
-/// Files that all programs work on.
+/// Number of files on which all programs work.
 const FILES: u64 = 3;
-/// Where files end at most, but for what is appended.
+/// Largest size of files, except by appending.
 const SIZE: u64 = 48;
 
-/// How a file is opened for writing.
+/// Way in which a file is opened for writing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum How {
     Keep,
@@ -22,7 +22,7 @@ enum How {
 }
 
 impl Mount {
-    /// One of the mount's programs.
+    /// Runs one of the mount's programs.
     pub(super) async fn program(&self) {
         while !self.0.hears.get() {
             self.pause(PAUSE_MS).await;
@@ -52,7 +52,7 @@ impl Mount {
             new_name: format!("f{}", self.roll(FILES)).into_bytes(),
             ..v1::Rename::default()
         };
-        // Not asked again: it may have been done.
+        // The rename is not repeated, because it may have been executed.
         self.0.port.ask(Ask::Names(vec![Op::Rename(rename)])).await;
     }
 
@@ -68,7 +68,7 @@ impl Mount {
         self.0.port.ask(Ask::Names(vec![Op::Unlink(unlink)])).await;
     }
 
-    /// Reads a file some times while it is open.
+    /// Reads a file several times while it is open.
     async fn look(&self, path: &str) {
         let Some(attr) = self.find(path).await else {
             return;
@@ -120,7 +120,7 @@ impl Mount {
         }
     }
 
-    /// Asks to write a file, and makes its object.
+    /// Opens a file for writing, and creates its object.
     async fn open_for_writing(&self, path: &str, how: How) -> Option<Rc<Written>> {
         let (inode, object) = self.ids().await;
         let attr = self.find(path).await;
@@ -210,14 +210,14 @@ impl Mount {
         if how == How::Truncate && written.is_shared() {
             self.truncate(written, 0).await;
         }
-        // What others made visible before it was listened to is not known.
+        // Changes that were published before the mount listened to the file are unknown.
         if let Some(shared) = &*written.shared.borrow() {
             shared.seen.freshness.mark();
         }
         Some(())
     }
 
-    /// What a file had before.
+    /// Returns the content of the base version.
     async fn base(&self, attr: &v1::Attr) -> Option<Vec<u64>> {
         if attr.object == 0 {
             return Some(Vec::new());
@@ -319,7 +319,7 @@ impl Mount {
         }
     }
 
-    /// The last writer is gone: what was written is sealed in its own time.
+    /// Handles the close by the last writer: the version is sealed in the background.
     fn close(&self, written: &Rc<Written>) {
         let mut model = self.0.model.borrow_mut();
         model.close(written.ino, written.opening);
@@ -370,7 +370,7 @@ impl Mount {
                 model.keep(ino, written.opening, u64::MAX);
                 model.note(ino, written.opening, "sealed");
             }
-            // It was removed meanwhile, or this is asked again and later versions have taken its place.
+            // The file was removed, or the seal was repeated and later versions have replaced this one.
             Err(NOENT | STALE) => {}
             other => panic!("what was written to {ino} is not sealed: {other:?}"),
         }

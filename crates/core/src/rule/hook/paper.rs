@@ -12,23 +12,23 @@
 use super::{Keep, MAX_ROUND, On, Spec};
 use std::fmt::{self, Display, Formatter};
 
-/// What a function that maps may be called (`op`), besides the operation's own name.
+/// Accepted names of the map function (`op`), in addition to the operation's own name.
 const MAPS: [&str; 3] = ["map", "func", "tidemill_map"];
 const REDUCE: &str = "reduce";
 
-/// A text is not in the format.
+/// Error of a text that is not in the format.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {what}")]
 pub struct FormatError {
-    /// Counted from 1.
+    /// Line, from 1.
     pub line: usize,
-    /// What is wrong there, and what to do.
+    /// Fault in this line, and advice.
     pub what: String,
-    /// Whether what is missing may still come.
+    /// Whether the text is incomplete and may be continued.
     pub unfinished: bool,
 }
 
-/// A section that is being read.
+/// Section that is being read.
 struct Section {
     spec: Spec,
     op: Option<String>,
@@ -38,11 +38,11 @@ struct Section {
 }
 
 impl Spec {
-    /// Reads hooks, each between a line `<PATTERN>` and a line `</PATTERN>`. A section whose `op` is `reduce` belongs to the one
-    /// before it that has its pattern: the output of that is then what is reduced.
+    /// Reads hooks, each between a line `<PATTERN>` and a line `</PATTERN>`. A section with `op: reduce` belongs to the previous section
+    /// with the same pattern, whose output is then reduced.
     ///
     /// # Errors
-    /// The first thing that is wrong, and where.
+    /// The first fault, and its line.
     pub fn read_all(text: &str) -> Result<Vec<Self>, FormatError> {
         let mut all: Vec<Self> = Vec::new();
         let mut open: Option<Section> = None;
@@ -110,7 +110,7 @@ impl Section {
     fn check_end(&self, end: &str) -> Result<(), String> {
         let pattern = &self.spec.pattern;
         let named = end.strip_prefix('/');
-        // `</run/a>` ends what begins as `</run/a>`, too.
+        // `</run/a>` also ends a section that begins with `</run/a>`.
         match named == Some(pattern) || (pattern.starts_with('/') && end == pattern) {
             true => Ok(()),
             false => Err(format!(
@@ -192,7 +192,7 @@ impl Section {
                 ));
             }
         }
-        // So many writes at a time are so many files here.
+        // A number of writes at a time corresponds to the same number of files in this system.
         let times = self.times.filter(|&times| times > 1);
         self.spec.on = self.on.unwrap_or(match times {
             Some(_) => On::Group,
@@ -205,7 +205,7 @@ impl Section {
         Ok(())
     }
 
-    /// What the section before it makes is reduced by this one.
+    /// Makes this section reduce the output of the matching section before it.
     fn joins(self, all: &mut [Spec]) -> Result<(), String> {
         let pattern = &self.spec.pattern;
         let mapped = all.iter_mut().rev();

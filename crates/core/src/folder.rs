@@ -1,34 +1,34 @@
-//! A folder as one output of a task: the kernel fills it as it likes, and what lies in it becomes files of the array.
+//! Output folders: a folder as one output of a task. The kernel fills it as it likes, and its content becomes files of the array. This
+//! module only computes names and ids.
 //!
-//! It is told by its name, which ends in a slash wherever it stands: in the script, in labels, in what is stored. How
-//! many files there will be is known only when the kernel has ended, so that such an output takes a whole run of ids:
-//! the first stands for the folder itself, which no object has, those behind it are for its files, in order of their
-//! names.
+//! A folder is recognised by its name, which ends in a slash wherever it is used: in the script, in labels, in stored data. The number of
+//! its files is known only when the kernel has ended, so such an output takes a whole range of ids. The first id stands for the folder
+//! itself, which no object has. The other ids are for its files, in order of their names.
 
 use crate::id::ObjectId;
 use crate::label::Sealed;
 use std::ops::Range;
 
-/// Files in all folders among a task's outputs together, at most.
+/// Maximum number of files in all folders among a task's outputs together.
 pub const FILES_MAX: u64 = 10_000;
-/// Bytes of their full paths together, at most: they are told, kept and named at once.
+/// Maximum length of their full paths together, in bytes: they are reported, stored and named at once.
 pub const PATH_BYTES_MAX: usize = 4 << 20;
-/// Folders that may lie in one another below such an output.
+/// Maximum nesting depth of folders below such an output.
 pub const DEPTH_MAX: usize = 32;
 
-/// Whether an input or output of this name is a folder.
+/// Returns whether an input or output of this name is a folder.
 #[must_use]
 pub fn is_folder(name: &str) -> bool {
     name.ends_with('/')
 }
 
-/// How many ids an output of this name takes.
+/// Returns the number of ids that an output of this name takes.
 #[must_use]
 pub fn ids(name: &str) -> u64 {
     if is_folder(name) { 1 + FILES_MAX } else { 1 }
 }
 
-/// The objects that an output of this name may have, the first of whose ids is `first`.
+/// Returns the objects that an output of this name may have; `first` is the first of its ids.
 #[must_use]
 pub fn objects(name: &str, first: ObjectId) -> Range<u64> {
     if is_folder(name) {
@@ -38,8 +38,8 @@ pub fn objects(name: &str, first: ObjectId) -> Range<u64> {
     }
 }
 
-/// What of a label's outputs lies in the folder the first of whose ids is `first`, in order of names. `None` if that is
-/// nothing, or can't be what lies in a folder.
+/// Returns the sealed outputs of a label that belong to the folder with the first id `first`, in order of names. Returns `None` if there
+/// are none, or if they can't be the content of a folder.
 #[must_use]
 pub fn files<'a>(name: &str, first: ObjectId, sealed: &'a [Sealed]) -> Option<Vec<&'a Sealed>> {
     let range = objects(name, first);
@@ -52,7 +52,7 @@ pub fn files<'a>(name: &str, first: ObjectId, sealed: &'a [Sealed]) -> Option<Ve
     right.then_some(own)
 }
 
-/// Which of a task's outputs each of its files belongs to, both by their names and in order; `None` if they don't fit.
+/// Assigns each sealed file to one of a task's outputs, both by name and in order; `None` if they don't match.
 #[must_use]
 pub fn outputs_of<'a>(
     outputs: impl IntoIterator<Item = &'a str>,
@@ -77,7 +77,7 @@ pub fn outputs_of<'a>(
     files.next().is_none().then_some(owners)
 }
 
-/// Whether a name leads to something below the folder that it is relative to.
+/// Returns whether a name refers to an entry below the folder to which it is relative.
 #[must_use]
 pub fn is_below(name: &str) -> bool {
     let within = |part| !matches!(part, "" | "." | "..");

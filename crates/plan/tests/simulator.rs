@@ -1,4 +1,4 @@
-//! What must hold of every simulation: random workflows on random platforms under every policy and scheduler.
+//! Properties of every simulation: random workflows on random platforms under every policy and scheduler.
 
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -11,13 +11,13 @@ use tidemill_plan::sim::{
     Element, File, Placement, Platform, Report, SimError, Simulation, Task, Workflow,
 };
 
-/// (run time in ms, sizes of outputs, inputs: task or file before it by a number that is cut down, pinned, needs:
-/// cores, memory, a named resource)
+/// (run time in ms, sizes of outputs, inputs: an earlier task or file by a number that is reduced to the valid range, pinned, needs: cores,
+/// memory, a named resource)
 type Draft = (u64, Vec<u64>, Vec<u32>, Option<u32>, (u32, u64, u64));
 
 const PLAIN: (u32, u64, u64) = (1, 0, 0);
 
-/// What each element has at least, so that every task can run on each.
+/// Minimum resources of each element, so that every task can run on each.
 const CORES: u32 = 2;
 const MEMORY_BYTES: u64 = 10;
 const GPUS: u64 = 1;
@@ -131,7 +131,7 @@ fn platform() -> impl Strategy<Value = Platform> {
     )
 }
 
-/// Nothing runs before what it needs, and no core runs two.
+/// Checks that no task runs before its inputs exist, and that no core runs two tasks at once.
 fn check_order(workflow: &Workflow, report: &Report) -> Result<(), TestCaseError> {
     let mut cores: BTreeMap<(u32, u32), Vec<(u64, u64)>> = BTreeMap::new();
     for (task, ran) in workflow.tasks.iter().zip(&report.tasks) {
@@ -169,9 +169,9 @@ fn check_order(workflow: &Workflow, report: &Report) -> Result<(), TestCaseError
     Ok(())
 }
 
-/// No more of anything is in use at once than there is.
+/// Checks that no more of any resource is in use at once than there is.
 fn check_resources(workflow: &Workflow, report: &Report) -> Result<(), TestCaseError> {
-    // By element and time, what ends before what begins: tasks without a core, memory, GPUs.
+    // Changes by element and time, ends before begins: tasks without a core, memory, GPUs.
     let mut changes: BTreeMap<u32, Vec<(u64, bool, [i64; 3])>> = BTreeMap::new();
     for (task, ran) in workflow.tasks.iter().zip(&report.tasks) {
         let gpus = task.needs.named.get("gpu").copied().unwrap_or(0);
@@ -190,7 +190,7 @@ fn check_resources(workflow: &Workflow, report: &Report) -> Result<(), TestCaseE
         GPUS.cast_signed(),
     ];
     for (element, mut changes) in changes {
-        // One that takes no time would end before it begins.
+        // A change that takes no time would end before it begins.
         changes.retain(|(_, _, taken)| taken.iter().any(|amount| *amount != 0));
         changes.sort_by_key(|&(at, begins, _)| (at, begins));
         let mut sum = [0; 3];
@@ -223,7 +223,7 @@ fn check_bounds(
             one.busy_ns + one.idle_ns,
             report.makespan_ns * u64::from(one.cores)
         );
-        // What a device wrote did not take less time than it has bandwidth for.
+        // A device did not write faster than its bandwidth.
         if let Some(rate) = element.write_bandwidth {
             let bytes = (one.written_bytes + one.pulled_bytes) as f64;
             prop_assert!(bytes / rate as f64 <= makespan + 1e-6);
@@ -260,7 +260,7 @@ proptest! {
             .seed(seed);
         let report = simulation.run().unwrap();
         prop_assert_eq!(report.tasks.len(), workflow.tasks.len());
-        // Every element comes up, the job comes, every task starts once and ends once; some are given back before.
+        // Every element connects, the job is submitted, every task starts once and ends once; some labels are returned before.
         let events = report.elements.len() + 1 + 2 * workflow.tasks.len();
         prop_assert_eq!(report.events.dispatcher, events as u64 + report.events.given_up);
         check_order(&workflow, &report)?;
@@ -284,7 +284,7 @@ proptest! {
         let workflow = workflow(&drafts, &sources, elements);
         for (index, element) in platform.elements.iter_mut().enumerate() {
             (element.failure_rate, element.hash_bandwidth) = (rate, hash);
-            // The others always have room.
+            // The other elements always have space.
             element.capacity = capacity.filter(|_| index % 2 == 0);
         }
         (platform.commit_latency, platform.retries) = (Span::from_millis(commit), retries);
@@ -371,7 +371,7 @@ fn full_device_takes_no_more_and_others_do() {
         .collect();
     assert!(written[0] <= 25 * MIB && written[1] > 0, "{written:?}");
     assert_eq!(written.iter().sum::<u64>(), 80 * MIB);
-    // One with room for nothing but a copy of the input.
+    // An element with space only for a copy of the input.
     platform.elements[1].capacity = Some(35 * MIB);
     let error = run(&platform).unwrap_err().to_string();
     assert!(
@@ -410,7 +410,7 @@ fn inputs_of_expensive_runs_are_hashed_while_core_is_held() {
 
 #[test]
 fn every_decision_is_stored_before_its_label_is_sent() {
-    // A chain across two elements: nothing can be sent ahead.
+    // A chain across two elements: no task can be sent ahead.
     let drafts = [
         (100, vec![1], vec![0], Some(0), PLAIN),
         (100, vec![1], vec![1], Some(1), PLAIN),
@@ -561,8 +561,8 @@ fn labels_with_the_same_input_pull_it_once() {
     );
 }
 
-/// Time of the longest chain of tasks on cores of speed 1 without any reading, writing or waiting: no run on such
-/// cores can be shorter.
+/// Returns the time of the longest chain of tasks on cores of speed 1 without any reading, writing or waiting: no run on such cores can be
+/// shorter.
 fn critical_path(workflow: &Workflow) -> Span {
     let mut ends = vec![Span(0); workflow.tasks.len()];
     // A chain has no more links than there are tasks.
@@ -583,7 +583,7 @@ fn critical_path(workflow: &Workflow) -> Span {
     ends.into_iter().max().unwrap_or_default()
 }
 
-/// Time of all tasks together on cores of speed 1, each core counted.
+/// Returns the time of all tasks together on cores of speed 1, each core counted.
 fn work(workflow: &Workflow) -> Span {
     let tasks = workflow.tasks.iter();
     tasks.fold(Span(0), |sum, task| {
@@ -648,7 +648,7 @@ fn policies_use_unequal_speed_and_power_as_documented() {
     let [fast, thrifty, _] = &mut platform.elements[..] else {
         panic!("there are three");
     };
-    // Run times are learned, so that a plan can be made.
+    // Run times are learned, so that a plan can be computed.
     let learned = |millis: u64| {
         let history = tidemill_core::event::History {
             runs: 1,
@@ -691,9 +691,9 @@ fn policies_use_unequal_speed_and_power_as_documented() {
     most("constraint:bandwidth", 0);
     most("constraint:energy", 1);
     most("constraint:speed=1", 0);
-    // It takes 30 times the power for a quarter of the time.
+    // The fast element draws 30 times the power for a quarter of the time.
     most("minmax", 1);
-    // Where nobody says what is drawn, time alone counts.
+    // Without configured power, only time counts.
     for element in &mut platform.elements {
         element.power_busy_watts = 0.0;
     }

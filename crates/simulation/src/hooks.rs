@@ -1,5 +1,5 @@
-//! Hooks with all that they can do: rounds whose results are reduced, files that go when they were mapped, two hooks for the same
-//! files, and hooks that are added, changed and removed while files are written.
+//! Simulation of hooks with all their features: rounds whose results are reduced, files that are deleted after their map, two hooks for the
+//! same files, and hooks that are added, changed and removed while files are written.
 
 use crate::dice::{Dice, mix};
 use crate::reference::Reference;
@@ -11,18 +11,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use tidemill_core::label::FailureKind;
 use tidemill_core::rule::hook::{Keep, On};
 
-/// Where results of rounds are put.
+/// Folder for the results of rounds.
 pub(crate) const REDUCED: &str = "reduced";
-/// What reduces.
+/// Kernel that reduces.
 pub(crate) const REDUCE: &str = "max";
-/// Hooks that there may be, and what stands before their results.
+/// Possible hooks, and the prefix of their results.
 const HOOKS: [(&str, &str); 2] = [("mapped", ""), ("other", LETTER)];
-/// Longest pause between two things that somebody does with a hook, in milliseconds.
+/// Longest pause between two operations on hooks, in milliseconds.
 const PAUSE_MS: u64 = 8000;
-/// The file that ends rounds which wait for one.
+/// File that ends rounds which wait for a marker.
 const MARKER: &str = "a/f0";
 
-/// What ends the rounds of a hook.
+/// End of the rounds of a hook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ends {
     Close,
@@ -30,33 +30,33 @@ enum Ends {
     Marker,
 }
 
-/// A hook as whoever made it sees it.
+/// A hook from the view of its creator.
 #[derive(Clone, Debug)]
 struct Hook {
     rule: u64,
     on: On,
     keep: Keep,
     ends: Option<Ends>,
-    /// When it was added, and when it was changed last, in nanoseconds since the epoch.
+    /// Time at which it was added, in nanoseconds since the epoch; `changed` is the time of its last change.
     since: u64,
     changed: u64,
     revision: u64,
-    /// Somebody had versions mapped again that had failed: later ones of a path may have been before them.
+    /// Whether failed maps were retried: later versions of a path may have been mapped before them.
     retried: bool,
 }
 
-/// See the module.
+/// State of this simulation; see the module.
 #[derive(Debug)]
 pub(crate) struct Hooked {
     dice: Dice,
-    /// Nobody changes or removes hooks.
+    /// Whether hooks are neither changed nor removed.
     steady: bool,
     hooks: BTreeMap<&'static str, Hook>,
-    /// Counts those that were ever added or changed: each has results of other names.
+    /// Number of hooks that were ever added or changed: each has results of other names.
     made: u64,
-    /// What becomes of files, by rule and revision.
+    /// Handling of files after their map, by rule and revision.
     keeps: BTreeMap<(u64, u64), Keep>,
-    /// Versions whose files went.
+    /// Versions whose files were deleted.
     pub(crate) dropped: BTreeSet<u64>,
 }
 
@@ -73,7 +73,7 @@ impl Hooked {
         }
     }
 
-    /// A hook as somebody might write it.
+    /// Returns a random hook as a user might write it.
     fn draw(&mut self, name: &str, letter: &str) -> (String, Hook) {
         let dice = &mut self.dice;
         self.made += 1;
@@ -82,7 +82,7 @@ impl Hooked {
         let reduces = dice.chance(700);
         let ends = [Ends::Close, Ends::Files, Ends::Marker][index(dice.roll(3))];
         let files = 1 + dice.roll(6);
-        // A number of files is for maps then.
+        // The number of files belongs to maps then.
         let ends = if on == On::Group && ends == Ends::Files {
             Ends::Close
         } else {
@@ -125,7 +125,7 @@ impl Hooked {
         (text, hook)
     }
 
-    /// How a kernel fails: it ends badly, crashes, hangs or grows.
+    /// Returns a random failure of a kernel: it fails, crashes, hangs or grows.
     pub(crate) fn failure(&mut self) -> FailureKind {
         let kinds = [
             FailureKind::Exit(1),
@@ -142,7 +142,7 @@ fn index(number: u64) -> usize {
     usize::try_from(number).unwrap_or(0)
 }
 
-/// The numbers that a query gives, of each row.
+/// Returns the numbers in each row of a query.
 fn rows<const N: usize>(db: &Connection, sql: &str) -> rusqlite::Result<Vec<[u64; N]>> {
     let mut statement = db.prepare_cached(sql)?;
     let rows = statement.query_map([], |row| {
@@ -185,7 +185,7 @@ impl World {
         self.say(&text);
     }
 
-    /// Somebody adds, changes or removes a hook, ends its round, or has it try again.
+    /// Adds, changes or removes a hook, ends its round, or retries its failures.
     fn do_something_with_a_hook(&mut self) {
         let calm = self.calm.get();
         let Some(hooked) = self.hooked.as_mut().filter(|_| !calm) else {
@@ -232,7 +232,7 @@ impl World {
         }
     }
 
-    /// The faults have stopped: what failed is tried again, and rounds end that only somebody ends.
+    /// Retries failures after the faults have stopped, and ends rounds that only a user ends.
     pub(crate) fn settle_hooks(&mut self) {
         let failed = self.ask(
             "SELECT rule FROM firing WHERE state = 4 UNION SELECT rule FROM round WHERE state = 4",
@@ -253,7 +253,7 @@ impl World {
         }
     }
 
-    /// Takes up files that went because they were mapped.
+    /// Handles files that were deleted after their map.
     pub(crate) fn take_dropped(&mut self) {
         let (Some(hooked), Some(server)) = (&mut self.hooked, &self.server) else {
             return;
@@ -270,7 +270,7 @@ impl World {
         }
     }
 
-    /// Versions of one path are mapped one after the other.
+    /// Checks that versions of one path are mapped one after the other.
     pub(crate) fn check_order(&self) {
         if self.hooked.is_none() || self.server.is_none() {
             return;
@@ -283,7 +283,7 @@ impl World {
         );
     }
 
-    /// What hooks still have to do; nothing once all has come to rest.
+    /// Looks for pending work of hooks; none is left once the array is at rest.
     pub(crate) fn look_at_hooks(&self, look: &mut impl FnMut(&str, Vec<String>)) {
         let Some(hooked) = &self.hooked else { return };
         let now = time::now().0;
@@ -312,7 +312,8 @@ impl World {
         }
     }
 
-    /// Each version was mapped once by each hook that was there, in order; results are reduced once; what was to go has gone.
+    /// Checks that each existing hook mapped each version once and in order, that results are reduced once, and that files to delete were
+    /// deleted.
     pub(crate) fn check_hooks(&self) {
         let Some(hooked) = &self.hooked else { return };
         for (name, hook) in &hooked.hooks {
@@ -342,12 +343,12 @@ impl World {
     }
 }
 
-/// A firing by which another hook still wants a version, or might.
+/// A firing by which another hook still needs a version, or might.
 const WANTED: &str = "EXISTS (SELECT 1 FROM firing AS other WHERE other.object = firing.object \
                       AND other.state IN (0, 1, 2, 4, 6) AND other.rule IN (SELECT rule FROM rule))";
 
-/// Whether the file of a version could go: it was mapped by a hook that says so, whose result is recorded, and nobody else
-/// has still to map it.
+/// Checks whether the file of a version could be deleted: it was mapped by a hook that requests this, whose result is recorded, and no
+/// other hook has still to map it.
 fn may_go(db: &Connection, hooked: &Hooked, (object, rule): (u64, u64)) -> rusqlite::Result<()> {
     let hook: String = db.query_row(
         "SELECT hook FROM dropped WHERE object = ?1",
@@ -383,7 +384,7 @@ fn may_go(db: &Connection, hooked: &Hooked, (object, rule): (u64, u64)) -> rusql
 }
 
 impl Hook {
-    /// What would be wrong, and how it is found.
+    /// Returns the possible violations, and the queries that find them.
     fn wrong(&self) -> Vec<(&'static str, String)> {
         let Self {
             rule,
@@ -453,7 +454,7 @@ impl Hook {
 }
 
 impl Reference {
-    /// The result of a round is made of the results of its files, in their order, each once.
+    /// Checks that the result of a round is computed from the results of its files, in their order, each once.
     pub(crate) fn check_round(&self, db: &Connection, object: u64, inputs: &[u64]) {
         let sql = format!(
             "SELECT firing.path, firing.firing, made.object FROM version JOIN task ON task.task = version.task \
@@ -468,7 +469,7 @@ impl Reference {
             rows.collect()
         };
         let mut expected = read().expect("the tables of rules can be read");
-        // The hook is gone, and its rounds with it.
+        // The hook was removed, and its rounds with it.
         if expected.is_empty() {
             return;
         }

@@ -1,14 +1,14 @@
-//! All elements, and those that are up in the orders in which they are looked for: by id among those with
-//! room, and by wait and load among those of a kind. Placing a task so takes hardly longer in a large array.
+//! All elements, and indices of the online elements in the orders of searches: by id among those with capacity, and by wait and load among
+//! those of a kind. With them, placing a task takes hardly longer in a large array.
 //!
-//! **Invariant:** an element that may have changed is in `changed` until [`Elements::renew`], and then in `shifted`
-//! until its load is looked at: [`Elements::get_mut`] and [`Elements::get_or_insert`] are the only ways to change
-//! one. Many policies never look at loads, so those wait until somebody does.
+//! **Invariant:** an element that may have changed is in `changed` until [`Elements::renew`], and then in `shifted` until its load is read:
+//! [`Elements::get_mut`] and [`Elements::get_or_insert`] are the only ways to change an element. Many policies never read loads, so loads
+//! are updated only on demand.
 //!
-//! Waits change with time. While labels run within their expected times a core gets rid of at most a
-//! nanosecond of work per nanosecond, so an element's moment of being free (wait + now) never comes nearer
-//! unless the element itself changes. Elements are kept by the last known such moment, a lower bound, which is
-//! renewed where a search comes by. While no label runs within its time the wait itself stands still.
+//! Waits change with time. While labels run within their expected times, a core completes at most a nanosecond of work per nanosecond. So
+//! the time at which an element becomes free (wait + now) never decreases unless the element itself changes. Elements are indexed by the
+//! last known such time, which is a lower bound. A search updates the bounds that it reads. While no label runs within its expected time,
+//! the wait itself is constant.
 
 use super::element::Element;
 use super::roll::Roll;
@@ -22,69 +22,69 @@ use crate::time::{Span, Time};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
-/// Weights for which storage elements are kept in the order of their scores.
+/// Maximum number of weights for which storage elements are kept in the order of their scores.
 const SCORED_MAX: usize = 8;
 
-/// The elements.
+/// All elements.
 #[derive(Debug, Default)]
 pub(super) struct Elements {
     known: Table<ElementId, Known>,
     changed: Vec<ElementId>,
     shifted: Vec<ElementId>,
-    /// Storage elements that are up, and those of them whose queue has room.
+    /// Online storage elements, and those of them whose queue is not full.
     stores: Roll,
     open: Roll,
-    /// Host elements that are up.
+    /// Online host elements.
     hosts: BTreeSet<ElementId>,
-    /// Elements that are up and full of data.
+    /// Online elements that are full of data.
     full: BTreeSet<ElementId>,
-    /// Cores of `stores`.
+    /// Number of cores of `stores`.
     store_cores: u64,
     kinds: BTreeMap<Kind, Queues>,
-    /// Storage elements by their scores, for the weights that were asked for last, the latest first.
+    /// Storage elements by their scores, for the weights that were used last, the latest first.
     scored: Vec<Scored>,
-    /// The latest time that waits were looked at.
+    /// Latest time for which waits were computed.
     latest: Time,
 }
 
 #[derive(Debug)]
 struct Known {
     element: Element,
-    /// Whether it is in `changed`, and in `shifted`.
+    /// Whether the element is in `changed`, and in `shifted`.
     changed: bool,
     shifted: bool,
-    /// Where the orders have it; `None` while it is not up.
+    /// Position in the indices; `None` while the element is not online.
     place: Option<Place>,
-    /// Where the orders by load have it; `None` while it is no storage element that is up.
+    /// Position in the indices by load; `None` while it is no online storage element.
     load: Option<Load>,
 }
 
-/// Storage elements that differ for a task by what they have to do, and by what they hold, only.
+/// Storage elements that differ for a task only by their load and by the data they hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Kind {
     cores: u32,
     link_bytes_per_sec: u64,
-    /// One that runs more labels than it has cores gets rid of work faster: it is a kind of its own.
+    /// Set for an element that runs more labels than it has cores. It completes work faster, so it is a kind of its own.
     alone: Option<ElementId>,
 }
 
-/// A number of nanoseconds, then outstanding labels, then the id.
+/// Number of nanoseconds, then outstanding labels, then the id.
 type Key = (u64, usize, ElementId);
 
 /// Elements of a kind.
 #[derive(Debug, Default)]
 struct Queues {
-    /// All of them, and those with a free core. Who has a task without a core, or one with several, may have fewer
-    /// labels and no free core, or more and one.
+    /// All elements, and those with a free core. An element with tasks that need no core or several cores may have fewer labels and no free
+    /// core, or more labels and a free core.
     by_load: BTreeSet<(usize, ElementId)>,
     free: BTreeSet<(usize, ElementId)>,
-    /// Those without a free core whose wait stands still, by wait.
+    /// Elements without a free core whose wait is constant, by wait.
     standing: BTreeSet<Key>,
-    /// The others without a free core, by a moment before which they will not be free.
+    /// Other elements without a free core, by a lower bound of the time at which they become free.
     moving: BTreeSet<Key>,
 }
 
-/// What there is to know of an element that is up without its load.
+/// Indexed properties of an online element without its load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Place {
     role: Role,
@@ -93,7 +93,7 @@ struct Place {
     full: bool,
 }
 
-/// What an element has to do.
+/// Load of an element.
 #[derive(Clone, Copy, Debug)]
 struct Load {
     kind: Kind,
@@ -139,13 +139,13 @@ impl Elements {
         self.get_mut(&id).expect("it was put in just now")
     }
 
-    /// In the order of ids.
+    /// Returns all elements in the order of ids.
     pub(super) fn iter(&self) -> impl Iterator<Item = (ElementId, &Element)> {
         let all = self.known.iter();
         all.map(|(&id, known)| (id, &known.element))
     }
 
-    /// Calls `visit` for all that are up, in the order of ids, with their waits.
+    /// Calls `visit` for all online elements, in the order of ids, with their waits.
     pub(super) fn for_each_up(
         &mut self,
         now: Time,
@@ -161,17 +161,17 @@ impl Elements {
         }
     }
 
-    /// One that is up, with its wait.
+    /// Returns an online element with its wait.
     pub(super) fn up(&mut self, id: ElementId, now: Time) -> Option<(&Element, Span)> {
         let known = self.known.get_mut(&id).filter(|known| known.element.up())?;
         let wait = known.element.wait_now(now);
         Some((&known.element, wait))
     }
 
-    /// Brings the orders up to date. What follows answers for the state when this was called last.
+    /// Updates the indices. All queries answer for the state of the last call.
     pub(super) fn renew(&mut self, now: Time) {
         if now < self.latest {
-            // What was known of times to come need not hold for earlier ones.
+            // Bounds for later times need not hold for earlier ones.
             let stores: Vec<ElementId> = self.stores.iter().copied().collect();
             for id in stores {
                 self.get_mut(&id);
@@ -220,7 +220,7 @@ impl Elements {
         self.store_cores = self.store_cores - cores(old) + cores(new);
     }
 
-    /// Brings the orders by load up to date.
+    /// Updates the indices by load.
     fn renew_loads(&mut self) {
         while let Some(id) = self.shifted.pop() {
             let Some(known) = self.known.get_mut(&id) else {
@@ -262,9 +262,8 @@ impl Elements {
         self.store_cores
     }
 
-    /// Of each kind of storage elements the one with the least wait, of these the one with the fewest outstanding labels,
-    /// of these the one with the lowest id; those that `pass` says no to are passed over. Waits of less than
-    /// `earliest` count as that.
+    /// Returns, for each kind of storage elements, the one with the least wait, then the fewest outstanding labels, then the lowest id.
+    /// Skips elements for which `pass` returns true. Waits of less than `earliest` count as `earliest`.
     pub(super) fn least(
         &mut self,
         now: Time,
@@ -284,8 +283,8 @@ impl Elements {
         }
     }
 
-    /// The storage element that has room, if one has, and of these the one with the highest score, of these the one with the
-    /// fewest outstanding labels per core, of these the one with the lowest id; those that `pass` says no to are passed over.
+    /// Returns the best storage element: one with capacity if there is one, then the highest score, then the fewest outstanding labels per
+    /// core, then the lowest id. Skips elements for which `pass` returns true.
     pub(super) fn best(
         &mut self,
         weights: &Weights,
@@ -304,7 +303,7 @@ impl Elements {
         self.scored.first_mut()?.best(element, pass)
     }
 
-    /// Whether the orders are those of the elements, for tests.
+    /// Checks that the indices match the elements, for tests.
     pub(super) fn check(&self) {
         for (&id, known) in self.known.iter() {
             if !known.changed {
@@ -344,7 +343,7 @@ impl Elements {
     }
 }
 
-/// As [`enter`], where any is found by its place.
+/// Enters an element like [`enter`] into a roll, whose elements can be found by their index.
 fn enrol(roll: &mut Roll, id: ElementId, (was_in, is_in): (bool, bool)) {
     if is_in && !was_in {
         roll.insert(id);
@@ -353,7 +352,7 @@ fn enrol(roll: &mut Roll, id: ElementId, (was_in, is_in): (bool, bool)) {
     }
 }
 
-/// Puts an element into a set or takes it out, if that changes.
+/// Adds an element to a set or removes it, if its membership changes.
 fn enter(set: &mut BTreeSet<ElementId>, id: ElementId, (was_in, is_in): (bool, bool)) {
     if is_in && !was_in {
         set.insert(id);
@@ -387,7 +386,7 @@ impl Load {
                 alone: crowded.then_some(id),
             },
             outstanding: element.outstanding.len(),
-            // A moment that is long past is a bound for every wait; the next search makes a better one.
+            // A time in the past is a bound for every wait; the next search computes a better one.
             queue: if free {
                 Queue::FreeCore
             } else {
@@ -419,7 +418,7 @@ impl Queues {
     }
 }
 
-/// A search for the element that is free first.
+/// Search for the element that becomes free first.
 struct Search<'a, P> {
     known: &'a mut Table<ElementId, Known>,
     now: Time,
@@ -428,8 +427,8 @@ struct Search<'a, P> {
 }
 
 impl<P: Fn(ElementId) -> bool> Search<'_, P> {
-    /// Goes through a kind in two orders at once. By load, the first that is free before `earliest` is the one;
-    /// by wait, all that are free before `earliest` have been seen at the first that is not.
+    /// Searches a kind in two orders at once. By load, the result is the first element that is free before `earliest`. By wait, all
+    /// elements that are free before `earliest` precede the first one that is not.
     fn least(&mut self, queues: &mut Queues) -> Option<ElementId> {
         let pass = self.pass;
         let Queues {
@@ -440,7 +439,7 @@ impl<P: Fn(ElementId) -> bool> Search<'_, P> {
         } = queues;
         let mut by_load = by_load.iter().filter(|(_, id)| !pass(*id)).peekable();
         let &&(_, first) = by_load.peek()?;
-        // The best of those that need not be waited for longer than `earliest`, those that are free now first.
+        // The best element with a wait of at most `earliest`; elements that are free now come first.
         let mut best = free.iter().find(|(_, id)| !pass(*id)).copied();
         if best.is_some_and(|(_, id)| id == first) {
             return Some(first);
@@ -483,7 +482,7 @@ impl<P: Fn(ElementId) -> bool> Search<'_, P> {
         }
     }
 
-    /// Gives an element that may move the place that it has now; whether it is another.
+    /// Updates the position of an element in `moving`. Returns whether the position changed.
     fn improve(&mut self, key: Key, still: &mut BTreeSet<Key>, moving: &mut BTreeSet<Key>) -> bool {
         let (old, outstanding, id) = key;
         let Some(known) = self.known.get_mut(&id) else {
@@ -525,7 +524,7 @@ mod tests {
     use crate::resources::{Needs, Offers};
     use proptest::prelude::*;
 
-    /// What happens to an element.
+    /// Change of an element.
     #[derive(Clone, Debug)]
     enum Step {
         Up(u32, u64, bool),
@@ -535,14 +534,14 @@ mod tests {
         Remove(usize),
         Pass(u64),
         Back(u64),
-        /// Looks for the least of each kind, with an earliest time and elements to pass over.
+        /// Search for the least of each kind, with an earliest time and elements to skip.
         Look(u64, u32),
-        /// Looks for the best by some weights, with elements to pass over.
+        /// Search for the best by some weights, with elements to skip.
         Best(usize, u32),
     }
 
     fn weights(number: usize) -> Weights {
-        // More than are kept at once.
+        // More weights than are kept at once.
         let weights = [
             "low-latency",
             "energy",
@@ -560,7 +559,7 @@ mod tests {
             .unwrap()
     }
 
-    /// The best by looking at every element.
+    /// Returns the best element by examining every element.
     fn scan_best(elements: &Elements, weights: &Weights, passed: u32) -> Option<ElementId> {
         let stores = elements.iter().filter(|(id, element)| {
             element.up() && element.view.role == Role::Store && passed & (1 << id.0) == 0
@@ -588,7 +587,7 @@ mod tests {
         ]
     }
 
-    /// The least of each kind by looking at every element.
+    /// Returns the least of each kind by examining every element.
     fn scan(elements: &Elements, now: Time, earliest: Span, passed: u32) -> BTreeSet<ElementId> {
         let mut least = BTreeMap::new();
         for (id, element) in elements.iter() {

@@ -1,4 +1,4 @@
-//! Jobs come, come back after a restart, are cancelled and are forgotten.
+//! Jobs: handling of submission, restoration after a restart, cancellation and forgetting.
 
 use super::task::{Issued, is_end};
 use super::{COMPONENTS, Dispatcher, Job, Presence, Task, Turn, UNKNOWN_RUN};
@@ -83,7 +83,7 @@ impl Dispatcher {
         self.ending.insert(id, ());
     }
 
-    /// Name of a policy that exists; makes it at its first use.
+    /// Returns the name of an existing policy, and creates the policy at its first use.
     fn known_policy(&mut self, name: Option<String>) -> String {
         let Some(name) = name else {
             return self.config.policy.clone();
@@ -100,7 +100,7 @@ impl Dispatcher {
         }
     }
 
-    /// Enters tasks with those that they depend on and with the paths that they wait for.
+    /// Records tasks with their dependencies and with the paths that they wait for.
     fn link(&mut self, tasks: &[TaskId]) {
         for &id in tasks {
             let open = !is_end(self.task(id).state);
@@ -122,8 +122,8 @@ impl Dispatcher {
         }
     }
 
-    /// Takes up the labels that were outstanding before a restart. One whose inputs can't be told any
-    /// more is aborted and its task placed anew.
+    /// Resumes the labels that were outstanding before a restart. A label whose inputs can't be determined any more is aborted and its task
+    /// placed again.
     fn bring_back(
         &mut self,
         job: JobId,
@@ -138,8 +138,7 @@ impl Dispatcher {
                 let Origin::Task(maker, output) = origin else {
                     return None;
                 };
-                // Only earlier labels are there: a later one of the maker would make again what this
-                // one had read.
+                // Only earlier labels are considered: a later label of the producer would recompute the output that this label has read.
                 let (on, objects): &(ElementId, Vec<ObjectId>) = flying.get(&maker)?;
                 let object = *objects.get(output)?;
                 (*on == element).then_some(Placed {
@@ -237,7 +236,7 @@ impl Dispatcher {
         });
     }
 
-    /// Gives up a live label. It keeps its place in the queue until its element says how it ended.
+    /// Aborts a live label. It keeps its place in the queue until its element reports its end.
     pub(super) fn abort(&mut self, label: LabelId, turn: &mut Turn<'_>) {
         let Some(issued) = self.labels.get_mut(&label) else {
             return;
@@ -254,8 +253,7 @@ impl Dispatcher {
         }
     }
 
-    /// Forgets a job that has ended; whether there was one. What is still outstanding of it is
-    /// discarded when it comes in.
+    /// Forgets a job that has ended, and returns whether it existed. Its outstanding outcomes are discarded when they arrive.
     pub fn forget(&mut self, id: JobId) -> bool {
         if self
             .jobs

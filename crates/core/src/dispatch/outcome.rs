@@ -1,4 +1,4 @@
-//! How labels end: which outcomes count, and what becomes of the task.
+//! End of labels: decides which outcomes count, and the next state of the task. Its effects are actions of the dispatcher.
 
 use super::short::Short;
 use super::task::Issued;
@@ -26,8 +26,8 @@ impl Dispatcher {
         }
     }
 
-    /// Labels that are not known are of no concern: they were answered for already, or belong to
-    /// another life of the dispatcher. Their outputs are never discarded, since they may be in use.
+    /// Handles the end of a label. Unknown labels are ignored: they were answered already, or belong to an earlier start of the dispatcher.
+    /// Their outputs are never discarded, since they may be in use.
     pub(super) fn on_finished(
         &mut self,
         element: ElementId,
@@ -58,7 +58,7 @@ impl Dispatcher {
         self.conclude(label, *outcome, turn);
     }
 
-    /// An outcome of a label that was taken back or aborted.
+    /// Handles an outcome of a label that was revoked or aborted.
     fn finish_late(&mut self, label: LabelId, outcome: Box<Outcome>, turn: &mut Turn<'_>) {
         if outcome.result.is_ok() && self.revivable(label) && !self.before_its_turn(label) {
             let Some(issued) = self.labels.get(&label) else {
@@ -78,7 +78,7 @@ impl Dispatcher {
         }
     }
 
-    /// Whether a label read an output of another that has not been heard of yet.
+    /// Returns whether a label read an output of another label that has not been reported yet.
     pub(super) fn before_its_turn(&self, label: LabelId) -> bool {
         let Some(issued) = self.labels.get(&label).filter(|issued| issued.chained) else {
             return false;
@@ -95,7 +95,7 @@ impl Dispatcher {
         })
     }
 
-    /// Counts what a label needs that was sent along with others, which have ended.
+    /// Counts the needs of a label after the labels that it followed have ended.
     pub(super) fn follow_no_more(&mut self, label: LabelId) {
         let Some(element) = self.labels.get(&label).map(|issued| issued.element) else {
             return;
@@ -105,7 +105,7 @@ impl Dispatcher {
         }
     }
 
-    /// The object that an input will be when a label that is outstanding on `element` has ended well.
+    /// Returns the object that an input will be after a label that is outstanding on `element` has succeeded.
     pub(super) fn flying(&self, origin: Origin, element: ElementId) -> Option<Placed> {
         let Origin::Task(maker, output) = origin else {
             return None;
@@ -123,7 +123,7 @@ impl Dispatcher {
         })
     }
 
-    /// Takes the outcome of a live label.
+    /// Handles the outcome of a live label.
     fn conclude(&mut self, label: LabelId, outcome: Outcome, turn: &mut Turn<'_>) {
         let Some(issued) = self.labels.remove(&label) else {
             return;
@@ -138,7 +138,7 @@ impl Dispatcher {
         match outcome.result {
             Ok(sealed) => match self.outputs(&issued, &sealed) {
                 Some(outputs) => {
-                    // Remembering a result says nothing of how long a run takes, nor does waiting for what comes.
+                    // The time of a cached result or of a streamed input does not tell how long a run takes.
                     if outcome.reused.is_none() && outcome.fed == 0 {
                         self.learn(id, issued.element, measured);
                     }
@@ -155,7 +155,7 @@ impl Dispatcher {
         }
     }
 
-    /// The outputs of a label in the order of its task; `None` if one was not reported.
+    /// Returns the outputs of a label in the order of its task; `None` if one was not reported.
     fn outputs(&self, issued: &Issued, sealed: &[Sealed]) -> Option<Vec<Placed>> {
         let element = issued.element;
         let find = |(output, &object): (&OutputSpec, &ObjectId)| {
@@ -175,8 +175,8 @@ impl Dispatcher {
         outputs.iter().zip(&issued.objects).map(find).collect()
     }
 
-    /// Takes back the labels that follow one that did not succeed; whose they were. Their element will
-    /// not run them either, but may not have heard of them yet.
+    /// Revokes the labels that follow a label that did not succeed, and returns their tasks. Their element will not run these labels
+    /// either, but may not have been informed of them yet.
     fn abandon_followers(
         &mut self,
         id: TaskId,
@@ -223,7 +223,7 @@ impl Dispatcher {
         if new {
             self.expect_anew(kernel);
         }
-        // A mean moves most with the first runs.
+        // A mean changes most with the first runs.
         if history.runs.is_power_of_two() {
             self.news += 1;
             self.to_look = usize::MAX;
@@ -245,7 +245,7 @@ impl Dispatcher {
         self.release_dependents(id, turn);
     }
 
-    /// Takes successes that were held until this task's was known.
+    /// Handles successes that were held until this task's success was known.
     fn release_held(&mut self, id: TaskId, turn: &mut Turn<'_>) {
         let mut dependents = 0..;
         while let Some(other) = self.next_dependent(id, &mut dependents) {
@@ -265,8 +265,8 @@ impl Dispatcher {
         }
     }
 
-    /// What is not the task's own doing (its element was lost, an input could not be had) counts as a
-    /// loss, not as a try.
+    /// Handles a failure. A failure without the task's own fault (its element was lost, an input could not be pulled) counts as a loss, not
+    /// as a try.
     fn fail(&mut self, id: TaskId, issued: Issued, failure: Failure, turn: &mut Turn<'_>) {
         let followers = self.abandon_followers(id, issued.objects, turn);
         let kind = failure.kind;
@@ -311,7 +311,7 @@ impl Dispatcher {
     }
 }
 
-/// Has the outputs of a success that does not count removed.
+/// Removes the outputs of a success that does not count.
 pub(super) fn discard(element: ElementId, outcome: &Outcome, turn: &mut Turn<'_>) {
     if let Ok(sealed) = &outcome.result
         && !sealed.is_empty()

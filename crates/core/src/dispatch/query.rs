@@ -1,4 +1,4 @@
-//! What status pages and the driver may ask. Nothing here changes anything.
+//! Queries of status pages and of the driver. They change nothing.
 
 use super::{Dispatcher, Line};
 use crate::event::{ElementView, JobState, Role, TaskState};
@@ -10,85 +10,85 @@ use crate::resources::Offers;
 use crate::time::{Span, Time};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A job at a glance.
+/// Status of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JobStatus {
-    /// Which.
+    /// Id of the job.
     pub job: JobId,
-    /// Whose.
+    /// Owner of the job.
     pub owner: Owner,
     /// Name of its policy.
     pub policy: String,
-    /// Its state.
+    /// State of the job.
     pub state: JobState,
-    /// When it was taken on.
+    /// Time at which the job was accepted.
     pub submitted: Time,
-    /// When it ended.
+    /// Time at which the job ended.
     pub ended: Option<Time>,
-    /// How many of its tasks are in which state; states without any are left out.
+    /// Number of its tasks in each state; states without tasks are left out.
     pub tasks: BTreeMap<TaskState, usize>,
 }
 
-/// A task at a glance.
+/// Status of a task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TaskStatus {
-    /// Which.
+    /// Id of the task.
     pub task: TaskId,
-    /// Its name in the script.
+    /// Name of the task in the script.
     pub name: String,
     /// Name of its kernel.
     pub kernel: String,
-    /// Its state.
+    /// State of the task.
     pub state: TaskState,
-    /// Tries so far.
+    /// Number of tries so far.
     pub tries: u32,
-    /// The label under way and the element that has it.
+    /// Current label and the element that has it.
     pub sent: Option<(LabelId, ElementId)>,
-    /// Its result.
+    /// Outputs of the task.
     pub outputs: Vec<Placed>,
 }
 
-/// An element's queue at a glance.
+/// Status of an element and its queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ElementStatus {
-    /// Which.
+    /// Id of the element.
     pub element: ElementId,
-    /// Whether it is up.
+    /// Whether the element is online.
     pub up: bool,
-    /// What it is like, as it said last.
+    /// Last reported status of the element.
     pub view: ElementView,
-    /// Labels in its queue, running ones counted.
+    /// Number of labels in its queue, including running ones.
     pub outstanding: usize,
-    /// Labels that run.
+    /// Number of running labels.
     pub running: usize,
-    /// Labels that it takes at most.
+    /// Maximum number of labels in its queue.
     pub bound: usize,
     /// Expected time until a core is free.
     pub wait: Span,
-    /// Ready tasks that wait in the dispatcher for room on it.
+    /// Number of ready tasks that wait in the dispatcher for a place in its queue.
     pub waiting: usize,
-    /// Programs of tasks that it said it has.
+    /// Programs of tasks that the element reported to have.
     pub programs: Vec<String>,
 }
 
-/// What an element that is up has to do.
+/// Load of an online element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ElementLoad {
-    /// Which.
+    /// Id of the element.
     pub element: ElementId,
-    /// Labels that run.
+    /// Number of running labels.
     pub running: usize,
-    /// Labels in its queue that do not run yet.
+    /// Number of labels in its queue that do not run yet.
     pub queued: usize,
-    /// Ready tasks that wait in the dispatcher for room on it.
+    /// Number of ready tasks that wait in the dispatcher for a place in its queue.
     pub waiting: usize,
-    /// Expected time until it has a core for another label, after all that came before.
+    /// Expected time until it has a core for another label, after all earlier labels.
     pub wait: Span,
-    /// Expected time until all that it has to do is done.
+    /// Expected time until all its work is done.
     pub left: Span,
 }
 
-/// The view of an element that has not come yet.
+/// Returns the view of an element that has not connected yet.
 pub(super) fn unknown_view() -> ElementView {
     ElementView {
         role: Role::Store,
@@ -103,12 +103,12 @@ pub(super) fn unknown_view() -> ElementView {
 }
 
 impl Dispatcher {
-    /// All jobs that were not forgotten, oldest id first.
+    /// Returns all jobs that were not forgotten, oldest id first.
     pub fn jobs(&self) -> impl Iterator<Item = JobStatus> + '_ {
         self.jobs.keys().filter_map(|&job| self.job(job))
     }
 
-    /// One job.
+    /// Returns one job.
     #[must_use]
     pub fn job(&self, id: JobId) -> Option<JobStatus> {
         let job = self.jobs.get(&id)?;
@@ -128,7 +128,7 @@ impl Dispatcher {
         })
     }
 
-    /// The tasks of a job in the script's order; none if there is no such job.
+    /// Returns the tasks of a job in the script's order; none if there is no such job.
     pub fn tasks(&self, job: JobId) -> impl Iterator<Item = TaskStatus> + '_ {
         let tasks = self
             .jobs
@@ -152,14 +152,13 @@ impl Dispatcher {
         })
     }
 
-    /// Ready tasks that wait for room on an element.
+    /// Returns the number of ready tasks that wait for a place on an element.
     fn waiting_for(&self, id: ElementId) -> usize {
         let lines = [Line::At(id), Line::Pinned(id)].map(|line| self.lines.get(&line));
         lines.into_iter().flatten().map(BTreeSet::len).sum()
     }
 
-    /// What the elements that are up have to do. Tasks that wait here count for as long, in the mean, as those that
-    /// were sent.
+    /// Returns the loads of online elements. Tasks that wait in the dispatcher count for the mean time of the tasks that were sent.
     pub fn loads(&self, now: Time) -> impl Iterator<Item = ElementLoad> + '_ {
         let up = self.elements.iter().filter(|(_, element)| element.up());
         up.map(move |(id, element)| {
@@ -181,7 +180,7 @@ impl Dispatcher {
         })
     }
 
-    /// All elements that were ever heard of.
+    /// Returns all known elements.
     pub fn elements(&self, now: Time) -> impl Iterator<Item = ElementStatus> + '_ {
         self.elements
             .iter()
@@ -201,25 +200,25 @@ impl Dispatcher {
             })
     }
 
-    /// The copies of others' objects that an element should have, oldest first: what transfers are reckoned with.
+    /// Returns the copies of other elements' objects that an element should have, oldest first; estimated transfers assume these copies.
     pub fn copies_on(&self, element: ElementId) -> impl Iterator<Item = (ObjectId, u64)> + '_ {
         self.copies.on(element)
     }
 
-    /// The policy of jobs that name none.
+    /// Returns the policy of jobs that name none.
     #[must_use]
     pub fn policy(&self) -> &str {
         &self.config.policy
     }
 
-    /// What the policy of that name, or the array's own, goes on from.
+    /// Returns the state of the policy with this name, or of the array's own policy.
     #[must_use]
     pub fn memory(&self, policy: Option<&str>) -> policy::Memory {
         let policy = self.policies.get(policy.unwrap_or(&self.config.policy));
         policy.map_or_else(policy::Memory::default, |policy| policy.memory())
     }
 
-    /// The task that a label is a try of, while its outcome is not known.
+    /// Returns the task of which a label is a try, while the label's outcome is not known.
     #[must_use]
     pub fn task_of(&self, label: LabelId) -> Option<TaskId> {
         self.labels.get(&label).map(|issued| issued.task)

@@ -1,10 +1,9 @@
-//! Labels that are taken back. Run times are guesses, so work may wait for one element while another has nothing to
-//! do. Then the dispatcher looks at what was sent and has not begun, the last of the longest queue first, and asks
-//! the task's policy as if that had not been sent; if it would have the task on an idle element, the label's own is
-//! told to give it back.
+//! Recall of labels. Run times are guesses, so work may wait for one element while another is idle. Then the dispatcher considers labels
+//! that were sent and have not begun, the last of the longest queue first. It asks the task's policy as if the label was not sent. If the
+//! policy prefers an idle element, the dispatcher asks the label's own element to return the label.
 //!
-//! Nothing is assumed: the label stays the try of its task until its element has answered, so a label that began
-//! meanwhile runs on, and no task runs twice. One that comes back is placed like any other.
+//! Nothing is assumed: the label stays the try of its task until its element has answered, so a label that began in between continues to
+//! run, and no task runs twice. The task of a returned label is placed like any other.
 
 use super::{Dispatcher, RECALL_ASKS_MAX, RECALL_LOOKS_MAX, RECALLS_MAX, Turn};
 use crate::event::{Action, TaskState};
@@ -13,7 +12,7 @@ use crate::time::{Span, Time};
 use std::cmp::Reverse;
 
 impl Dispatcher {
-    /// Takes labels back for elements that have nothing to do, one at a time for each.
+    /// Recalls labels for idle elements, one at a time for each.
     pub(super) fn recall(&mut self, turn: &mut Turn<'_>) {
         if self.idle.is_empty() || self.crowded.is_empty() || self.to_look == 0 {
             return;
@@ -37,14 +36,14 @@ impl Dispatcher {
             if let Some(idle) = self.elsewhere(element, label, task, turn.now) {
                 self.task_mut(task).recalls += 1;
                 self.recalled.insert(label, idle);
-                // There may be more like it.
+                // There may be more such labels.
                 self.to_look = usize::MAX;
                 turn.out.push(Action::Recall { element, label });
             }
         }
     }
 
-    /// Labels that began or ended are not on their way back any more.
+    /// Forgets recalls of labels that began or ended.
     fn forget_answered(&mut self) {
         let mut recalled = std::mem::take(&mut self.recalled);
         recalled.retain(|&label, _| {
@@ -55,7 +54,7 @@ impl Dispatcher {
         self.recalled = recalled;
     }
 
-    /// Some of the elements that have more to do than cores, in turn, those first where a label waits longest.
+    /// Returns some of the elements with more work than cores, in turn; elements whose labels wait longest come first.
     fn longest(&mut self, now: Time) -> Vec<ElementId> {
         let after = self.crowded.range(self.looked..);
         let all = after.chain(self.crowded.range(..self.looked));
@@ -71,7 +70,7 @@ impl Dispatcher {
         some.into_iter().map(|(_, id)| id).collect()
     }
 
-    /// The last label of an element that could as well run elsewhere, and its task, if there are news since its policy
+    /// Returns the last label of an element that could also run on another element, and its task, if anything has changed since its policy
     /// was asked.
     fn last_queued(&self, element: ElementId) -> Option<(LabelId, TaskId)> {
         let queued = self.elements.get(&element)?.outstanding.keys().rev();
@@ -96,7 +95,7 @@ impl Dispatcher {
         })
     }
 
-    /// The idle element that a task would go to if its label had not been sent.
+    /// Returns the idle element on which a task would be placed if its label was not sent.
     fn elsewhere(
         &mut self,
         element: ElementId,

@@ -1,4 +1,4 @@
-//! Which elements that sleep are needed, and which that are up are not.
+//! Demand for elements: determines which suspended elements are needed, and which online elements are not. This module changes nothing.
 
 use super::class::ClassNumber;
 use super::element::{Presence, expected_run};
@@ -10,23 +10,23 @@ use crate::object::Placed;
 use crate::time::{Span, Time};
 use std::collections::BTreeSet;
 
-/// What is wanted of elements.
+/// Demand for elements.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Demand {
-    /// Those that sleep and have what something waits for.
+    /// Suspended elements that have data or programs for waiting work.
     pub wanted: BTreeSet<ElementId>,
-    /// Those that have labels, or what a job that has not ended reads.
+    /// Elements that have labels, or inputs of a job that has not ended.
     pub used: BTreeSet<ElementId>,
-    /// Time of a core that all that is ready or was sent takes on storage elements.
+    /// Core time that all ready and sent tasks take on storage elements.
     pub work: Span,
-    /// Cores of the storage elements that are up.
+    /// Number of cores of the online storage elements.
     pub cores: u64,
-    /// Those that sleep and could run tasks that are ready, for which none that is up has room.
+    /// Suspended elements that could run ready tasks for which no online element has capacity.
     pub able: BTreeSet<ElementId>,
 }
 
 impl Dispatcher {
-    /// What is wanted of elements now. In proportion to the tasks that have not ended: for a look now and then.
+    /// Returns the current demand. It takes time in proportion to the tasks that have not ended, so it should only be called at intervals.
     #[must_use]
     pub fn demand(&self, now: Time) -> Demand {
         let mut demand = Demand::default();
@@ -66,7 +66,7 @@ impl Dispatcher {
         demand
     }
 
-    /// Time of cores that a task that waits should take, wherever it runs.
+    /// Returns the expected core time of a waiting task, wherever it runs.
     fn expected_of_ready(&self, id: TaskId) -> u64 {
         let task = self.task(id);
         let inputs = (0..task.spec.inputs.len()).filter_map(|index| {
@@ -80,11 +80,11 @@ impl Dispatcher {
             .saturating_mul(u64::from(task.spec.needs.cores.max(1)))
     }
 
-    /// Who could run what stands in a line: one of them is wanted where no element that is up can.
+    /// Adds suspended elements that could run the tasks of a line: one of them is wanted if no online element can.
     fn demand_room(&self, line: Line, tasks: &BTreeSet<(JobId, TaskId)>, demand: &mut Demand) {
         let classes: BTreeSet<ClassNumber> = match line {
             Line::Any(class) | Line::Barred(class) => [class].into(),
-            // Of those that are up their policy chose one whose queue is full.
+            // The policy chose an online element whose queue is full.
             Line::At(_) => tasks
                 .iter()
                 .map(|&(_, task)| self.task(task).class)
@@ -105,7 +105,7 @@ impl Dispatcher {
         }
     }
 
-    /// An input that can be read is used wherever it is; one that can't is wanted.
+    /// Adds the elements of an input: its element is used if the input can be read, and wanted otherwise.
     fn demand_input(&self, placed: Placed, selection: &Selection, demand: &mut Demand) {
         if let Some(parts) = self.copies.selected(placed.object, selection) {
             for (part, _) in parts {
@@ -121,7 +121,7 @@ impl Dispatcher {
         }
     }
 
-    /// An element that sleeps and has a copy of an object.
+    /// Returns a suspended element with a copy of an object.
     pub(super) fn asleep_with(&self, placed: Placed) -> Option<ElementId> {
         let lasting = self.copies.lasting(placed.object);
         let mut copies = std::iter::once(placed.element).chain(lasting);

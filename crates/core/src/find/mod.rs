@@ -1,6 +1,6 @@
-//! What is looked for among files: `var = tas and time >= 1990 and lat < 30` (`docs/find.md`).
+//! Search expressions for files: `var = tas and time >= 1990 and lat < 30` (`docs/find.md`).
 //!
-//! Read here, with errors that name their place; whoever has the files turns an [`Expr`] into a search.
+//! This module parses expressions and reports errors with their positions; the owner of the files converts an [`Expr`] to a search.
 
 mod moment;
 mod parse;
@@ -12,37 +12,37 @@ pub use parse::read;
 
 /// Longest expression, in bytes.
 pub const TEXT_BYTES_MAX: usize = 4096;
-/// Most conditions of an expression.
+/// Maximum number of conditions in an expression.
 pub const TESTS_MAX: usize = 64;
-/// Most brackets and `not`s within each other.
+/// Maximum nesting depth of brackets and `not`s.
 pub const DEPTH_MAX: usize = 32;
-/// Most memory that a compiled regular expression may need, in bytes.
+/// Maximum memory of a compiled regular expression, in bytes.
 const COMPILED_BYTES_MAX: usize = 1 << 20;
 
-/// What is wrong with an expression.
+/// Error in an expression.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("at character {}: {what}", at + 1)]
 pub struct FindError {
-    /// Characters before the place.
+    /// Number of characters before the error.
     pub at: usize,
-    /// What is wrong there, and what to do.
+    /// Fault at this position, and advice.
     pub what: String,
 }
 
-/// An expression.
+/// Search expression.
 #[derive(Clone, Debug)]
 pub enum Expr {
-    /// All of these hold.
+    /// All of these expressions hold.
     All(Vec<Expr>),
-    /// One of these holds.
+    /// At least one of these expressions holds.
     Any(Vec<Expr>),
-    /// It does not hold.
+    /// The expression does not hold.
     Not(Box<Expr>),
-    /// A condition.
+    /// Single condition.
     Test(Test),
 }
 
-/// How something is compared.
+/// Comparison operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names say it")]
 pub enum Compare {
@@ -56,7 +56,7 @@ pub enum Compare {
 }
 
 impl Compare {
-    /// As it is written.
+    /// Returns the operator in its text form.
     #[must_use]
     pub fn sign(self) -> &'static str {
         match self {
@@ -71,89 +71,89 @@ impl Compare {
     }
 }
 
-/// A condition on a file. One on several values of it (variables, coordinates) holds if it holds for one of them.
+/// Condition on a file. A condition on a property with several values (variables, coordinates) holds if it holds for one of them.
 #[derive(Clone, Debug)]
 pub enum Test {
-    /// What its header says: `var`, `units`, `dim.lat`, `attr.institution`, ….
+    /// Property in the file's header: `var`, `units`, `dim.lat`, `attr.institution`, ….
     Said {
-        /// What of it.
+        /// Name of the property.
         key: String,
-        /// How.
+        /// Comparison operator.
         compare: Compare,
-        /// With what.
+        /// Value to compare with.
         value: Value,
     },
-    /// The span of a coordinate.
+    /// Span of a coordinate.
     Coordinate {
-        /// Its name.
+        /// Name of the coordinate.
         name: String,
-        /// How.
+        /// Comparison operator.
         compare: Compare,
-        /// With this number.
+        /// Number to compare with.
         number: Option<f64>,
-        /// With this time, if its units are times.
+        /// Time to compare with, if the coordinate's units are times.
         moment: Option<Moment>,
     },
-    /// An attribute `user.*`.
+    /// Attribute `user.*`.
     Attribute {
-        /// All of its name.
+        /// Full name of the attribute.
         name: String,
-        /// How.
+        /// Comparison operator.
         compare: Compare,
-        /// With what.
+        /// Value to compare with.
         value: Value,
     },
-    /// Its name, without folders.
+    /// Name of the file, without folders.
     Name {
-        /// How: equal, unequal, matches (wildcards as in a shell).
+        /// Comparison: equal, unequal, matches (wildcards as in a shell).
         compare: Compare,
-        /// With what.
+        /// Text to compare with.
         text: String,
     },
-    /// Bytes that it has.
+    /// Size of the file.
     Size {
-        /// How.
+        /// Comparison operator.
         compare: Compare,
-        /// With so many.
+        /// Size to compare with, in bytes.
         bytes: u64,
     },
-    /// When it was written to.
+    /// Time of the last write to the file.
     Modified {
-        /// How.
+        /// Comparison operator.
         compare: Compare,
-        /// With this time.
+        /// Time to compare with.
         moment: Moment,
     },
-    /// Whose it is.
+    /// Owner of the file.
     Owner {
-        /// A name or number.
+        /// Name or number of the user.
         user: String,
     },
-    /// A kernel, job or rule that made it.
+    /// Kernel, job or rule that wrote the file.
     MadeBy {
-        /// Its name.
+        /// Name of the kernel, job or rule.
         name: String,
     },
-    /// It was made of a version of this file, by however many tasks.
+    /// The file was computed from a version of another file, through any number of tasks.
     From {
-        /// The file's path.
+        /// Path of the other file.
         path: String,
     },
 }
 
-/// What something is compared with.
+/// Value to compare with.
 #[derive(Clone, Debug)]
 pub struct Value {
-    /// As it is written.
+    /// Text of the value.
     pub text: String,
-    /// If it is a number.
+    /// The value as a number, if it is one.
     pub number: Option<f64>,
-    /// If it is to match.
+    /// The value as a regular expression, for the operator that matches.
     pub regex: Option<regex::Regex>,
 }
 
 impl Value {
-    /// Whether a text compares so.
+    /// Returns whether the comparison holds for a text.
     #[must_use]
     pub fn fits(&self, compare: Compare, text: &str) -> bool {
         let number = || text.trim().parse::<f64>().ok().zip(self.number);

@@ -1,24 +1,24 @@
-//! Times as people write them: a year, month, day, hour, minute or second, all of which is meant.
+//! Times in the notation of users: a year, month, day, hour, minute or second, which stands for the whole of it.
 
 use crate::shown::day_of;
 
 const DAY_SECONDS: f64 = 86_400.0;
 const NANOS: i64 = 1_000_000_000;
 const DAY_NANOS: i64 = 86_400 * NANOS;
-/// Years that are counted, either side of 0.
+/// Maximum absolute value of years.
 const YEARS_MAX: i64 = 100_000;
 
-/// A time as long as its smallest part.
+/// Time with the length of its smallest part.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Moment {
     date: (i64, i64, i64),
-    /// The day after, month after, or year after, in which it ends, unless `seconds` says so.
+    /// Next day, month or year, at which it ends, unless `clock` is set.
     next: (i64, i64, i64),
     /// Seconds of the day at which it begins and ends.
     clock: Option<(i64, i64)>,
 }
 
-/// Where a time lies on a line that holds those of all calendars: a month of it has 31 days.
+/// Returns the position of a time on a line that holds the times of all calendars: each month on it has 31 days.
 #[must_use]
 #[expect(clippy::cast_precision_loss, reason = "years are few")]
 pub fn place_in_time((year, month, day): (i64, i64, i64), seconds: f64) -> f64 {
@@ -26,7 +26,7 @@ pub fn place_in_time((year, month, day): (i64, i64, i64), seconds: f64) -> f64 {
 }
 
 impl Moment {
-    /// From `1990`, `1990-01`, `1990-01-31`, `1990-01-31T12`, `…T12:30`, `…T12:30:59`.
+    /// Parses `1990`, `1990-01`, `1990-01-31`, `1990-01-31T12`, `…T12:30`, `…T12:30:59`.
     #[must_use]
     pub fn read(text: &str) -> Option<Self> {
         let (date, clock) = match text.trim_end_matches('Z').split_once(['T', ' ']) {
@@ -57,7 +57,7 @@ impl Moment {
         Some(Self { date, next, clock })
     }
 
-    /// Where it begins, and what comes after it, as [`place_in_time`] has it.
+    /// Returns its begin and its end as positions of [`place_in_time`].
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "seconds of a day")]
     pub fn places(&self) -> (f64, f64) {
@@ -70,7 +70,8 @@ impl Moment {
         }
     }
 
-    /// The same in nanoseconds since the Unix epoch (UTC); what that can't tell is its first or last moment.
+    /// Returns the begin and the end in nanoseconds since the Unix epoch (UTC); a time beyond this range is clamped to its first or last
+    /// value.
     #[must_use]
     pub fn nanos(&self) -> (i64, i64) {
         let at = |(year, month, day): (i64, i64, i64), seconds: i64| {
@@ -95,7 +96,7 @@ fn numbers(text: &str, between: char) -> Option<Vec<i64>> {
     numbers.filter(|numbers| numbers.len() <= 3)
 }
 
-/// The seconds of a day that a clock's time begins at, and those at which it ends.
+/// Returns the seconds of a day at which a clock's time begins and ends.
 fn of_day(text: &str) -> Option<(i64, i64)> {
     let parts = numbers(text, ':')?;
     let at = |place: usize| parts.get(place).copied().unwrap_or(0);

@@ -1,4 +1,4 @@
-//! From text to an expression.
+//! Parser of search expressions.
 
 use super::{
     COMPILED_BYTES_MAX, Compare, DEPTH_MAX, Expr, FindError, Moment, TESTS_MAX, TEXT_BYTES_MAX,
@@ -15,10 +15,10 @@ const SAID: [&str; 6] = [
     "format",
 ];
 
-/// Reads an expression.
+/// Parses an expression.
 ///
 /// # Errors
-/// Says what is wrong with it, and where.
+/// The fault in the expression, and its position.
 pub fn read(text: &str) -> Result<Expr, FindError> {
     if text.len() > TEXT_BYTES_MAX {
         let what = format!("an expression has at most {TEXT_BYTES_MAX} bytes");
@@ -49,7 +49,7 @@ enum Token {
     Open,
     Close,
     Compare(Compare),
-    /// A word, and whether it was in quotes.
+    /// Word, and whether it was in quotes.
     Word(String, bool),
 }
 
@@ -101,7 +101,8 @@ fn tokens(text: &str) -> Result<Vec<(usize, Token)>, FindError> {
     Ok(tokens)
 }
 
-/// Text to the quote that closes it, and what comes after that. A backslash stands before a quote or itself, or is one.
+/// Returns the text up to the closing quote, and the position after it. A backslash escapes a quote or itself, and is a plain character
+/// otherwise.
 fn quoted(chars: &[char], begin: usize) -> Result<(String, usize), FindError> {
     let (quote, mut at, mut word) = (chars[begin], begin + 1, String::new());
     loop {
@@ -109,7 +110,7 @@ fn quoted(chars: &[char], begin: usize) -> Result<(String, usize), FindError> {
             (None, _) => return Err(wrong(begin, "this quote is never closed")),
             (Some('\0'), _) => return Err(wrong(at, "a zero byte can't be looked for")),
             (Some('\\'), Some(&next)) if next == quote || next == '\\' => {
-                // What a regular expression is to see as an escaped backslash stays one.
+                // A backslash that a regular expression must see as escaped stays escaped.
                 word.push_str(if next == '\\' { "\\\\" } else { "" });
                 if next == quote {
                     word.push(quote);
@@ -128,7 +129,7 @@ fn quoted(chars: &[char], begin: usize) -> Result<(String, usize), FindError> {
 struct Reader {
     tokens: Vec<(usize, Token)>,
     at: usize,
-    /// Characters of all the text.
+    /// Number of characters of the whole text.
     end: usize,
     depth: usize,
     tests: usize,
@@ -147,7 +148,7 @@ impl Reader {
         wrong(self.place(), what)
     }
 
-    /// Passes over a word of the grammar, if it is next.
+    /// Skips a word of the grammar if it is next, and returns whether it was.
     fn keyword(&mut self, word: &str) -> bool {
         let is = matches!(self.peek(), Some(Token::Word(next, false)) if next.eq_ignore_ascii_case(word));
         self.at += usize::from(is);
@@ -344,7 +345,7 @@ fn number(text: &str) -> Option<f64> {
     text.parse().ok().filter(|number: &f64| number.is_finite())
 }
 
-/// A value of something that is text or a number.
+/// Converts the value of a property that is text or a number.
 fn value(compare: Compare, (place, text): (usize, String)) -> Result<Value, FindError> {
     let number = number(&text);
     let regex = match compare {

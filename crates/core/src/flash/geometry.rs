@@ -1,44 +1,43 @@
-//! What a flash device is made of: how many chips, blocks and pages, how fast and how durable. A
-//! [`Geometry`] exists only if it makes sense; the translation layer relies on that.
+//! Geometry of a flash device: the numbers of chips, blocks and pages, the speed and the endurance. A [`Geometry`] exists only if it is
+//! valid; the translation layer relies on that.
 
 use crate::time::Span;
 
-/// A physical or logical page number that stands for "none", so at most `u32::MAX - 1` pages fit.
+/// Physical or logical page number that means "none", so at most `u32::MAX - 1` pages fit.
 pub(super) const NONE: u32 = u32::MAX;
 
-/// A device as its user describes it. [`Geometry::new`] checks it.
+/// Device as its user describes it. [`Geometry::new`] checks the description.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Spec {
-    /// Independent buses between controller and chips.
+    /// Number of independent buses between controller and chips.
     pub(super) channels: u32,
-    /// Chips on one channel. A chip does one operation at a time; count dies where they work alone.
+    /// Number of chips on one channel. A chip does one operation at a time; count dies if they work independently.
     pub(super) chips_per_channel: u32,
-    /// Erase blocks in one chip.
+    /// Number of erase blocks in one chip.
     pub(super) blocks_per_chip: u32,
-    /// Pages in one erase block.
+    /// Number of pages in one erase block.
     pub(super) pages_per_block: u32,
-    /// Bytes in one page, the unit of reading and programming.
+    /// Size of one page in bytes, the unit of reading and programming.
     pub(super) page_bytes: u32,
-    /// (physical − logical) / logical capacity; 0.07 is what a device sold in powers of ten has over its
-    /// powers of two.
+    /// (physical − logical) / logical capacity; 0.07 is the excess of powers of two over the powers of ten in which devices are sold.
     pub(super) over_provisioning: f64,
-    /// Time the chip takes to read a page into its register.
+    /// Time in which the chip reads a page into its register.
     pub(super) read: Span,
-    /// Time the chip takes to program a page from its register.
+    /// Time in which the chip programs a page from its register.
     pub(super) program: Span,
-    /// Time the chip takes to erase a block.
+    /// Time in which the chip erases a block.
     pub(super) erase: Span,
-    /// Bytes per second of one channel.
+    /// Rate of one channel, in bytes per second.
     pub(super) channel_bytes_per_s: u64,
-    /// Erase cycles a block endures.
+    /// Number of erase cycles that a block endures.
     pub(super) endurance_erases: u32,
 }
 
 impl Default for Spec {
-    /// The staging SSD of the Active Flash paper (Table 2 and §4): 64 GiB, 8 channels of 40 MiB/s, 300 TB
-    /// written over its life. Page, block and chip counts, read and erase latencies are those of MQSim's
-    /// sample configuration (Tavakkol et al., FAST 2018; MLC). That sample programs as fast as it reads,
-    /// which no MLC part does; 750 µs is used. 5 000 cycles give the 300 TB at a write amplification of 1.2.
+    /// Returns the staging SSD of the Active Flash paper (Table 2 and §4): 64 GiB, 8 channels of 40 MiB/s, 300 TB written over its life.
+    /// Page, block and chip counts, read and erase latencies are those of MQSim's sample configuration (Tavakkol et al., FAST 2018; MLC).
+    /// That sample programs as fast as it reads, which no MLC part does; 750 µs is used. 5 000 cycles give the 300 TB at a write
+    /// amplification of 1.2.
     fn default() -> Self {
         Self {
             channels: 8,
@@ -56,7 +55,7 @@ impl Default for Spec {
     }
 }
 
-/// Why what is described can't be a device.
+/// Reason for which a description is no valid device.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum GeometryError {
     /// A count, size or rate is zero.
@@ -70,32 +69,32 @@ pub enum GeometryError {
         "flash device: over_provisioning is {value}; it must be a positive fraction such as 0.07"
     )]
     OverProvisioning {
-        /// What was given.
+        /// Given value.
         value: f64,
     },
-    /// More pages than 32-bit maps can number.
+    /// There are more pages than 32-bit maps can number.
     #[error("flash device: {pages} pages; at most {max} can be mapped, so use larger pages")]
     TooManyPages {
-        /// Physical pages asked for.
+        /// Requested number of physical pages.
         pages: u128,
-        /// The most there may be.
+        /// Maximum number of pages.
         max: u32,
     },
-    /// Too few spare blocks for the open blocks of each chip and a collection under way.
+    /// There are too few spare blocks for the open blocks of each chip and a collection under way.
     #[error(
         "flash device: {spare} spare blocks; {chips} chips need at least {needed}: raise over_provisioning or blocks_per_chip"
     )]
     TooFewSpareBlocks {
-        /// Whole blocks beyond the logical capacity.
+        /// Number of whole blocks beyond the logical capacity.
         spare: u32,
-        /// Blocks needed.
+        /// Number of blocks needed.
         needed: u32,
-        /// Chips in the device.
+        /// Number of chips in the device.
         chips: u32,
     },
 }
 
-/// A checked [`Spec`] with the sizes that follow from it.
+/// Checked [`Spec`] with the sizes that follow from it.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Geometry {
     spec: Spec,
@@ -159,8 +158,8 @@ impl Geometry {
 
     fn check_spare(self) -> Result<Self, GeometryError> {
         let spare = self.blocks - self.logical_pages.div_ceil(self.spec.pages_per_block);
-        // Open for the host and for the collector on each chip, free ones that may not be touched, one
-        // being collected and one that levelling swaps.
+        // Needed blocks: open ones for the host and for the collector on each chip, free ones that must not be used, one being collected
+        // and one that levelling swaps.
         let needed = self
             .chips()
             .saturating_mul(2)
@@ -176,51 +175,50 @@ impl Geometry {
         Ok(self)
     }
 
-    /// The description it was made from.
+    /// Returns the description of the device.
     #[must_use]
     pub(super) fn spec(&self) -> &Spec {
         &self.spec
     }
 
-    /// Chips in the device. Chip `c` is on channel `c % channels`, so going through chips in order spreads
-    /// over channels first.
+    /// Returns the number of chips. Chip `c` is on channel `c % channels`, so visiting chips in order spreads over channels first.
     #[must_use]
     pub(super) fn chips(&self) -> u32 {
         self.spec.channels * self.spec.chips_per_channel
     }
 
-    /// Erase blocks in the device. Block `b` is in chip `b % chips`.
+    /// Returns the number of erase blocks. Block `b` is in chip `b % chips`.
     #[must_use]
     pub(super) fn blocks(&self) -> u32 {
         self.blocks
     }
 
-    /// Pages the device has.
+    /// Returns the number of physical pages.
     #[must_use]
     pub(super) fn physical_pages(&self) -> u32 {
         self.blocks * self.spec.pages_per_block
     }
 
-    /// Pages the host sees: physical / (1 + over-provisioning).
+    /// Returns the number of pages for the host: physical / (1 + over-provisioning).
     #[must_use]
     pub(super) fn logical_pages(&self) -> u32 {
         self.logical_pages
     }
 
-    /// Bytes in an erase block.
+    /// Returns the size of an erase block, in bytes.
     #[must_use]
     pub(super) fn block_bytes(&self) -> u64 {
         u64::from(self.spec.pages_per_block) * u64::from(self.spec.page_bytes)
     }
 
-    /// Free blocks below which a write must wait for collection: the collector may open one block on each
-    /// chip before it frees the first.
+    /// Returns the number of free blocks below which a write must wait for collection: the collector may open one block on each chip before
+    /// it frees the first.
     #[must_use]
     pub(super) fn reserve(&self) -> u32 {
         self.chips().saturating_add(2)
     }
 
-    /// The block a physical page is in.
+    /// Returns the block of a physical page.
     #[must_use]
     pub(super) fn block_of(&self, page: u32) -> u32 {
         page / self.spec.pages_per_block

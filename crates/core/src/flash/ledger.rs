@@ -1,15 +1,14 @@
-//! Bookkeeping for a running storage element: what the objects it wrote and removed will have done to the
-//! flash below it, by the same translation layer as [`super::ftl`].
+//! Ledger of a running storage element: models the effect of written and removed objects on the flash device, with the same translation
+//! layer as [`super::ftl`]. This module does no I/O.
 //!
-//! An element knows its objects, not the device's pages. The ledger lays objects out on a device of the
-//! element's capacity by itself, first fit, and scales the page so that its map stays small: a page here
-//! stands for a stripe over all chips and a block for a row of blocks erased together. Bytes programmed are
-//! counted in sectors of 4 KiB.
+//! An element knows its objects, not the device's pages. The ledger itself places objects on a device of the element's capacity, first fit,
+//! and scales the page so that its map stays small: a page here stands for a stripe over all chips and a block for a row of blocks erased
+//! together. Bytes programmed are counted in sectors of 4 KiB.
 //!
-//! A coarse page goes to the translation layer when it has been filled, and after that, if n of its N
-//! sectors are written anew, with probability n / N: so as many bytes go there as were written, and pages
-//! live as irregularly as the objects in them (counting up to N would make them live too evenly, and
-//! collection look too cheap). A page is given up when nothing is left in it.
+//! A coarse page is passed to the translation layer when it has been filled. After that, if n of its N sectors are rewritten, it is passed
+//! with probability n / N. So the layer receives as many bytes as were written, and pages live as irregularly as the objects in them
+//! (counting up to N would make them live too evenly, and collection would look too cheap). A page is trimmed when it contains no object
+//! any more.
 
 use std::collections::BTreeMap;
 
@@ -20,57 +19,57 @@ use super::snapshot::{Reader, SnapshotError, VERSION, Writer, ensure};
 use super::wear::Wear;
 use crate::random::Source;
 
-/// Bytes of the smallest unit that a device programs; objects are rounded up to it.
+/// Size of the smallest unit that a device programs, in bytes; objects are rounded up to it.
 pub(super) const SECTOR_BYTES: u64 = 4096;
 
-/// The most pages the ledger keeps a map of, 4 MiB of memory in all.
+/// Maximum number of pages in the ledger's map, 4 MiB of memory in all.
 pub(super) const PAGES_MAX: u64 = 1 << 18;
 
 const PAGES_PER_BLOCK: u64 = 64;
 const OVER_PROVISIONING_PERCENT: u64 = 7;
-/// Spare blocks that [`Geometry::new`] asks of one chip.
+/// Number of spare blocks that [`Geometry::new`] requires of one chip.
 const SPARE_BLOCKS_MIN: u64 = 8;
 
-/// Why the ledger can't do something.
+/// Error of the ledger.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum LedgerError {
-    /// The capacity is 0 or beyond what coarse pages can number.
+    /// The capacity is 0 or beyond the number of coarse pages.
     #[error("flash ledger: no device of {capacity} bytes can be kept book of")]
     Capacity {
-        /// Bytes asked for.
+        /// Requested capacity, in bytes.
         capacity: u64,
     },
-    /// The device described can't be.
+    /// The described device is invalid.
     #[error("flash ledger: {0}")]
     Geometry(#[from] GeometryError),
-    /// More was written than the device holds.
+    /// More bytes were written than the device holds.
     #[error(
         "flash ledger: {needed} bytes do not fit into the {free} that are left; the capacity it was made with is too small"
     )]
     Full {
-        /// Bytes asked for, in whole sectors.
+        /// Requested size in whole sectors, in bytes.
         needed: u64,
-        /// Bytes left.
+        /// Free space, in bytes.
         free: u64,
     },
 }
 
-/// What an element's status object tells of its flash.
+/// Properties of the flash device that an element's status object reports.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LedgerReport {
-    /// Bytes the element wrote.
+    /// Bytes that the element wrote.
     pub host_bytes: u64,
-    /// Bytes programmed, collection and levelling included.
+    /// Bytes programmed, including collection and levelling.
     pub flash_bytes: u64,
-    /// The one over the other; 1 before the first write.
+    /// Ratio of programmed to written bytes; 1 before the first write.
     pub write_amplification: f64,
-    /// Bytes that objects take up, in whole sectors.
+    /// Space taken by objects in whole sectors, in bytes.
     pub used_bytes: u64,
-    /// Bytes of one coarse block, to read free blocks by.
+    /// Size of one coarse block in bytes, the unit of free blocks.
     pub block_bytes: u64,
-    /// Erase counts and the share of endurance used up.
+    /// Erase counts and the used share of endurance.
     pub wear: Wear,
-    /// Free blocks and whether collection is due.
+    /// Number of free blocks and whether collection is due.
     pub collection: Collection,
 }
 
@@ -81,30 +80,29 @@ struct Extent {
     count: u64,
 }
 
-/// The bookkeeping of one element's device.
+/// Ledger of one element's device.
 #[derive(Clone, Debug)]
 pub struct Ledger {
     ftl: Ftl,
     host_bytes: u64,
     sectors_written: u64,
     sectors_per_page: u64,
-    /// Free sectors: start → count, never two that touch.
+    /// Free sectors: start → count; adjacent ranges are merged.
     free: BTreeMap<u64, u64>,
     free_sectors: u64,
     /// Extents of each object: (object, index) → sectors.
     extents: BTreeMap<(u64, u32), Extent>,
-    /// Sectors of each page that objects take up.
+    /// Number of sectors of each page that objects take.
     live: Vec<u32>,
-    /// Sectors of each page that were written while the translation layer does not have it.
+    /// Number of written sectors of each page that the translation layer has not received.
     unflushed: Vec<u32>,
-    /// Draws whether a page in use is programmed anew; always the same numbers.
+    /// Random numbers that decide whether a page in use is programmed again; the sequence is fixed.
     source: Source,
 }
 
 impl Ledger {
-    /// A new device of `capacity` bytes with 7 % over-provisioning (more if it is tiny) and the endurance
-    /// of the default device. Its page is the power of two from 4 KiB on with which there are at most
-    /// 2¹⁸: 4 KiB up to 1 GiB, 4 MiB at 1 TiB.
+    /// Returns a new device of `capacity` bytes with 7 % over-provisioning (more if it is tiny) and the endurance of the default device.
+    /// Its page is the smallest power of two from 4 KiB on with at most 2¹⁸ pages: 4 KiB up to 1 GiB, 4 MiB at 1 TiB.
     ///
     /// # Errors
     /// [`LedgerError::Capacity`] for 0 bytes or more than 512 TiB.
@@ -120,7 +118,7 @@ impl Ledger {
         Self::with_pages(capacity, page_bytes)
     }
 
-    /// As [`Ledger::new`] with pages of so many bytes, a multiple of a sector.
+    /// Returns a device like [`Ledger::new`] with pages of this size in bytes, a multiple of a sector.
     pub(super) fn with_pages(capacity: u64, page_bytes: u32) -> Result<Self, LedgerError> {
         let blocks = capacity.div_ceil(u64::from(page_bytes) * PAGES_PER_BLOCK);
         let spare = (blocks * OVER_PROVISIONING_PERCENT).div_ceil(100);
@@ -137,7 +135,7 @@ impl Ledger {
         Ok(Self::over(Ftl::new(geometry, Config::default())))
     }
 
-    /// An empty ledger over a device.
+    /// Returns an empty ledger over a device.
     fn over(ftl: Ftl) -> Self {
         let pages = ftl.geometry().logical_pages();
         let sectors_per_page = u64::from(ftl.geometry().spec().page_bytes) / SECTOR_BYTES;
@@ -156,8 +154,8 @@ impl Ledger {
         }
     }
 
-    /// `bytes` were written to an object: all of a new one, or more of one known already. Each call is
-    /// rounded up to whole sectors, so tell an object as a whole, when it is sealed.
+    /// Records that `bytes` were written to an object: all of a new one, or more of a known one. Each call is rounded up to whole sectors,
+    /// so the caller should report an object as a whole, when it is sealed.
     ///
     /// # Errors
     /// [`LedgerError::Full`] if they don't fit; then nothing changes.
@@ -193,7 +191,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// An object was removed: its space is free. False if it is not known.
+    /// Records that an object was removed: its space is free. Returns false if the object is not known.
     pub fn removed(&mut self, object: u64) -> bool {
         let mut index = 0;
         while let Some(extent) = self.extents.remove(&(object, index)) {
@@ -203,19 +201,19 @@ impl Ledger {
         index > 0
     }
 
-    /// Whether an object takes up space; one without bytes never does.
+    /// Returns whether an object takes space; an empty object never does.
     #[must_use]
     pub fn contains(&self, object: u64) -> bool {
         self.extents.contains_key(&(object, 0))
     }
 
-    /// The objects that take up space, in order.
+    /// Returns the objects that take space, in order.
     pub fn objects(&self) -> impl Iterator<Item = u64> + '_ {
         let firsts = self.extents.keys().filter(|(_, index)| *index == 0);
         firsts.map(|&(object, _)| object)
     }
 
-    /// What to tell of the device.
+    /// Returns the properties of the device for the status object.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "a ratio for people")]
     pub fn report(&self) -> LedgerReport {
@@ -239,7 +237,7 @@ impl Ledger {
         }
     }
 
-    /// Every page that an extent touches, and how many of its sectors.
+    /// Returns every page that an extent touches, with the number of touched sectors.
     fn pages(&self, extent: Extent) -> impl Iterator<Item = (u32, u32)> + use<> {
         let per_page = self.sectors_per_page;
         let end = extent.start + extent.count;
@@ -291,7 +289,7 @@ impl Ledger {
         self.free.insert(start, count);
     }
 
-    /// Its state as bytes, a few for each object and each run of pages.
+    /// Returns its state as bytes, a few for each object and each run of pages.
     #[must_use]
     pub fn save(&self) -> Vec<u8> {
         let mut writer = Writer::default();
@@ -317,10 +315,10 @@ impl Ledger {
         writer.into_bytes()
     }
 
-    /// The ledger that [`Ledger::save`] saved; it goes on exactly as the saved one would have.
+    /// Restores the ledger that [`Ledger::save`] saved; it continues exactly as the saved ledger would.
     ///
     /// # Errors
-    /// [`SnapshotError`] if the bytes are not what `save` of this version gives.
+    /// [`SnapshotError`] if the bytes are no result of `save` of this version.
     pub fn restore(bytes: &[u8]) -> Result<Self, SnapshotError> {
         let mut reader = Reader::new(bytes);
         reader.version()?;
@@ -360,7 +358,7 @@ impl Ledger {
         Ok(ledger)
     }
 
-    /// Takes an extent that was saved out of the free ones.
+    /// Removes a saved extent from the free sectors.
     fn claim(&mut self, extent: Extent) -> Result<(), SnapshotError> {
         let field = "extents";
         let damaged = || SnapshotError::Field { field };

@@ -1,17 +1,17 @@
-//! Names of files in a script: what they mean in the namespace and what the kernel sees.
+//! Names of files in a script: converts them to paths in the namespace and to the names that the kernel sees.
 
 use super::{MAX_NAME_BYTES, MAX_PATH_BYTES, Problem};
 
-/// A file as the kernel and as the namespace name it.
+/// File with its name for the kernel and its path in the namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Named {
     pub(super) name: String,
     pub(super) path: String,
-    /// Whether it lies below the working folder.
+    /// Whether the file is below the working folder.
     pub(super) inside: bool,
 }
 
-/// Checks a working folder and takes `.`, `//` and the slash at the end away.
+/// Checks a working folder and removes `.`, `//` and the slash at the end.
 pub(super) fn workdir(given: &str) -> Result<String, Problem> {
     if !given.starts_with('/') {
         return Err(Problem::Workdir(given.to_owned()));
@@ -19,7 +19,7 @@ pub(super) fn workdir(given: &str) -> Result<String, Problem> {
     normal(given)
 }
 
-/// Finds out which file `given` means in a job with this (checked) working folder.
+/// Returns the file that `given` means in a job with this (checked) working folder.
 pub(super) fn file(workdir: &str, given: &str) -> Result<Named, Problem> {
     if given.ends_with('/') {
         return Err(Problem::FolderPath(given.to_owned()));
@@ -41,7 +41,7 @@ pub(super) fn file(workdir: &str, given: &str) -> Result<Named, Problem> {
         Some(relative) => (relative, true),
         None => (path.rsplit('/').next().unwrap_or_default(), false),
     };
-    // Nothing but a folder is left of names such as "." and "/".
+    // Names such as "." and "/" only refer to a folder.
     if name.is_empty() || path == workdir {
         return Err(match given {
             "" => Problem::EmptyPath,
@@ -55,7 +55,7 @@ pub(super) fn file(workdir: &str, given: &str) -> Result<Named, Problem> {
     })
 }
 
-/// As [`file`], and the folder that a name with a slash at its end means: its name keeps one, its path has none.
+/// Returns a file like [`file`], or the folder that a name with a slash at its end means: its name keeps the slash, its path has none.
 pub(super) fn file_or_folder(workdir: &str, given: &str) -> Result<Named, Problem> {
     let plain = given.trim_end_matches('/');
     if plain.len() == given.len() || plain.is_empty() {
@@ -66,7 +66,7 @@ pub(super) fn file_or_folder(workdir: &str, given: &str) -> Result<Named, Proble
     Ok(named)
 }
 
-/// Takes `.` and `//` away; a path that began with a slash still does.
+/// Removes `.` and `//`; a path that begins with a slash still does afterwards.
 fn normal(given: &str) -> Result<String, Problem> {
     let mut clean = String::with_capacity(given.len());
     for part in given.split('/').filter(|part| !matches!(*part, "" | ".")) {
@@ -90,7 +90,7 @@ fn normal(given: &str) -> Result<String, Problem> {
     Ok(clean)
 }
 
-/// The folders above a path or name, nearest first, the root not among them.
+/// Returns the folders above a path or name, nearest first, without the root.
 pub(super) fn above(path: &str) -> impl Iterator<Item = &str> {
     path.rmatch_indices('/')
         .map(|(end, _)| &path[..end])

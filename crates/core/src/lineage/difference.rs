@@ -1,7 +1,7 @@
-//! What two lineages differ in: two results of one workflow, say, or two runs of it.
+//! Difference of two lineages, for example of two results of one workflow, or of two runs of it.
 //!
-//! Runs that have the same name in their scripts are compared, in order if there are several. Where and when they ran
-//! is no difference, nor are the paths of what they made: who compares two runs knows that they are two.
+//! Runs with the same name in their scripts are compared, in order if there are several. Places and times of runs are no differences, and
+//! neither are the paths of their outputs: a user who compares two runs knows that they are two.
 
 use super::{Graph, Record, Version};
 use crate::id::ObjectId;
@@ -10,20 +10,20 @@ use std::collections::{BTreeMap, BTreeSet};
 /// One difference.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
-    /// The run, as its script calls it.
+    /// Run, as its script names it.
     pub run: String,
-    /// What differs.
+    /// Differing property.
     pub what: &'static str,
-    /// In the first; empty if there is nothing.
+    /// Value in the first lineage; empty if there is none.
     pub first: String,
-    /// In the second.
+    /// Value in the second lineage.
     pub second: String,
 }
 
-/// Stands for a run that one of the two does not have.
+/// Property of a run that one of the two lineages does not have.
 pub const MISSING: &str = "run";
 
-/// All that differs, by the names of runs. What may not be seen is left out.
+/// Returns all differences, by the names of runs. Data that the viewer may not see is left out.
 #[must_use]
 pub fn differences(first: &Graph, second: &Graph) -> Vec<Difference> {
     let (left, right) = (named(first), named(second));
@@ -84,7 +84,7 @@ fn command(run: &Record) -> String {
     words.map(String::as_str).collect::<Vec<_>>().join(" ")
 }
 
-/// What a run read that no run of the graph has made: the differences of the rest are those of their makers.
+/// Returns the inputs of a run that no run of the graph has written; the differences of the other inputs are those of their producers.
 fn sources<'a>(graph: &'a Graph, run: &Record) -> Vec<Source<'a>> {
     let objects = run.inputs.iter().map(|(_, object)| *object);
     let sources = objects.filter(|object| graph.maker(*object).is_none());
@@ -93,10 +93,10 @@ fn sources<'a>(graph: &'a Graph, run: &Record) -> Vec<Source<'a>> {
         .collect()
 }
 
-/// A version that was read, and what is known of it.
+/// Version that was read, and its known data.
 type Source<'a> = (ObjectId, Option<&'a Version>);
 
-/// Those that are not the same in both; all if there are more of the one.
+/// Returns the sources that are not the same in both; all of them if the numbers differ.
 fn without_same<'a>(
     left: Vec<Source<'a>>,
     right: Vec<Source<'a>>,
@@ -108,7 +108,7 @@ fn without_same<'a>(
     pairs.filter(|(left, right)| !same(left, right)).unzip()
 }
 
-/// Whether the contents are the same: one object, or what is known to have its content.
+/// Returns whether the contents are the same: the same object, or objects known to have the same content.
 fn same(left: &Source<'_>, right: &Source<'_>) -> bool {
     let first = |(object, version): &Source<'_>| {
         version
@@ -135,7 +135,7 @@ fn sizes(graph: &Graph, run: &Record) -> String {
     run.outputs.iter().map(size).collect::<Vec<_>>().join(", ")
 }
 
-/// A line per difference: `-` only in the first, `+` only in the second, `~` in both, and not the same.
+/// Returns one line per difference: `-` only in the first, `+` only in the second, `~` in both, with different values.
 #[must_use]
 pub fn text(differences: &[Difference]) -> String {
     let mut out = String::new();

@@ -1,18 +1,18 @@
-//! Where the nodes of a picture stand: layers in the way of the data, in each of which an edge that goes on has a lane of its
-//! own. So no edge is under a box: beside boxes it runs in its lane, and bends between layers only.
+//! Positions of the nodes of a picture. Nodes are in layers in the direction of the data, and an edge that crosses a layer has a lane of
+//! its own in it. So no edge is under a box: next to boxes it is in its lane, and it bends only between layers.
 
 use super::fold::depths;
 use std::collections::BTreeSet;
 
-/// Size of a box, in pixels.
+/// Height of a box, in pixels.
 pub(super) const BOX_HEIGHT: usize = 46;
-/// Size of what a picture is to fit on.
+/// Size of the slide that a picture should fit on, in pixels.
 pub(super) const SLIDE: (usize, usize) = (1280, 720);
 const MARGIN: usize = 16;
-/// Sweeps that order layers; more change little.
+/// Number of sweeps that order layers; more sweeps change little.
 const SWEEPS: usize = 8;
 
-/// Which way the data goes.
+/// Direction of the data in a picture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
     /// From left to right.
@@ -21,7 +21,7 @@ pub(super) enum Way {
     Down,
 }
 
-/// A picture's geometry in pixels.
+/// Geometry of a picture, in pixels.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Layout {
     pub(super) way: Way,
@@ -29,11 +29,11 @@ pub(super) struct Layout {
     pub(super) height: usize,
     /// Upper left corners, node by node.
     pub(super) boxes: Vec<(usize, usize)>,
-    /// Edge by edge: where it begins, enters and leaves each lane, and ends.
+    /// Route of each edge: its begin, its entry into and exit from each lane, and its end.
     pub(super) routes: Vec<Vec<(usize, usize)>>,
 }
 
-/// The layout that is larger on a slide.
+/// Returns the layout that is larger on a slide.
 pub(super) fn layout(nodes: usize, edges: &BTreeSet<(usize, usize)>, box_width: usize) -> Layout {
     let layers = Layers::new(nodes, edges);
     let [right, down] = [Way::Right, Way::Down].map(|way| layers.placed(way, box_width));
@@ -44,7 +44,7 @@ pub(super) fn layout(nodes: usize, edges: &BTreeSet<(usize, usize)>, box_width: 
     }
 }
 
-/// How much a picture is to be shrunk or may be enlarged to fill a slide, in thousandths.
+/// Returns the scale with which a picture fills a slide, in thousandths.
 pub(super) fn fill(layout: &Layout) -> usize {
     let scale = |slide: usize, size: usize| slide * 1000 / size.max(1);
     scale(SLIDE.0, layout.width).min(scale(SLIDE.1, layout.height))
@@ -54,14 +54,14 @@ pub(super) fn fill(layout: &Layout) -> usize {
 struct Layers {
     nodes: usize,
     layers: Vec<Vec<usize>>,
-    /// Edge by edge: node, lanes, node.
+    /// Path of each edge: node, lanes, node.
     ways: Vec<Vec<usize>>,
 }
 
 impl Layers {
     fn new(nodes: usize, edges: &BTreeSet<(usize, usize)>) -> Self {
         let mut depth = depths(nodes, edges);
-        // What nothing made stands right before what reads it first.
+        // A node without a producer is placed in the layer before its first reader.
         let mut is_source = vec![true; nodes];
         let mut first_reader = vec![usize::MAX; nodes];
         for (from, to) in edges {
@@ -97,7 +97,7 @@ impl Layers {
         layers
     }
 
-    /// Orders every layer by the mean place of its neighbours before and after, in turn.
+    /// Orders every layer by the mean position of its neighbours before and after, in turn.
     fn order(&mut self, count: usize) {
         let mut near = [vec![Vec::new(); count], vec![Vec::new(); count]];
         for pair in self.ways.iter().flat_map(|way| way.windows(2)) {
@@ -106,7 +106,7 @@ impl Layers {
         }
         let mut places = vec![0; count];
         let place = |layer: &[usize], places: &mut Vec<usize>| {
-            // The middle of every layer is at the same place.
+            // The middle of every layer is at the same position.
             let first = count.saturating_sub(layer.len() - 1) * 1000 / 2;
             layer
                 .iter()
@@ -133,7 +133,7 @@ impl Layers {
     }
 
     fn placed(&self, way: Way, box_width: usize) -> Layout {
-        // Along the way of the data, and across it.
+        // Sizes in the direction of the data, and across it.
         let (length, gap, breadth, between, lane) = match way {
             Way::Right => (box_width, 56, BOX_HEIGHT, 16, 10),
             Way::Down => (BOX_HEIGHT, 40, box_width, 24, 12),
@@ -190,7 +190,7 @@ mod tests {
 
     const WIDTH: usize = 200;
 
-    /// A chain, with edges from its begin to everything later.
+    /// Returns a chain, with edges from its begin to all later nodes.
     fn tangle(count: usize) -> BTreeSet<(usize, usize)> {
         let chain = (1..count).map(|at| (at - 1, at));
         let far = (2..count).step_by(2).map(|at| (0, at));
@@ -206,7 +206,7 @@ mod tests {
             let along = |(x, y): (usize, usize)| if way == Way::Right { x } else { y };
             for ((from, to), route) in edges.iter().zip(&layout.routes) {
                 assert!(along(layout.boxes[*from]) < along(layout.boxes[*to]));
-                // Only lanes are beside boxes, and they are straight.
+                // Only lanes are next to boxes, and they are straight.
                 for lane in route[1..route.len() - 1].chunks(2) {
                     let ((left, top), (right, bottom)) = (lane[0], lane[1]);
                     assert!(left == right || top == bottom, "{lane:?}");
@@ -216,7 +216,7 @@ mod tests {
                         assert!(apart, "{lane:?} is under the box at {x} {y}");
                     }
                 }
-                // Between two lanes or boxes there is nothing but the gap.
+                // Between two lanes or boxes there is only the gap.
                 for bend in route.chunks(2) {
                     let gap = along(bend[1]) - along(bend[0]);
                     assert_eq!(gap, if way == Way::Right { 56 } else { 40 });

@@ -1,48 +1,48 @@
-//! Searching lineage: for runs by kernel, arguments, time and what they read or made, and for versions by annotations.
+//! Search in lineage: finds runs by kernel, arguments, time, inputs and outputs, and versions by annotations.
 //!
-//! The server searches all that somebody has run; within the lineage of one file whoever shows it does.
+//! The server searches all recorded runs; the caller that shows the lineage of one file searches within it.
 
 use super::{Graph, Record, Version};
 use crate::time::Time;
 use std::collections::BTreeSet;
 
-/// Nanoseconds of a day.
+/// Nanoseconds in a day.
 const DAY_NS: u64 = 86_400_000_000_000;
 
-/// What is searched for; what is not given matches all.
+/// Search criteria; a criterion that is not given matches everything.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Search {
-    /// The kernel, see [`Record::is_of`].
+    /// Kernel; see [`Record::is_of`].
     pub kernel: Option<String>,
-    /// Words that follow each other among the arguments; all of these.
+    /// Groups of words that must be consecutive among the arguments; all groups must match.
     pub args: Vec<String>,
-    /// Begun then or later.
+    /// Earliest begin.
     pub since: Option<Time>,
-    /// Begun before.
+    /// End of the range of begins, exclusive.
     pub until: Option<Time>,
     /// Day of the week of the begin, in UTC: 1 Monday to 7 Sunday.
     pub weekday: Option<u32>,
-    /// Annotations that a version has; all of these.
+    /// Annotations of a version; all must match.
     pub annotations: Vec<Annotated>,
 }
 
-/// An annotation that a version has.
+/// Criterion for an annotation of a version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Annotated {
-    /// Its name, without `user.`.
+    /// Name, without `user.`.
     pub name: String,
-    /// One of these; any if there are none.
+    /// Accepted values; any value if the list is empty.
     pub values: Vec<String>,
 }
 
 impl Search {
-    /// Whether it asks for nothing.
+    /// Returns whether there are no criteria.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         !self.is_of_runs() && self.annotations.is_empty()
     }
 
-    /// Whether runs are searched for, not versions.
+    /// Returns whether the search is for runs, not versions.
     #[must_use]
     pub fn is_of_runs(&self) -> bool {
         self.kernel.is_some()
@@ -52,7 +52,7 @@ impl Search {
             || self.weekday.is_some()
     }
 
-    /// The runs of a graph that match, if runs are searched for.
+    /// Returns the runs of a graph that match, if the search is for runs.
     pub fn runs<'a>(&'a self, graph: &'a Graph) -> impl Iterator<Item = &'a Record> {
         let annotated: BTreeSet<_> = graph
             .versions()
@@ -67,13 +67,13 @@ impl Search {
         })
     }
 
-    /// The versions of a graph that match, if versions are searched for.
+    /// Returns the versions of a graph that match, if the search is for versions.
     pub fn versions<'a>(&'a self, graph: &'a Graph) -> impl Iterator<Item = &'a Version> {
         let versions = graph.versions();
         versions.filter(|version| !self.is_of_runs() && self.matches_version(version))
     }
 
-    /// Whether a run matches but for annotations. What may not be seen never does.
+    /// Returns whether a run matches, regardless of annotations. A hidden run never matches.
     #[must_use]
     pub fn matches_run(&self, run: &Record) -> bool {
         let kernel = self.kernel.as_ref();
@@ -86,7 +86,7 @@ impl Search {
             && self.weekday.is_none_or(|day| weekday(run.start) == day)
     }
 
-    /// Whether a version has all the annotations, of which there are some.
+    /// Returns whether a version has all the annotations, if there are any.
     #[must_use]
     pub fn matches_version(&self, version: &Version) -> bool {
         let has = |wanted: &Annotated| {
@@ -98,7 +98,7 @@ impl Search {
     }
 }
 
-/// Whether words follow each other among arguments, or are one of them as they stand.
+/// Returns whether words are consecutive among arguments, or are one argument as a whole.
 fn has_words(args: &[String], wanted: &str) -> bool {
     let words: Vec<&str> = wanted.split_whitespace().collect();
     let follow = |some: &[String]| some.iter().eq(words.iter());
@@ -106,7 +106,7 @@ fn has_words(args: &[String], wanted: &str) -> bool {
         || (!words.is_empty() && args.windows(words.len()).any(follow))
 }
 
-/// Whether a name matches a pattern: `*` stands for any characters, `?` for one.
+/// Returns whether a name matches a pattern: `*` stands for any characters, `?` for one.
 #[must_use]
 pub fn matches_pattern(name: &str, pattern: &str) -> bool {
     let (name, pattern): (Vec<char>, Vec<char>) =
@@ -122,7 +122,7 @@ pub fn matches_pattern(name: &str, pattern: &str) -> bool {
                 at += 1;
                 of += 1;
             }
-            // The last star takes one character more.
+            // The last star matches one character more.
             _ => match &mut star {
                 Some((from, taken)) => {
                     *taken += 1;
@@ -135,7 +135,7 @@ pub fn matches_pattern(name: &str, pattern: &str) -> bool {
     pattern[of..].iter().all(|c| *c == '*')
 }
 
-/// Day of the week in UTC: 1 Monday to 7 Sunday. The epoch was a Thursday.
+/// Returns the day of the week in UTC: 1 Monday to 7 Sunday. The epoch was a Thursday.
 #[must_use]
 pub fn weekday(time: Time) -> u32 {
     const EPOCH: u64 = 3;

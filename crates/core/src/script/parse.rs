@@ -1,5 +1,5 @@
-//! The grammar of libconfig without `@include`. One character decides what follows, so nothing is read
-//! twice and an error always means the place where it was found.
+//! Parser for the grammar of libconfig without `@include`. One character decides the next rule, so nothing is read twice and an error
+//! always refers to the position where it was found.
 
 use super::{
     Data, Group, MAX_DEPTH, MAX_SCRIPT_BYTES, Position, Problem, ScriptError, Setting, Value,
@@ -11,12 +11,12 @@ use winnow::stream::Location;
 use winnow::token::{any, take_until, take_while};
 use winnow::{LocatingSlice, Parser, Stateful};
 
-/// Reads a whole script.
+/// Parses a whole script.
 ///
-/// `file` is the name that errors give.
+/// `file` is the name used in errors.
 ///
 /// # Errors
-/// The first place where `text` is not libconfig.
+/// The first position at which `text` is not libconfig.
 pub fn parse(file: &str, text: &[u8]) -> Result<Group, ScriptError> {
     let error = |at, problem| ScriptError {
         file: file.to_owned(),
@@ -30,7 +30,7 @@ pub fn parse(file: &str, text: &[u8]) -> Result<Group, ScriptError> {
         let valid = std::str::from_utf8(&text[..e.valid_up_to()]).unwrap_or_default();
         error(Cursor::new(valid).at(valid.len()), Problem::Encoding)
     })?;
-    // Some editors put a byte order mark before everything.
+    // Some editors put a byte order mark before the text.
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let state = State {
         cursor: Cursor::new(text),
@@ -53,7 +53,7 @@ struct State<'s> {
     depth: u32,
 }
 
-/// Turns offsets into lines and columns. Offsets come nearly in order, so it goes on from the last one.
+/// Converts offsets to lines and columns. Offsets are nearly in order, so the cursor continues from the last one.
 #[derive(Clone, Debug)]
 struct Cursor<'s> {
     text: &'s str,
@@ -119,7 +119,7 @@ fn expected(input: &Input<'_>, what: impl Into<String>) -> Failure {
     failure(input.current_token_start(), problem)
 }
 
-/// Names what comes next, for errors.
+/// Returns the name of the next token, for errors.
 fn found(input: &Input<'_>) -> String {
     /// Longer words are cut in errors.
     const SHOWN_CHARS: usize = 24;
@@ -146,7 +146,7 @@ fn here(input: &mut Input<'_>) -> Position {
     input.state.cursor.at(offset)
 }
 
-/// White space and comments.
+/// Skips white space and comments.
 fn blank(input: &mut Input<'_>) -> Parsed<()> {
     loop {
         take_while(0.., [' ', '\t', '\n', '\r', '\x0c'])
@@ -166,7 +166,7 @@ fn blank(input: &mut Input<'_>) -> Parsed<()> {
     }
 }
 
-/// The settings of a group up to its `}`, or of the whole script up to its end. Takes the `}`.
+/// Parses the settings of a group up to its `}`, which is consumed, or of the whole script up to its end.
 fn settings(input: &mut Input<'_>, open: Option<usize>) -> Parsed<Group> {
     let mut group = Group::default();
     let mut names = BTreeMap::new();
@@ -234,7 +234,7 @@ fn starts_name(c: char) -> bool {
 }
 
 fn in_name(c: char) -> bool {
-    // Dots are an extension: names of resources have them.
+    // Dots are an extension: names of resources contain them.
     c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '*' | '.')
 }
 
@@ -275,7 +275,7 @@ fn value(input: &mut Input<'_>, what: &dyn Fn() -> String) -> Parsed<Value> {
     Ok(Value { data, at })
 }
 
-/// Takes an opening bracket and what follows it, one level deeper.
+/// Parses an opening bracket and its content, one level deeper.
 fn nested<'s>(
     input: &mut Input<'s>,
     rest: impl FnOnce(&mut Input<'s>, usize) -> Parsed<Data>,
@@ -291,7 +291,7 @@ fn nested<'s>(
     Ok(data)
 }
 
-/// The values between brackets, separated by commas; one may stand after the last.
+/// Parses the values between brackets, separated by commas; a comma after the last value is allowed.
 fn elements(input: &mut Input<'_>, start: usize, open: char, close: char) -> Parsed<Vec<Value>> {
     let mut values = Vec::new();
     let mut separated = true;
@@ -303,7 +303,7 @@ fn elements(input: &mut Input<'_>, start: usize, open: char, close: char) -> Par
                 any.void().parse_next(input)?;
                 return Ok(values);
             }
-            // A name or another closing bracket can't stand here: the bracket was forgotten.
+            // A name or another closing bracket is an error here: the closing bracket is missing.
             Some(';' | ')' | ']' | '}' | '=' | ':') => {
                 return Err(unclosed(input, start, open, close));
             }
@@ -345,7 +345,7 @@ fn array(input: &mut Input<'_>, open: usize) -> Parsed<Data> {
     }
 }
 
-/// The offset of a position that lies behind the cursor's.
+/// Returns the offset of a position at or after the cursor's.
 fn offset_of(mut cursor: Cursor<'_>, at: Position) -> usize {
     let mut offset = cursor.offset;
     for c in cursor.text[offset..].chars() {
@@ -370,7 +370,7 @@ fn boolean(input: &mut Input<'_>, what: &dyn Fn() -> String) -> Parsed<Data> {
     Ok(Data::Boolean(value))
 }
 
-/// Characters that a number can consist of; what they make is decided once it is cut out.
+/// Returns whether a character can be part of a number; the number is checked after it is cut out.
 fn in_number(c: char) -> bool {
     c.is_ascii_alphanumeric() || matches!(c, '+' | '-' | '.' | '_')
 }
@@ -384,7 +384,7 @@ fn number(input: &mut Input<'_>) -> Parsed<Data> {
         .map_err(|problem| failure(start, problem))
 }
 
-/// `None` if it is no integer at all.
+/// Parses an integer; `None` if the word is no integer at all.
 fn integer(word: &str) -> Option<Result<Data, Problem>> {
     let range = || Problem::Range(word.to_owned());
     let bare = word
@@ -408,7 +408,7 @@ fn integer(word: &str) -> Option<Result<Data, Problem>> {
     Some(number.map(Data::Integer))
 }
 
-/// `None` if it is no float.
+/// Parses a float; `None` if the word is no float.
 fn float(word: &str) -> Option<Result<Data, Problem>> {
     let plain = |c: char| c.is_ascii_digit() || matches!(c, '+' | '-' | '.' | 'e' | 'E');
     if !word.chars().all(plain) {
@@ -422,7 +422,7 @@ fn float(word: &str) -> Option<Result<Data, Problem>> {
     })
 }
 
-/// One or more strings side by side.
+/// Parses one or more adjacent strings.
 fn text(input: &mut Input<'_>) -> Parsed<String> {
     let mut all = String::new();
     while next(input) == Some('"') {
@@ -447,7 +447,7 @@ fn one_text(input: &mut Input<'_>, all: &mut String) -> Parsed<()> {
     }
 }
 
-/// What follows a backslash. As in libconfig, one before any other character stands for itself.
+/// Parses the character after a backslash. As in libconfig, a backslash before any other character stands for itself.
 fn escape(input: &mut Input<'_>, offset: usize, all: &mut String) -> Parsed<()> {
     let plain = match next(input) {
         Some('n') => '\n',

@@ -1,7 +1,7 @@
-//! What a run's output costs in energy, by where it is analysed (Eqs. 12 to 21 and 29 to 34).
+//! Energy of a run's output, by the place where it is analysed (Eqs. 12 to 21 and 29 to 34).
 //!
-//! Energies are over one whole run and all devices. They are relative to the same run that writes to the file system
-//! and analyses nothing (the paper's baseline_PFS), so a negative one is an energy saved.
+//! Energies are over one whole run and all devices. They are relative to the same run that writes to the file system and analyses no data
+//! (the paper's baseline_PFS), so a negative energy is saved.
 
 use super::corrections::Corrections;
 use super::feasible::Infeasible;
@@ -9,16 +9,16 @@ use super::setting::{Run, Stage};
 use crate::units::{Bytes, BytesPerSecond, Joules, Seconds, Watts};
 use serde::Serialize;
 
-/// The parts of a run's energy with output staged on devices or analysis nodes.
+/// Parts of a run's energy with output staged on devices or analysis nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct StageEnergy {
     /// Moving data over the network: E_interconnect (Eqs. 13 and 29).
     #[serde(rename = "interconnect_joules")]
     pub interconnect: Joules,
-    /// Taking data in: E_sim-SSD, E_sim-a_node (Eqs. 15 and 30).
+    /// Receiving data: E_sim-SSD, E_sim-a_node (Eqs. 15 and 30).
     #[serde(rename = "staging_joules")]
     pub staging: Joules,
-    /// Analysing: E_activeSSD, E_a_node (Eqs. 16 and 31); zero when nothing is analysed.
+    /// Analysing: E_activeSSD, E_a_node (Eqs. 16 and 31); zero without analysis.
     #[serde(rename = "analysis_joules")]
     pub analysis: Joules,
     /// Writing to the file system: E_SSD-PFS, E_a_node-PFS (Eqs. 17 and 32).
@@ -27,31 +27,32 @@ pub struct StageEnergy {
     /// Waiting: E_idleSSD, E_idle-a_node (Eqs. 18 and 33).
     #[serde(rename = "idle_joules")]
     pub idle: Joules,
-    /// What simulation nodes save by waiting less for I/O: E_iosaving (Eqs. 19 and 34). Negative where staging is
-    /// slower than the file system.
+    /// Energy that simulation nodes save by waiting less for I/O: E_iosaving (Eqs. 19 and 34). Negative where staging is slower than the
+    /// file system.
     #[serde(rename = "io_saving_joules")]
     pub io_saving: Joules,
 }
 
 impl StageEnergy {
-    /// E_active-flash (Eqs. 12 and 14). The paper prints no total for analysis nodes; it is meant to be the same sum.
+    /// Returns E_active-flash (Eqs. 12 and 14). The paper prints no total for analysis nodes; it is assumed to be the same sum.
     pub fn total(&self) -> Joules {
         self.interconnect + self.staging + self.analysis + self.draining + self.idle
             - self.io_saving
     }
 }
 
-/// data_total (above Eq. 15): all that a run makes.
+/// Returns data_total (above Eq. 15): all data of a run.
 pub fn total_data(run: &Run) -> Bytes {
     run.produced() * run.nodes * run.duration
 }
 
-/// Data of a run that is analysed.
+/// Returns the data of a run that is analysed.
 fn analysed_data(run: &Run) -> Bytes {
     run.analysis * run.nodes * run.duration
 }
 
-/// E_interconnect (Eqs. 13 and 29): each byte goes to where it is staged, and what is left of it to an I/O node.
+/// Returns E_interconnect (Eqs. 13 and 29): each byte moves to the place of staging, and the rest of it after analysis moves to an I/O
+/// node.
 pub fn interconnect_energy(run: &Run, stage: &Stage, corrections: &Corrections) -> Joules {
     let drained = run.drained() * run.nodes * run.duration;
     let energy = stage.energy_to_stage * total_data(run) + run.energy_to_io * drained;
@@ -62,23 +63,23 @@ pub fn interconnect_energy(run: &Run, stage: &Stage, corrections: &Corrections) 
     }
 }
 
-/// t_transfer (above Eq. 15): time of all devices together to take the run's data in.
+/// Returns t_transfer (above Eq. 15): the time in which all devices together receive the run's data.
 pub fn staging_time(run: &Run, stage: &Stage) -> Seconds {
     (stage.bandwidth.inverse() + run.link.inverse()) * total_data(run)
 }
 
-/// E_sim-SSD, E_sim-a_node (Eqs. 15 and 30).
+/// Returns E_sim-SSD, E_sim-a_node (Eqs. 15 and 30).
 pub fn staging_energy(run: &Run, stage: &Stage) -> Joules {
     stage.busy * staging_time(run, stage)
 }
 
-/// t_activecompute (above Eq. 16): time of all devices together to read and analyse the run's data.
+/// Returns t_activecompute (above Eq. 16): the time in which all devices together read and analyse the run's data.
 pub fn active_time(run: &Run, stage: &Stage, throughput: BytesPerSecond) -> Seconds {
     (stage.internal + throughput.inverse()) * analysed_data(run)
 }
 
-/// Time of all devices together to write the run's data to the file system (in Eqs. 17 and 32). As printed: all of
-/// the data, without the reduction α that feasibility and network reckon with (`docs/models.md`, readings).
+/// Returns the time in which all devices together write the run's data to the file system (in Eqs. 17 and 32). As printed: all of the data,
+/// without the reduction α that feasibility and network assume (`docs/models.md`, readings).
 pub fn draining_time(run: &Run, ratio: f64, corrections: &Corrections) -> Seconds {
     let bandwidth = if corrections.drain_at_share {
         run.file_system_share() * ratio
@@ -92,16 +93,16 @@ pub fn draining_time(run: &Run, ratio: f64, corrections: &Corrections) -> Second
     pace * total_data(run)
 }
 
-/// E_SSD-PFS, E_a_node-PFS (Eqs. 17 and 32).
+/// Returns E_SSD-PFS, E_a_node-PFS (Eqs. 17 and 32).
 pub fn draining_energy(run: &Run, stage: &Stage, ratio: f64, corrections: &Corrections) -> Joules {
     stage.busy * draining_time(run, ratio, corrections)
 }
 
-/// E_idleSSD, E_idle-a_node (Eqs. 18 and 33): the rest of the run, on all devices. Taking data in is not part of it, since
-/// the simulation stands still meanwhile.
+/// Returns E_idleSSD, E_idle-a_node (Eqs. 18 and 33): for the rest of the run, on all devices. Receiving data is not part of the run, since
+/// the simulation stands still during this time.
 ///
 /// # Errors
-/// [`Infeasible::Overloaded`] when the devices have more to do than the run lasts.
+/// [`Infeasible::Overloaded`] if the devices have more work than the run lasts.
 pub fn idle_energy(
     run: &Run,
     stage: &Stage,
@@ -125,21 +126,21 @@ pub fn idle_energy(
     Ok(energy)
 }
 
-/// T_iosaving (above Eqs. 19 and 34): seconds for each second of simulation that a node waits less for I/O when it writes
-/// to where output is staged, not to the file system. Negative where it waits longer.
+/// Returns T_iosaving (above Eqs. 19 and 34): the seconds per second of simulation that a node waits less for I/O when it writes to the
+/// place of staging, not to the file system. Negative where it waits longer.
 pub fn io_saving_rate(run: &Run, stage: &Stage, ratio: f64) -> f64 {
     let file_system = run.produced() * run.file_system_share().inverse();
     let staged = run.produced() * ratio * (stage.bandwidth.inverse() + run.link.inverse());
     file_system - staged
 }
 
-/// E_iosaving (Eqs. 19 and 34): with the idle power of a *simulation* node, for it is these that wait less.
+/// Returns E_iosaving (Eqs. 19 and 34): with the idle power of a *simulation* node, because these nodes wait less.
 pub fn io_saving(run: &Run, stage: &Stage, ratio: f64) -> Joules {
     run.waiting * (run.duration * (run.nodes * io_saving_rate(run, stage, ratio)))
 }
 
-/// A run's energy with its output staged and analysed at `throughput`, or only staged (the paper's baseline_SSD) when
-/// there is none: Eqs. 12 to 19, and 29 to 34 for nodes.
+/// Returns a run's energy with its output staged and analysed at `throughput`, or only staged (the paper's baseline_SSD) without a
+/// throughput: Eqs. 12 to 19, and 29 to 34 for nodes.
 ///
 /// # Errors
 /// [`Infeasible::Overloaded`], see [`idle_energy`].
@@ -164,19 +165,19 @@ pub fn stage_energy(
     })
 }
 
-/// Time of all offline nodes together to read the run's data from the file system and write results (in Eqs. 20 and 21).
+/// Returns the time in which all offline nodes together read the run's data from the file system and write results (in Eqs. 20 and 21).
 fn offline_moving_time(run: &Run) -> Seconds {
     let pace = run.file_system_share().inverse() + run.link.inverse();
     pace * analysed_data(run) * (1.0 + run.reduction)
 }
 
-/// T_offline (Eq. 20): how long `offline_nodes` nodes analyse after a run, each with a node's share of the file system.
+/// Returns T_offline (Eq. 20): the time for which `offline_nodes` nodes analyse after a run, each with a node's share of the file system.
 pub fn offline_time(run: &Run, offline_nodes: f64, throughput: BytesPerSecond) -> Seconds {
     (analysed_data(run) / throughput + offline_moving_time(run)) / offline_nodes
 }
 
-/// E_offline (Eq. 21): idle power while data moves, busy power while it is analysed. The number of nodes cancels. What the
-/// network to them draws is left out.
+/// Returns E_offline (Eq. 21): idle power while data moves, busy power while it is analysed. The number of nodes cancels. The power of the
+/// network to these nodes is left out.
 pub fn offline_energy(run: &Run, busy: Watts, idle: Watts, throughput: BytesPerSecond) -> Joules {
     idle * offline_moving_time(run) + busy * (analysed_data(run) / throughput)
 }

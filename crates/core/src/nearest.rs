@@ -1,10 +1,10 @@
-//! Names that were probably meant: "did you mean". One measure for settings of scripts, keys of planning files, files
-//! that jobs wait for and paths on the command line.
+//! Names that were probably meant: "did you mean". One measure serves settings of scripts, keys of planning files, files that jobs wait for
+//! and paths on the command line.
 
-/// The name among `valid` that `name` was probably meant to be.
+/// Returns the name among `valid` that `name` was probably meant to be.
 #[must_use]
 pub fn nearest(name: &str, valid: &[&str]) -> Option<String> {
-    /// Longer names are not misspelt, they are something else.
+    /// Maximum length of a misspelt name; longer names count as different names.
     const MAX_CHARS: usize = 64;
     if name.chars().count() > MAX_CHARS {
         return None;
@@ -13,12 +13,12 @@ pub fn nearest(name: &str, valid: &[&str]) -> Option<String> {
         .iter()
         .map(|&candidate| (distance(name, candidate), candidate));
     let (edits, best) = scored.min()?;
-    // Names of one letter are a letter apart, and have nothing in common.
+    // Names of one letter differ by one letter, but have nothing in common.
     let common = edits < name.chars().count().max(best.chars().count());
     (common && edits <= 1 + best.len() / 4).then(|| best.to_owned())
 }
 
-/// As [`nearest`], of files: `part-2` is not `part-1` misspelt.
+/// Returns the nearest name of a file like [`nearest`]: `part-2` is not `part-1` misspelt.
 #[must_use]
 pub fn nearest_file(name: &str, files: &[&str]) -> Option<String> {
     let plain = |name: &str| name.replace(|c: char| c.is_ascii_digit(), "");
@@ -30,16 +30,15 @@ pub fn nearest_file(name: &str, files: &[&str]) -> Option<String> {
     nearest(name, &likely)
 }
 
-/// Misspelt parts of one path that are mended together.
+/// Maximum number of misspelt parts of one path.
 const MENDED_MAX: usize = 3;
 
-/// Parts of a path that is looked at: each takes a look at all those before it.
+/// Maximum number of parts of a path that is searched: each part needs a look at all earlier ones.
 pub const PARTS_MAX: usize = 64;
 
-/// The path that was probably meant by one that leads nowhere: each part that is not there is taken for the nearest name in
-/// its folder. `there` says whether something is at a full path, `beside` lists the names in the folder that a full path lies
-/// in; both as whoever asks may see it. `None` if nothing is near, or all of it is there, or it has more than [`PARTS_MAX`]
-/// parts.
+/// Returns the path that was probably meant by a path that does not exist: each missing part is replaced by the nearest name in its folder.
+/// `there` returns whether a full path exists, and `beside` lists the names in the folder of a full path; both with the rights of the
+/// caller. Returns `None` if no name is near, if the path exists, or if it has more than [`PARTS_MAX`] parts.
 #[must_use]
 pub fn nearest_path(
     path: &str,
@@ -66,7 +65,7 @@ pub fn nearest_path(
         let nearest = nearest.filter(|_| mended < MENDED_MAX);
         meant = match nearest {
             Some(nearest) => format!("{folder}/{nearest}{}", &meant[end..]),
-            // The folder that was meant is found, and what is in it is not.
+            // The folder that was meant is found, but no entry in it is near.
             None if mended > 0 && !folder.is_empty() => return Some(folder.to_owned()),
             None => return None,
         };
@@ -74,7 +73,7 @@ pub fn nearest_path(
     None
 }
 
-/// Insertions, removals and replacements that make one name of the other, case aside.
+/// Returns the number of insertions, removals and replacements between two names, ignoring case.
 fn distance(a: &str, b: &str) -> usize {
     let (a, b) = (a.to_lowercase(), b.to_lowercase());
     let mut row: Vec<usize> = (0..=b.chars().count()).collect();

@@ -1,70 +1,70 @@
-//! Objects and where they are.
+//! Objects and their locations.
 
 use crate::id::{ElementId, ObjectId, TaskId};
 
-/// The highest four bits of an object id say what it names on an element, so that data objects, task
-/// collections and linked collections share one table (AnalyzeThis Fig. 3).
+/// Tags of object ids. The highest four bits of an object id show its kind on an element, so that data objects, task collections and linked
+/// collections share one table (AnalyzeThis Fig. 3).
 pub mod tag {
-    /// The bits that hold the tag.
+    /// Bits that hold the tag.
     pub const MASK: u64 = 0xf << 60;
-    /// A data object: the server issues ids below `1 << 60`.
+    /// Tag of a data object: the server issues ids below `1 << 60`.
     pub const DATA: u64 = 0;
-    /// A task collection: the tag and the task id.
+    /// Tag of a task collection: the tag and the task id.
     pub const TASK: u64 = 1 << 60;
-    /// The linked collection of a task's inputs: the tag and the task id.
+    /// Tag of the linked collection of a task's inputs: the tag and the task id.
     pub const INPUTS: u64 = 2 << 60;
-    /// The linked collection of a task's outputs: the tag and the task id.
+    /// Tag of the linked collection of a task's outputs: the tag and the task id.
     pub const OUTPUTS: u64 = 3 << 60;
-    /// What the namespace says of an inode: the tag and the inode.
+    /// Tag of the namespace's note of an inode: the tag and the inode.
     pub const INODE: u64 = 4 << 60;
 }
 
-/// A sealed object and the element that holds it.
+/// Sealed object and the element that holds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Placed {
-    /// The object.
+    /// Id of the object.
     pub object: ObjectId,
-    /// The element that holds its bytes.
+    /// Element that holds its bytes.
     pub element: ElementId,
-    /// Its length in bytes.
+    /// Size, in bytes.
     pub size: u64,
 }
 
 impl ObjectId {
-    /// The status object that every element has.
+    /// Status object that every element has.
     pub const STATUS: Self = Self(0);
 
-    /// The task collection of a task.
+    /// Returns the task collection of a task.
     #[must_use]
     pub fn task_collection(task: TaskId) -> Self {
         Self(tag::TASK | (task.0 & !tag::MASK))
     }
 
-    /// The linked collection of a task's inputs.
+    /// Returns the linked collection of a task's inputs.
     #[must_use]
     pub fn input_collection(task: TaskId) -> Self {
         Self(tag::INPUTS | (task.0 & !tag::MASK))
     }
 
-    /// The linked collection of a task's outputs.
+    /// Returns the linked collection of a task's outputs.
     #[must_use]
     pub fn output_collection(task: TaskId) -> Self {
         Self(tag::OUTPUTS | (task.0 & !tag::MASK))
     }
 
-    /// What the namespace says of an inode.
+    /// Returns the object of the namespace's note of an inode.
     #[must_use]
     pub fn of_inode(inode: crate::id::Inode) -> Self {
         Self(tag::INODE | (inode.0 & !tag::MASK))
     }
 
-    /// Whether it names a data object that a client may write: neither a collection nor the status object.
+    /// Returns whether the id belongs to a data object that a client may write: neither a collection nor the status object.
     #[must_use]
     pub fn is_data(self) -> bool {
         self.0 & tag::MASK == tag::DATA && self != Self::STATUS
     }
 
-    /// Where an element keeps the object, relative to its folder: `objects/<2 hex>/<16 hex>`.
+    /// Returns the path at which an element stores the object, relative to its folder: `objects/<2 hex>/<16 hex>`.
     ///
     /// The two digits are the id's lowest byte, so that consecutive ids spread over 256 folders.
     #[must_use]

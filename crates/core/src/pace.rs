@@ -1,23 +1,23 @@
-//! A rate that is kept on average: what may be done now of something that is counted in bytes.
+//! Average rate limit: decides whether work that is counted in bytes may begin now.
 
 use crate::time::Time;
 
 /// Nanoseconds in a second.
 const SECOND_NS: u128 = 1_000_000_000;
 
-/// So many bytes in a second. What is saved up while nothing is done is no more than those of one second; what is larger
-/// than what is left is begun all the same, and waited for afterwards.
+/// Limit in bytes per second. At most the bytes of one second are saved during a pause. Work that exceeds the saved bytes is begun
+/// nevertheless, and the next work waits longer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pace {
-    /// 0: no bound.
+    /// Rate in bytes per second; 0 for no bound.
     bytes_per_sec: u64,
-    /// What may be done until `at`; below 0: what was done too early.
+    /// Saved bytes at `at`; a negative number is work that was done too early.
     left: i128,
     at: Option<Time>,
 }
 
 impl Pace {
-    /// So many bytes in a second; 0 for as many as can be.
+    /// Returns a limit of `bytes_per_sec`; 0 for no limit.
     #[must_use]
     pub fn new(bytes_per_sec: u64) -> Self {
         Self {
@@ -27,7 +27,7 @@ impl Pace {
         }
     }
 
-    /// Whether something of so many bytes may be begun now; then it counts.
+    /// Returns whether work of this size may begin now. If so, the work counts.
     pub fn take(&mut self, bytes: u64, now: Time) -> bool {
         if self.bytes_per_sec == 0 {
             return true;
@@ -76,7 +76,7 @@ mod tests {
                     "seed {seed}"
                 );
             }
-            // It is asked so often that no time is left unused.
+            // The calls are so frequent that no time is left unused.
             let least = u128::from(rate) * u128::from(now) / u128::from(SECOND);
             assert!(
                 u128::from(done) * 10 >= least * 9,

@@ -1,63 +1,63 @@
-//! What a task finds around it beside its files: environment variables, folders of programs, and folders of its
-//! element's host, such as `/sw` or a virtual environment.
+//! Environment of a task apart from its files: environment variables, folders of programs, and folders of its element's host, such as `/sw`
+//! or a virtual environment.
 //!
-//! Which programs and folders a host has its elements tell by names, those of folders with a slash at the end.
+//! Elements report the programs and folders of their host by name; names of folders have a slash at the end.
 
 use crate::label::Kernel;
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Most folders of one task.
+/// Maximum number of folders of one task.
 pub const FOLDERS_MAX: usize = 64;
-/// Bytes of all that one task says of its surroundings, at most.
+/// Maximum size of one task's environment, in bytes.
 pub const BYTES_MAX: usize = 128 << 10;
-/// The same of all tasks of a job together.
+/// Maximum size of the environments of all tasks of a job together, in bytes.
 pub const JOB_BYTES_MAX: usize = 64 << 20;
 
-/// Programs that a job may have looked for, counted once for each folder of a `path`.
+/// Maximum number of programs to look for per job, counted once for each folder of a `path`.
 pub const LOOKS_MAX: usize = 10_000;
 
-/// The variable of a task that may read all of its inputs, whatever of them it finds as files. Its element says in it by
-/// which pipes.
+/// Variable of a task that may read all of its inputs completely, whatever selection it sees as files. The element sets it to the pipes for
+/// these reads.
 pub const READS: &str = "TIDEMILL_READ";
 
-/// The variable of a task that is a process on each element that has a part of its input.
+/// Variable of a task that runs as one process on each element with a part of its input.
 pub const RANKS: &str = "TIDEMILL_MPI";
 
 /// Variables that the element sets itself.
 const OWN_VARIABLES: [&str; 4] = ["HOME", "PATH", "PWD", "TMPDIR"];
 
-/// See the module.
+/// Environment of a task; see the module.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Surroundings {
     /// Environment variables.
     pub environment: BTreeMap<String, String>,
-    /// Folders that programs are looked for in before those of the element, absolute; it may read them, too.
+    /// Absolute paths of folders that are searched for programs before those of the element; the task may read them, too.
     pub path: Vec<String>,
-    /// Folders of the element's host that it may read, absolute.
+    /// Absolute paths of folders of the element's host that the task may read.
     pub folders: Vec<String>,
 }
 
 impl Surroundings {
-    /// Whether there is nothing but what every task finds.
+    /// Returns whether the environment is only the one that every task has.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
-    /// Whether it may read all of its inputs, whatever of them it finds as files.
+    /// Returns whether the task may read all of its inputs completely, whatever selection it sees as files.
     #[must_use]
     pub fn reads_all(&self) -> bool {
         self.environment.contains_key(READS)
     }
 
-    /// Whether it is a process on each element that has a part of its input, which talk to each other by MPI.
+    /// Returns whether the task runs as one process on each element with a part of its input; these processes communicate by MPI.
     #[must_use]
     pub fn is_ranked(&self) -> bool {
         self.environment.contains_key(RANKS)
     }
 
-    /// Bytes of all that it says.
+    /// Returns the size of the environment, in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         let variables = self.environment.iter();
@@ -68,12 +68,12 @@ impl Surroundings {
             .sum()
     }
 
-    /// The folders of the host that it may read, those of `path` first.
+    /// Returns the folders of the host that the task may read, those of `path` first.
     pub fn shown(&self) -> impl Iterator<Item = &str> {
         self.path.iter().chain(&self.folders).map(String::as_str)
     }
 
-    /// What the element's host must have for this kernel: programs, then folders.
+    /// Returns the requirements of this kernel on the element's host: programs, then folders.
     #[must_use]
     pub fn wanted(&self, kernel: &Kernel) -> Vec<String> {
         let mut wanted = kernel.programs();
@@ -81,7 +81,7 @@ impl Surroundings {
         wanted
     }
 
-    /// These over those of the whole job: variables of one name, and folders of programs, go before its own.
+    /// Merges this environment with that of the whole job: its own variables take precedence, and its own folders of programs come first.
     #[must_use]
     pub fn over(mut self, job: &Self) -> Self {
         for (name, value) in &job.environment {
@@ -117,7 +117,7 @@ impl fmt::Display for Surroundings {
     }
 }
 
-/// How people read the name of a program or of a folder with a slash at the end.
+/// Returns the name of a program, or of a folder with a slash at the end, in a form for people.
 #[must_use]
 pub fn named(name: &str) -> String {
     match name.strip_suffix('/') {
@@ -126,7 +126,7 @@ pub fn named(name: &str) -> String {
     }
 }
 
-/// Why a task can't have a variable of this name, if it can't.
+/// Returns the reason for which a task can't have a variable of this name; `None` if it can.
 #[must_use]
 pub fn refusal(name: &str) -> Option<&'static str> {
     let plain = |c: char| c.is_ascii_alphanumeric() || c == '_';
@@ -140,7 +140,7 @@ pub fn refusal(name: &str) -> Option<&'static str> {
     if name.starts_with("TIDEMILL_") {
         return Some("the element sets variables that begin so");
     }
-    // Software of a site needs `LD_LIBRARY_PATH`; the others are for those who look into programs.
+    // Software of a site needs `LD_LIBRARY_PATH`; the other variables are for inspecting programs.
     if (name.starts_with("LD_") && name != "LD_LIBRARY_PATH") || name == "GLIBC_TUNABLES" {
         return Some("it would put other code into programs than lineage tells");
     }

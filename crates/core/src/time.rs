@@ -1,16 +1,16 @@
-//! Time as integer nanoseconds. Whoever drives this crate says what the zero is: the server counts from
-//! the Unix epoch, a simulator from the start of its run.
+//! Time as integer nanoseconds. The driver of this crate defines the zero: the server counts from the Unix epoch, a simulator from the
+//! start of its run.
 
 /// A point in time, in nanoseconds since the driver's zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Time(pub u64);
 
-/// A length of time in nanoseconds.
+/// Length of time, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Span(pub u64);
 
 impl Time {
-    /// Time that has passed since `earlier`; zero if it lies ahead.
+    /// Returns the time that has passed since `earlier`; zero if `earlier` is in the future.
     #[must_use]
     pub fn since(self, earlier: Self) -> Span {
         Span(self.0.saturating_sub(earlier.0))
@@ -18,19 +18,19 @@ impl Time {
 }
 
 impl Span {
-    /// From whole milliseconds.
+    /// Converts whole milliseconds.
     #[must_use]
     pub const fn from_millis(millis: u64) -> Self {
         Self(millis.saturating_mul(1_000_000))
     }
 
-    /// From whole seconds.
+    /// Converts whole seconds.
     #[must_use]
     pub const fn from_secs(secs: u64) -> Self {
         Self(secs.saturating_mul(1_000_000_000))
     }
 
-    /// For display and statistics only.
+    /// Returns the length in seconds, for display and statistics only.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "display only")]
     pub fn as_secs_f64(self) -> f64 {

@@ -1,23 +1,23 @@
-//! A rule beside all else: every version that clients seal under a matching name fires it once, and has one result. Or a hook, which
-//! maps files while they are written, and another one for the same files.
+//! Simulation of a rule during normal operation: every version that clients seal under a matching name triggers it once, and has one
+//! result. Alternatively a hook maps files while they are written, together with another hook for the same files.
 
 use crate::element::growing_not_sealed;
 use crate::world::World;
 use tidemill_core::id::LabelId;
 use tidemill_core::rule::hook::kernel_of;
 
-/// Where the rule puts its results, each called by the object of the version.
+/// Folder for the results of the rule; the name of each result contains the object of the version.
 pub(crate) const RULED: &str = "ruled";
-/// What its tasks run.
+/// Kernel of its tasks.
 pub(crate) const KERNEL: &str = "sum";
 const RULE: &str = r#"
 name = "ruled"; workdir = "/"; pattern = "([ab])/f?"; retries = 20;
 task = { kernel = "sum"; output = [ "ruled/${batch}" ]; };
 "#;
 
-/// What stands before results of the other hook.
+/// Prefix of the results of the other hook.
 pub(crate) const LETTER: &str = "x";
-/// How often a kernel that reads what is still being written looks, in milliseconds.
+/// Interval at which a kernel looks for new bytes of an input that is still being written, in milliseconds.
 const LOOK_MS: u64 = 40;
 
 fn hook(name: &str, letter: &str, on: &str) -> String {
@@ -27,7 +27,7 @@ fn hook(name: &str, letter: &str, on: &str) -> String {
     )
 }
 
-/// What its tasks run, as their elements know it.
+/// Returns the kernel of its tasks, as their elements know it.
 pub(crate) fn kernel(hooks: bool) -> String {
     match hooks {
         true => kernel_of(KERNEL),
@@ -35,7 +35,7 @@ pub(crate) fn kernel(hooks: bool) -> String {
     }
 }
 
-/// The version that a result is called by.
+/// Returns the version in the name of a result.
 pub(crate) fn made_for(name: &str) -> &str {
     name.strip_prefix(LETTER).unwrap_or(name)
 }
@@ -60,7 +60,7 @@ impl World {
         }
     }
 
-    /// Whether a kernel waits for bytes that are still to be written; then it goes on later.
+    /// Returns whether a kernel waits for bytes that are still to be written. If so, schedules its continuation.
     pub(crate) fn waits_for_writer(&mut self, element: usize, lives: u64, label: LabelId) -> bool {
         let here = &self.elements[element];
         let running = here.life.as_ref().and_then(|life| life.running.get(&label));
@@ -73,7 +73,7 @@ impl World {
         waits
     }
 
-    /// Each version has fired once, and has one task and one result.
+    /// Checks that each version has triggered the rule once, and has one task and one result.
     pub(crate) fn check_rules(&self) {
         if !self.rules {
             return;

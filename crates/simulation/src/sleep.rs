@@ -1,17 +1,17 @@
-//! Elements that sleep: told to by the server, and gone but for a process that waits to be told to wake.
+//! Suspended elements: the server asks an element to suspend, and only a process remains that waits for the request to resume.
 
 use crate::world::World;
 use tidemill_wire::v1;
 
-/// How long an element waits for the server to hear that it sleeps.
+/// Longest time for which an element waits until the server has received its report, in milliseconds.
 const LAST_WORD_MS: u64 = 5000;
-/// How often somebody suspends or wakes an element by hand, at most.
+/// Longest pause between two manual requests to suspend or resume an element, in milliseconds.
 const PAUSE_MS: u64 = 8000;
-/// How long those that sleep may take to wake once the faults have stopped.
+/// Time in which suspended elements must resume after the faults have stopped, in milliseconds.
 const WAKE_MS: u64 = 60_000;
 
 impl World {
-    /// Somebody suspends an element, or wakes it.
+    /// Suspends an element, or resumes it, by a manual request.
     pub(crate) fn suspend_some(&mut self) {
         let element = self.dice.roll(self.elements.len() as u64);
         let element = u32::try_from(element).unwrap_or(0);
@@ -29,7 +29,7 @@ impl World {
         }
     }
 
-    /// An element has said that it sleeps: it ends when the server has heard that, or after a while.
+    /// Handles an element's report that it suspends itself: the element ends when the server has received the report, or after a while.
     pub(crate) fn falls(&mut self, element: usize) {
         self.send_from_element(element);
         let (life, delay) = (self.elements[element].lives, self.dice.roll(LAST_WORD_MS));
@@ -52,7 +52,7 @@ impl World {
         self.later(delay, "connect", move |world| world.connect(element));
     }
 
-    /// One that sleeps is told something.
+    /// Handles a message for a suspended element.
     pub(crate) fn sleeper_hears(&mut self, element: usize, message: &v1::to_element::Message) {
         if let v1::to_element::Message::Wake(_) = message {
             self.say("element wakes");
@@ -67,7 +67,7 @@ impl World {
         }
     }
 
-    /// Whoever sleeps is wanted.
+    /// Requests all elements to resume.
     pub(crate) fn wake_all(&mut self) {
         let Some(server) = &self.server else { return };
         for element in &self.elements {
@@ -75,7 +75,7 @@ impl World {
         }
     }
 
-    /// Every element wakes when it is wanted.
+    /// Checks that every element resumes when it is needed.
     pub(crate) fn check_awake(&mut self) {
         if !self.sleeps {
             return;

@@ -1,16 +1,16 @@
-//! Errands: labels that belong to no job, such as removals and copies. They are for one element, whatever becomes of
-//! it, and take no core of it; so they are in no line and in no estimate.
+//! Errands: labels that belong to no job, such as removals and copies. They belong to one element even if it is lost, and take no core of
+//! it; so they are in no line and in no estimate.
 
 use super::{COPY_LABELS_BYTES_MAX, COPY_LABELS_MAX, COPY_LABELS_MIN, Dispatcher, ERRANDS_MAX};
 use crate::id::{ElementId, LabelId};
 use crate::label::{Label, Lane, Operation, Owner};
 use std::collections::BTreeMap;
 
-/// Those under way.
+/// Errands under way.
 #[derive(Debug, Default)]
 pub(super) struct Errands {
     labels: BTreeMap<LabelId, (ElementId, Lane, u64)>,
-    /// How many they are, and the bytes that are copied.
+    /// Number of errands, and the bytes that are being copied.
     sums: BTreeMap<(ElementId, Lane), (usize, u64)>,
 }
 
@@ -31,7 +31,7 @@ impl Errands {
         self.labels.contains_key(&id)
     }
 
-    /// One has ended on an element; whether it was under way there.
+    /// Records the end of an errand on an element. Returns whether it was under way there.
     pub(super) fn end(&mut self, id: LabelId, on: ElementId) -> bool {
         let Some(&(element, lane, bytes)) =
             self.labels.get(&id).filter(|(element, ..)| *element == on)
@@ -45,7 +45,7 @@ impl Errands {
         true
     }
 
-    /// Whether one is under way on an element.
+    /// Returns whether an errand is under way on an element.
     pub(super) fn any(&self, element: ElementId) -> bool {
         let mut lanes = Lane::ALL.into_iter();
         lanes.any(|lane| self.sum(element, lane).0 > 0)
@@ -57,8 +57,8 @@ impl Errands {
 }
 
 impl Dispatcher {
-    /// Whether an element takes another errand of this lane now. Of copies it has as many that it need not wait for the next;
-    /// reading what is there leaves room for removals.
+    /// Returns whether an element takes another errand of this lane now. It takes so many copies that it never waits for the next one.
+    /// Verifications leave space for removals.
     #[must_use]
     pub fn takes_errand(&self, element: ElementId, lane: Lane) -> bool {
         let (copies, bytes) = self.errands.sum(element, Lane::Copy);
@@ -75,7 +75,7 @@ impl Dispatcher {
         takes && self.up(element)
     }
 
-    /// Such a label is under way from before a restart.
+    /// Records an errand that is under way since before a restart.
     pub(super) fn on_errand_sent(
         &mut self,
         element: ElementId,
@@ -85,7 +85,7 @@ impl Dispatcher {
         self.errands.add(id, element, operation);
     }
 
-    /// What can't be sent now is not kept: who asked asks again.
+    /// Sends an errand, or drops it if it can't be sent now: the driver then asks again.
     pub(super) fn on_errand(&mut self, element: ElementId, owner: Owner, operation: Operation) {
         if !self.takes_errand(element, operation.lane()) || !self.ids.ready(0) {
             return;
@@ -103,7 +103,7 @@ impl Dispatcher {
             .push(label);
     }
 
-    /// Whether a label that was sent is still to be executed: it is the try of its task that counts, or an errand.
+    /// Returns whether a label that was sent is still to be executed: it is the current try of its task, or an errand.
     #[must_use]
     pub fn wants(&self, label: LabelId) -> bool {
         self.live(label) || self.errands.contains(label)

@@ -1,5 +1,5 @@
-//! What components have made becomes files: each output of a task is striped as its first input is, and its parts are what
-//! the components made of the parts of that. Nothing runs, and no byte moves.
+//! Joins: turns the outputs of components into files. Each output of a task is striped like its first input, and its parts are the outputs
+//! that components wrote for the parts of that input. No kernel runs, and no byte moves.
 
 use super::{Dispatcher, Turn};
 use crate::event::{Action, TaskState};
@@ -9,7 +9,7 @@ use crate::layout::{Layout, Part, Striped};
 use crate::object::Placed;
 
 impl Dispatcher {
-    /// Ends a ready task that joins what others have made.
+    /// Ends a ready task that joins the outputs of components.
     pub(super) fn join(&mut self, id: TaskId, turn: &mut Turn<'_>) {
         let layouts = match self.joined(id) {
             Ok(layouts) => layouts,
@@ -42,7 +42,7 @@ impl Dispatcher {
         self.release_dependents(id, turn);
     }
 
-    /// What its outputs are made of; why they can't be, if so.
+    /// Returns the layouts of its outputs, or the reason for which they can't be joined.
     fn joined(&self, id: TaskId) -> Result<Vec<Striped>, String> {
         let task = self.task(id);
         let (source, made) = match task.ready_inputs.split_first() {

@@ -1,7 +1,7 @@
-//! Run times per kernel: what the histories of all elements say, arranged by kernel, so that placing a task
-//! looks its kernel up once and not once an element.
+//! Run times per kernel: the histories of all elements, arranged by kernel, so that placing a task needs one look-up and not one per
+//! element.
 //!
-//! A kernel's name is looked up when a job or a status comes in; after that it goes by its number.
+//! A kernel's name is looked up when a job or a status arrives; after that the kernel is named by its number.
 
 use super::element::Mean;
 use super::table::Table;
@@ -9,7 +9,7 @@ use crate::event::History;
 use crate::id::ElementId;
 use std::collections::BTreeMap;
 
-/// A kernel, by the order in which they were heard of.
+/// Number of a kernel, in the order of creation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct KernelNumber(u32);
 
@@ -23,14 +23,14 @@ pub(super) struct Learned {
 /// Runs of one kernel.
 #[derive(Debug, Default)]
 pub(super) struct Runs {
-    /// On each element that ran it; no mean before the first run ended.
+    /// History on each element that ran it; no mean before the first run ended.
     pub(super) by_element: Table<ElementId, (History, Option<Mean>)>,
-    /// On all of them together.
+    /// History on all elements together.
     pub(super) pooled: History,
 }
 
 impl Learned {
-    /// The number of a kernel, a new one if it was not heard of before.
+    /// Returns the number of a kernel, and creates one for an unknown kernel.
     pub(super) fn number(&mut self, kernel: &str) -> KernelNumber {
         if let Some(&number) = self.numbers.get(kernel) {
             return number;
@@ -50,7 +50,7 @@ impl Learned {
         &self.kernels[kernel.0 as usize]
     }
 
-    /// An element's history by kernel.
+    /// Returns an element's history by kernel.
     pub(super) fn on(&self, element: ElementId) -> BTreeMap<String, History> {
         let known = |(name, &number): (&String, &KernelNumber)| {
             let (history, _) = self.of(number).by_element.get(&element)?;
@@ -59,8 +59,8 @@ impl Learned {
         self.numbers.iter().filter_map(known).collect()
     }
 
-    /// Takes over what an element says of a kernel, unless more runs are known already: outcomes that came after
-    /// the status was taken. The kernel, if nothing was known of it before.
+    /// Stores an element's report on a kernel, unless more runs are known already from outcomes that arrived after the status was taken.
+    /// Returns the kernel if it was unknown before.
     pub(super) fn report(
         &mut self,
         kernel: &str,
@@ -77,7 +77,7 @@ impl Learned {
         new.then_some(number)
     }
 
-    /// A run ended well; the element's history with it.
+    /// Records a successful run, together with the element's history.
     pub(super) fn add(
         &mut self,
         kernel: KernelNumber,
@@ -96,7 +96,7 @@ impl Learned {
 }
 
 impl Runs {
-    /// An element's history is this now.
+    /// Replaces an element's history.
     fn set(&mut self, element: ElementId, history: History) {
         let known = (history, Mean::of(&history));
         let old = self.by_element.insert(element, known);

@@ -218,7 +218,7 @@ impl Dispatcher {
         policy.map_or_else(policy::Memory::default, |policy| policy.memory())
     }
 
-    /// Returns the task of which a label is a try, while the label's outcome is not known.
+    /// Returns the task of a label, while the label's outcome is not known.
     #[must_use]
     pub fn task_of(&self, label: LabelId) -> Option<TaskId> {
         self.labels.get(&label).map(|issued| issued.task)

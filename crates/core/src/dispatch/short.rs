@@ -1,7 +1,7 @@
-//! A map of few entries: one list in the order of keys, which takes less room than a tree and is found at once.
+//! Map with few entries: one list in the order of keys, which takes less memory than a tree and is searched fast.
 //!
-//! It is for ids that are put in and taken out in about their order, such as the labels of a queue or the tasks
-//! that one waits for: such entries are at an end of the list, where little has to be moved.
+//! It is intended for ids that are inserted and removed in about their order, such as the labels of a queue or the tasks that a task waits
+//! for: such entries are at an end of the list, where few entries have to be moved.
 
 use std::collections::VecDeque;
 
@@ -44,7 +44,7 @@ impl<K: Ord + Copy, V> Short<K, V> {
         Some(&self.entries[place].1)
     }
 
-    /// Puts a value in; the one that was there.
+    /// Inserts a value and returns the previous one.
     pub(super) fn insert(&mut self, key: K, value: V) -> Option<V> {
         match self.find(key) {
             Ok(place) => Some(std::mem::replace(&mut self.entries[place].1, value)),
@@ -55,7 +55,7 @@ impl<K: Ord + Copy, V> Short<K, V> {
         }
     }
 
-    /// The value of a key, made if there is none.
+    /// Returns the value of a key, and inserts one if there is none.
     pub(super) fn get_or_insert_with(&mut self, key: K, make: impl FnOnce() -> V) -> &mut V {
         let place = match self.find(key) {
             Ok(place) => place,
@@ -72,7 +72,7 @@ impl<K: Ord + Copy, V> Short<K, V> {
         self.entries.remove(place).map(|(_, value)| value)
     }
 
-    /// Takes all out and keeps the room that they had.
+    /// Removes all entries and keeps their memory.
     pub(super) fn clear(&mut self) {
         self.entries.clear();
     }
@@ -85,7 +85,7 @@ impl<K: Ord + Copy, V> Short<K, V> {
         self.entries.pop_front()
     }
 
-    /// One key by its place in the order.
+    /// Returns a key by its index in the order.
     pub(super) fn nth_key(&self, place: usize) -> Option<K> {
         self.entries.get(place).map(|(key, _)| *key)
     }

@@ -1,8 +1,9 @@
-//! How many labels are placed in a second on one core, by each policy and size of array, as JSON lines:
-//! `cargo test --release -p tidemill-core --lib dispatch::speed -- --ignored --nocapture`.
+//! Benchmark of the dispatcher: prints the number of labels per second that are placed on one core, by each policy and size of array, as
+//! JSON lines: `cargo test --release -p tidemill-core --lib dispatch::speed -- --ignored --nocapture`.
 //!
-//! Time is that of the processor, so that others who use it count little. *decide* is what LABIOS calls scheduling: where the inputs of a task lie, the policy's view, its choice and the change
-//! of the queues. *dispatch* is the whole of the state machine, from a job's submission to labels for its elements.
+//! Time is processor time, so that other load of the processor matters little. *decide* is the scheduling of LABIOS: the locations of a
+//! task's inputs, the policy's view, its choice and the change of the queues. *dispatch* is the whole of the state machine, from a job's
+//! submission to labels for its elements.
 use super::{Config, Dispatcher, Line};
 use crate::event::{
     Action, ElementView, Event, History, IdSource, InputSpec, JobSpec, Origin, OutputSpec, Role,
@@ -29,7 +30,7 @@ const POLICIES: [&str; 8] = [
     "minmax",
 ];
 const TASKS: u64 = 100_000;
-/// Each figure is the median of so many runs.
+/// Number of runs; each figure is their median.
 const RUNS: usize = 5;
 
 #[derive(Debug, Default)]
@@ -51,7 +52,7 @@ impl IdSource for Ids {
     }
 }
 
-/// Elements of unlike speed and power; some hold more than others.
+/// Returns elements that differ in speed and power; some hold more than others.
 fn view(id: u32, cores: u32) -> ElementView {
     let history = History {
         runs: 10,
@@ -108,7 +109,7 @@ fn task(id: u64, elements: u32, source: &mut Source) -> TaskSpec {
     }
 }
 
-/// An array with a job whose tasks are ready, sent as far as there is room, and how long that took.
+/// Returns an array with a job whose ready tasks are sent as far as there is capacity, and the time that this took.
 fn array(policy: &str, elements: u32, cores: u32) -> (Dispatcher, Vec<Action>, f64) {
     let config = Config {
         policy: policy.to_owned(),
@@ -137,7 +138,7 @@ fn array(policy: &str, elements: u32, cores: u32) -> (Dispatcher, Vec<Action>, f
     (dispatcher, out, seconds)
 }
 
-/// Labels a second for which an element is found, while each element has a few labels.
+/// Returns the labels per second for which an element is found, while each element has a few labels.
 fn decide(policy: &str, elements: u32) -> f64 {
     let (mut dispatcher, _, _) = array(policy, elements, 1);
     let ids: Vec<ElementId> = (0..elements).map(ElementId).collect();
@@ -189,7 +190,7 @@ fn decide(policy: &str, elements: u32) -> f64 {
     rate(placed, busy() - begin)
 }
 
-/// Seconds for which this thread has had a processor: what is measured takes many ticks of the system.
+/// Returns the seconds for which this thread used a processor; a measurement takes many ticks of the system.
 fn busy() -> f64 {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").expect("Linux says it");
     let first = text.split(' ').next().and_then(|ns| ns.parse().ok());
@@ -211,7 +212,7 @@ fn speed_of_decisions_and_dispatch_in_labels_per_second() {
     for elements in [32, 1000, 10_000] {
         for policy in POLICIES {
             let runs = (0..RUNS).map(|_| decide(policy, elements)).collect();
-            // All of them have room: 64 labels a core.
+            // All elements have capacity: 64 labels per core.
             let cores = u32::try_from(TASKS).unwrap() / elements / 16 + 1;
             let whole = (0..RUNS).map(|_| rate(TASKS, array(policy, elements, cores).2));
             println!(

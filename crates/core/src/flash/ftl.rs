@@ -1,27 +1,27 @@
-//! The flash translation layer: a map from logical to physical pages. Pages are written out of place,
-//! striped over the chips, host and collector each into blocks of their own.
+//! The flash translation layer: a map from logical to physical pages. Pages are written out of place, striped over the chips; host and
+//! collector write into separate blocks.
 //!
-//! It keeps no data and no time: [`Operation`] tells whoever does what the flash would be made to do.
+//! The layer keeps no data and no time: it passes each [`Operation`] that the flash would execute to an observer.
 
 use super::blocks::Blocks;
 use super::gc::{Collection, Collector};
 use super::geometry::{Geometry, NONE};
 
-/// How the translation layer is to behave.
+/// Settings of the translation layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Config {
-    /// Which block is collected next.
+    /// Policy that chooses the next block to collect.
     pub(super) collector: Collector,
-    /// Collection in the background is wanted below this many free blocks. Below
-    /// [`Geometry::reserve`] a write waits for it, so a smaller value means no background collection.
+    /// Number of free blocks below which collection in the background is wanted. Below [`Geometry::reserve`] a write waits for collection,
+    /// so a smaller value means no background collection.
     pub(super) collect_below: u32,
-    /// Cold data is moved onto worn blocks when the most worn block has been erased this many times more
-    /// often than the least worn one. MQSim's sample configuration (FAST 2018) has 100.
+    /// Cold data is moved onto worn blocks when the most worn block has been erased this many times more often than the least worn one.
+    /// MQSim's sample configuration (FAST 2018) has 100.
     pub(super) level_above: u32,
 }
 
 impl Default for Config {
-    /// Greedy, nothing in the background, levelling above 100.
+    /// Returns greedy collection, no background collection, and levelling above 100.
     fn default() -> Self {
         Self {
             collector: Collector::Greedy,
@@ -31,7 +31,7 @@ impl Default for Config {
     }
 }
 
-/// One thing that the flash is made to do. Pages are physical page numbers.
+/// Operation of the flash. Pages are physical page numbers.
 #[cfg_attr(
     not(test),
     expect(
@@ -43,34 +43,34 @@ impl Default for Config {
 pub(super) enum Operation {
     /// Read a page because only part of it is overwritten.
     Read {
-        /// The page that holds the old version.
+        /// Page that holds the old version.
         page: u32,
     },
     /// Program a page with data of the host.
     Program {
-        /// The page programmed.
+        /// Programmed page.
         page: u32,
-        /// Logical page number whose data it holds.
+        /// Logical page number of its data.
         logical: u32,
     },
-    /// Read a page and program another with it, for collection or levelling.
+    /// Read a page and program another with its data, for collection or levelling.
     Copy {
-        /// Where the data was.
+        /// Source page.
         from: u32,
-        /// Where it is now.
+        /// Target page.
         to: u32,
     },
     /// Erase a block.
     Erase {
-        /// The block.
+        /// Erased block.
         block: u32,
     },
 }
 
-/// What has been done since the device was new.
+/// Counters since the device was new.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Counts {
-    /// Bytes the host wrote.
+    /// Bytes that the host wrote.
     pub(super) host_bytes: u64,
     /// Pages programmed for the host.
     pub(super) host_pages: u64,
@@ -80,52 +80,52 @@ pub(super) struct Counts {
     pub(super) levelled_pages: u64,
     /// Pages read because the host wrote a part of them.
     pub(super) partial_reads: u64,
-    /// Logical pages that the host gave up.
+    /// Logical pages that the host trimmed.
     pub(super) trimmed_pages: u64,
     /// Blocks erased.
     pub(super) erases: u64,
 }
 
-/// Who writes: data of one age stays together if the two don't share blocks.
+/// Writer of pages: data of the same age stays together if host and collector do not share blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stream {
     Host,
     Collector,
 }
 
-/// An open block and how many of its pages are programmed.
+/// Open block and the number of its programmed pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Slot {
     pub(super) block: u32,
     pub(super) programmed: u32,
 }
 
-/// The open blocks of one stream, at most one for each chip, taken in turn.
+/// Open blocks of one stream, at most one for each chip, used in turn.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Frontier {
     pub(super) slots: Vec<Option<Slot>>,
     pub(super) chip: u32,
 }
 
-/// A page-mapped translation layer.
+/// Page-mapped translation layer.
 #[derive(Clone, Debug)]
 pub(super) struct Ftl {
     pub(super) geometry: Geometry,
     pub(super) config: Config,
-    /// Physical page of each logical one.
+    /// Physical page of each logical page.
     pub(super) map: Vec<u32>,
-    /// Logical page that a physical one was last programmed with. Holds only if `map` points back.
+    /// Logical page with which a physical page was last programmed. It is valid only if `map` points back.
     pub(super) owner: Vec<u32>,
     pub(super) blocks: Blocks,
     pub(super) host: Frontier,
     pub(super) collector: Frontier,
-    /// The block being collected and how many of its pages have been looked at.
+    /// Block being collected and the number of its examined pages.
     pub(super) victim: Option<Slot>,
     pub(super) counts: Counts,
 }
 
 impl Ftl {
-    /// A new, empty device.
+    /// Returns a new, empty device.
     #[must_use]
     pub(super) fn new(geometry: Geometry, config: Config) -> Self {
         let frontier = Frontier {
@@ -145,19 +145,19 @@ impl Ftl {
         }
     }
 
-    /// The device's make.
+    /// Returns the device's geometry.
     #[must_use]
     pub(super) fn geometry(&self) -> &Geometry {
         &self.geometry
     }
 
-    /// What has been done since it was new.
+    /// Returns the counters since it was new.
     #[must_use]
     pub(super) fn counts(&self) -> Counts {
         self.counts
     }
 
-    /// The physical page that holds a logical one; none if it was never written, was trimmed or is not in
+    /// Returns the physical page that holds a logical one. Returns `None` if the logical page was never written, was trimmed or is not in
     /// the device.
     #[must_use]
     pub(super) fn locate(&self, logical: u32) -> Option<u32> {
@@ -165,7 +165,7 @@ impl Ftl {
         (page != NONE).then_some(page)
     }
 
-    /// Writes one logical page, after whatever collection that needs. Bytes are counted by the caller.
+    /// Writes one logical page, after the collection that it needs. The caller counts the bytes.
     pub(super) fn write_page(&mut self, logical: u32, observe: &mut impl FnMut(Operation)) {
         if self.blocks.free_count() < self.geometry.reserve() {
             self.collect_until_reserve(observe);
@@ -175,7 +175,7 @@ impl Ftl {
         observe(Operation::Program { page, logical });
     }
 
-    /// Gives up one logical page.
+    /// Trims one logical page.
     pub(super) fn trim_page(&mut self, logical: u32) {
         let page = std::mem::replace(&mut self.map[logical as usize], NONE);
         if page != NONE {
@@ -184,7 +184,7 @@ impl Ftl {
         }
     }
 
-    /// Puts a new version of a logical page at the frontier of a stream, and forgets the old one.
+    /// Writes a new version of a logical page at the frontier of a stream, and forgets the old one.
     pub(super) fn place(&mut self, logical: u32, stream: Stream) -> u32 {
         let (page, full) = self.take_page(stream);
         self.point(logical, page);
@@ -194,7 +194,7 @@ impl Ftl {
         page
     }
 
-    /// Makes the map point from a logical to a physical page.
+    /// Lets the map point from a logical to a physical page.
     pub(super) fn point(&mut self, logical: u32, page: u32) {
         let old = std::mem::replace(&mut self.map[logical as usize], page);
         if old != NONE {
@@ -204,7 +204,7 @@ impl Ftl {
         self.blocks.validate(self.geometry.block_of(page));
     }
 
-    /// The next page of a stream's frontier, and its block if that page was its last.
+    /// Returns the next page of a stream's frontier, and its block if that page was its last.
     fn take_page(&mut self, stream: Stream) -> (u32, Option<u32>) {
         let frontier = match stream {
             Stream::Host => &mut self.host,
@@ -234,7 +234,7 @@ impl Ftl {
         unreachable!("Geometry::new grants more spare blocks than can be open at once")
     }
 
-    /// How far collection is.
+    /// Returns the state of collection.
     #[must_use]
     pub(super) fn collection(&self) -> Collection {
         let free_blocks = self.blocks.free_count();

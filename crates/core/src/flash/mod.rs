@@ -1,13 +1,13 @@
-//! The flash below a storage element, as bookkeeping: what the element wrote and removed, and what that does to a
-//! device of its capacity.
+//! Model of the flash device of a storage element: the effect of the element's writes and removals on a device of its capacity. It does no
+//! I/O.
 //!
-//! - `ledger` keeps the element's objects on a device; `snapshot` keeps it over a restart;
-//! - `ftl` is that device's translation layer: it maps logical to physical pages, `blocks` knows its blocks,
-//!   `gc` collects garbage for it and `wear` levels it;
-//! - `geometry` says what the device is made of, checked.
+//! - `ledger` keeps the element's objects on a device; `snapshot` stores it over a restart;
+//! - `ftl` is that device's translation layer: it maps logical to physical pages, `blocks` knows its blocks, `gc` collects garbage for it
+//!   and `wear` levels it;
+//! - `geometry` describes the device and checks the description.
 //!
-//! The same input gives the same result. The tests hold the layer against published write amplification, and serve
-//! requests and an analysis on it in virtual time. `docs/flash.md` tells the model's sources, checks and limits.
+//! The same input gives the same result. The tests compare the layer with published write amplification, and serve requests and an analysis
+//! on it in virtual time. `docs/flash.md` describes the model's sources, checks and limits.
 
 mod blocks;
 mod ftl;

@@ -1,5 +1,5 @@
-//! Mappers that are programs of users: the task that one is, which reads the beginning of a file and prints which bytes of it make
-//! which pieces.
+//! Mappers that are programs of users: builds the task of such a program, which reads the begin of a file and prints which bytes of the
+//! file belong to which pieces. This module does no I/O.
 
 use super::components::{said, setting};
 use super::expand::{group_of, text};
@@ -8,32 +8,32 @@ use super::{duration, stack};
 use crate::script::{Data, Group, Position, Setting, Value};
 use crate::time::Span;
 
-/// What the name of a mapper begins with that is a program.
+/// Prefix of the name of a mapper that is a program.
 pub(super) const PROGRAM: &str = "program:";
-/// Bytes at the beginning of its file that it finds.
+/// Number of bytes at the begin of its file that the program can read.
 pub const HEAD_BYTES: u64 = 1 << 20;
-/// How long it may run; less if its task may.
+/// Maximum run time of the program; shorter if its task has a shorter limit.
 const TIME_MAX: Span = Span::from_secs(60);
-/// What it may print, in bytes.
+/// Maximum size of its output, in bytes.
 pub const PRINTED_BYTES_MAX: u64 = 8 << 20;
-/// Its address space.
+/// Maximum address space.
 const MEMORY: &str = "4GiB";
-/// What it prints is called so. It has no name in the array.
+/// Name of its output for the kernel. It has no name in the array.
 const OUTPUT: &str = ".tidemill-map";
 
-/// A program that is asked what of a file there are components for.
+/// Program that reports the components of a file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Program {
-    /// The program and its arguments, as the script says it.
+    /// Program and its arguments, in the notation of the script.
     pub words: String,
-    /// The file, by its full path.
+    /// Full path of the file.
     pub path: String,
-    /// The settings of the task that it is, but for `name` and `output`.
+    /// Settings of its task except `name` and `output`.
     task: Group,
 }
 
 impl Program {
-    /// The program that a task of a script names, of an input.
+    /// Returns the program that a task of a script names for an input.
     pub(super) fn of(
         task: &Group,
         words: &str,
@@ -98,7 +98,7 @@ impl Program {
         })
     }
 
-    /// A job whose tasks are these, in order: `script` is the one whose tasks they are asked for by.
+    /// Returns a job with one task per program, in order; `script` is the job whose tasks name the programs.
     #[must_use]
     pub fn job<'a>(script: &Group, programs: impl Iterator<Item = &'a Self>) -> Group {
         let at = Position::START;
@@ -129,17 +129,17 @@ impl Program {
         Group { settings }
     }
 
-    /// What tells it from others of the same version of its file.
+    /// Returns a key that identifies it among programs for the same version of its file.
     #[must_use]
     pub fn key(&self) -> String {
         self.task.to_string()
     }
 }
 
-/// So much of a job's name is in that of the job of its mappers.
+/// Number of characters of a job's name in the name of the job of its mappers.
 const NAME_CHARS_MAX: usize = 50;
 
-/// How long the mapper of a task may run.
+/// Returns the maximum run time of a task's mapper, in seconds.
 fn seconds(task: &Group) -> i64 {
     let most = TIME_MAX.0 / 1_000_000_000;
     let limits = task

@@ -1,29 +1,28 @@
-//! Kernels of one's own that are kept in the array: what their files are called, and which file a name means.
+//! Kernels of users that are stored in the array: defines the names of their files, and the file that a name means.
 //!
-//! A user's kernels lie in [`FOLDER`]`/UID`, each version a file of its own that is never written again:
-//! `NAME@1`, `NAME@2`, … or, with an ending, `NAME@1.so`. The ending stays last, so that a name says what it is of;
-//! the number stands in the file's name and no link points to the newest, since only files survive the loss of
-//! the server's database.
+//! A user's kernels are in [`FOLDER`]`/UID`, each version a file of its own that is never rewritten: `NAME@1`, `NAME@2`, … or, with an
+//! extension, `NAME@1.so`. The extension stays last, so that a name shows the type. The number is part of the file's name and no link
+//! points to the newest version, since only files survive the loss of the server's database.
 
-/// The folder of all users' kernels.
+/// Folder of all users' kernels.
 pub const FOLDER: &str = "/kernels";
 
-/// Endings that say what a kernel is, in the order in which they are looked for where none is given.
+/// Extensions that show the type of a kernel, in the order of the search if none is given.
 const ENDINGS: [&str; 3] = ["", ".so", ".wasm"];
 
-/// A kernel as it is named, or as its file is called, which has a version.
+/// Name of a kernel, or of its file, which contains a version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OwnName<'a> {
-    /// Its name without version and ending.
+    /// Name without version and extension.
     pub stem: &'a str,
-    /// Which version; `None`: the newest.
+    /// Version; `None` means the newest.
     pub version: Option<u64>,
     /// `.so`, `.wasm` or nothing.
     pub ending: &'static str,
 }
 
 impl<'a> OwnName<'a> {
-    /// Takes a name apart.
+    /// Parses a name.
     #[must_use]
     pub fn parse(name: &'a str) -> Self {
         let ends = |ending: &&&str| !ending.is_empty() && name.ends_with(**ending);
@@ -41,20 +40,20 @@ impl<'a> OwnName<'a> {
         }
     }
 
-    /// Whether a kernel may be called so: a name in one part that leaves room for a version.
+    /// Returns whether a kernel may have this name: a name in one part that leaves space for a version.
     #[must_use]
     pub fn is_valid(&self) -> bool {
         let plain = !self.stem.contains(|c: char| c == '/' || c.is_control());
         plain && !self.stem.is_empty() && !self.stem.starts_with('.') && self.stem.len() <= 200
     }
 
-    /// The file of a version.
+    /// Returns the file name of a version.
     #[must_use]
     pub fn file(&self, version: u64) -> String {
         format!("{}@{version}{}", self.stem, self.ending)
     }
 
-    /// Of the names of files in a user's folder the newest with exactly this stem and ending.
+    /// Returns the newest file with exactly this stem and extension, among the names of files in a user's folder.
     pub fn newest<'f>(&self, files: impl IntoIterator<Item = &'f str>) -> Option<&'f str> {
         let versions = files.into_iter().filter_map(|file| {
             let found = OwnName::parse(file);
@@ -64,7 +63,7 @@ impl<'a> OwnName<'a> {
         versions.max().map(|(_, file)| file)
     }
 
-    /// Of the names of files in a user's folder the one that is meant.
+    /// Returns the file that the name means, among the names of files in a user's folder.
     pub fn pick<'f>(&self, files: impl IntoIterator<Item = &'f str>) -> Option<&'f str> {
         let rank = |ending| ENDINGS.iter().position(|known| *known == ending);
         files
@@ -82,7 +81,7 @@ impl<'a> OwnName<'a> {
     }
 }
 
-/// A version: digits without a zero before them.
+/// Parses a version: digits without leading zeros.
 fn number(digits: &str) -> Option<u64> {
     let plain = digits.bytes().all(|byte| byte.is_ascii_digit()) && !digits.starts_with('0');
     plain.then(|| digits.parse().ok()).flatten()

@@ -1,9 +1,9 @@
-//! Layouts against a file that knows of each byte where it is.
+//! Tests of layouts against a file that stores the position of each byte.
 
 use super::*;
 use proptest::prelude::*;
 
-/// Where a byte is.
+/// Position of a byte.
 type Byte = Option<(usize, u64)>;
 
 fn part(object: u64, size: u64) -> Part {
@@ -24,7 +24,7 @@ fn ranges_of(start: u64, length: u64) -> Range<u64> {
     start..start + length
 }
 
-/// As Active Storage says it, byte by byte.
+/// Returns the stripes as Active Storage defines them, byte by byte.
 fn striped_bytes(unit: u64, width: usize, size: u64) -> Vec<Byte> {
     let mut next = vec![0; width];
     let byte = |offset: u64| {
@@ -35,7 +35,7 @@ fn striped_bytes(unit: u64, width: usize, size: u64) -> Vec<Byte> {
     (0..size).map(byte).collect()
 }
 
-/// What each of several writers wrote: offsets and lengths in the file, one after the other in its object.
+/// Returns the layout of several writers' writes: offsets and lengths in the file, one after the other in the writer's object.
 fn written(writers: &[Vec<(u64, u64)>]) -> (Layout, Vec<Byte>) {
     let mut extents = Extents::default();
     let mut bytes: Vec<Byte> = Vec::new();
@@ -77,7 +77,7 @@ fn layouts() -> impl Strategy<Value = (Layout, Vec<Byte>)> {
     prop_oneof![whole, stripes, writers.prop_map(|all| written(&all))]
 }
 
-/// The bytes that pieces say.
+/// Returns the bytes of pieces.
 fn bytes_of(pieces: impl Iterator<Item = Piece>) -> Vec<(u64, Byte)> {
     pieces
         .flat_map(|piece| {
@@ -100,7 +100,7 @@ proptest! {
             all.iter().copied().filter(|(offset, _)| (start..end).contains(offset)).collect();
         let told: Vec<Piece> = layout.pieces(start..end).collect();
         prop_assert_eq!(&bytes_of(told.iter().copied()), &asked);
-        // Each piece is as long as it can be.
+        // Each piece is as long as possible.
         for pair in told.windows(2) {
             let follows = match (pair[0].at, pair[1].at) {
                 (Some(one), Some(next)) => {
@@ -111,7 +111,7 @@ proptest! {
             };
             prop_assert!(!follows, "{:?}", pair);
         }
-        // What elements are asked for is just that.
+        // The ranges requested from elements are exactly these.
         let mut spans: Vec<(usize, u64)> = layout
             .spans(start..end)
             .into_iter()
@@ -172,7 +172,7 @@ proptest! {
     }
 }
 
-/// Ranges in order with gaps between them, of what has `size` bytes.
+/// Returns ranges in order with gaps between them, within `size` bytes.
 fn cut(size: u64, steps: &[(u64, u64)]) -> Vec<Range<u64>> {
     let mut at = 0;
     let mut ranges = Vec::new();
@@ -195,7 +195,7 @@ proptest! {
         steps in proptest::option::of(proptest::collection::vec((0..20_u64, 1..30_u64), 1..9)),
         lacks in (0..6_usize, 0..40_u64),
     ) {
-        // What an object of a striped version lacks at its end is zeros.
+        // Bytes that an object of a striped version lacks at its end are zeros.
         let lengths: Vec<u64> = (0..layout.parts().len()).filter_map(|part| layout.part_length(part)).collect();
         if let (Layout::Striped(striped), (short, by)) = (&mut layout, lacks)
             && let Some(short_part) = striped.parts.get_mut(short)
@@ -236,7 +236,7 @@ proptest! {
         let mut found: Vec<Byte> = vec![None; expected.len()];
         let mut counted: BTreeMap<usize, u64> = BTreeMap::new();
         for span in selected.spans() {
-            // As they come: in two pieces.
+            // The bytes arrive in two pieces.
             let half = span.bytes.start + (span.bytes.end - span.bytes.start) / 2;
             let halves = [span.bytes.start..half, half..span.bytes.end];
             let places = halves.into_iter().flat_map(|bytes| selected.places(&span, bytes));
@@ -281,7 +281,7 @@ fn invalid_selections_are_refused() {
         .collect();
     assert_eq!(of(&many), Err(SelectionError::Ranges(RANGES_MAX + 1)));
     assert!(of(&many[1..]).is_ok());
-    // What touches is one range, and equal bytes are equal selections.
+    // Adjacent ranges are merged, and equal bytes are equal selections.
     assert_eq!(of(&[0..5, 5..9]).unwrap(), "bytes 0-8");
     let all = std::iter::once(0..u64::MAX).collect::<Vec<_>>();
     let all = Selection::ranges(Some(u32::MAX), &all).unwrap();
@@ -336,7 +336,7 @@ fn striped_layout_matches_hand_computed_example() {
         layout.spans(4096..5 * 4096),
         [(0, 4096..8192), (1, 0..8192), (2, 0..4096)]
     );
-    // One element's stripes are one run, however many there are.
+    // The stripes of one element are one run, whatever their number.
     assert_eq!(striped(4096, 1, 1 << 40).pieces(0..1 << 40).count(), 1);
     assert_eq!(striped(4096, 4, 1 << 40).spans(0..1 << 40).len(), 4);
 }
@@ -380,7 +380,7 @@ fn contradictory_layouts_are_refused() {
         assert!(Striped::check_form(unit, width).is_err(), "{unit} {width}");
     }
     let mut short = striped(4096, 2, 8192);
-    // What a part lacks is zeros; it can't have more than its place takes.
+    // Bytes that a part lacks are zeros; a part can't be longer than its place.
     short.parts_mut()[1].size = 7;
     assert_eq!(short.check(), Ok(()));
     short.parts_mut()[1].size = 4097;
@@ -520,7 +520,7 @@ proptest! {
     }
 }
 
-/// Where the records of a file begin, as one who reads it from its begin finds them.
+/// Returns the positions at which the records of a file begin, found by reading from its begin.
 fn begins(bytes: &[u8], records: &Records) -> Vec<u64> {
     let is = |at: usize| match records {
         Records::Bytes(length) => (at as u64).is_multiple_of(*length),
@@ -602,7 +602,7 @@ fn invalid_record_selections_are_refused() {
     );
     let many = striped(4096, 1, 1 << 50);
     let lines = Selection::part(0).of_records(Some(Records::until(b"\n").unwrap()));
-    // One element's stripes are one run; those of several would be too many.
+    // The stripes of one element are one run; the runs of several would be too many.
     assert!(many.records(&lines, Ok::<_, SelectionError>).is_ok());
     let many = striped(4096, 2, 1 << 50)
         .records(&lines, Ok::<_, SelectionError>)

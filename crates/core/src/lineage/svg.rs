@@ -1,6 +1,6 @@
-//! Lineage as an SVG picture, drawn here: versions as boxes, runs as rounded ones, what is alike as one with its
-//! number, arrows in the way of the data, and the full story as a tooltip. It is drawn from left to right or from top to
-//! bottom, whichever is larger on a slide.
+//! Lineage as an SVG picture: versions as boxes, runs as rounded boxes, nodes that are alike as one node with their number, and arrows in
+//! the direction of the data. Tooltips contain the details. The picture is drawn from left to right or from top to bottom, whichever is
+//! larger on a slide.
 
 use super::fold::{Node, common, fold};
 use super::layout::{BOX_HEIGHT, Layout, Way, layout};
@@ -9,17 +9,17 @@ use crate::shown::bytes;
 use crate::xml::escaped;
 use std::fmt::Write;
 
-/// Size of the names, in pixels; a character of it is about this wide.
+/// Font size of names, in pixels, and the approximate width of a character.
 const FONT: usize = 15;
 const CHAR_WIDTH: usize = 8;
-/// Characters of a name that are shown.
+/// Maximum number of characters of a name.
 const LABEL_CHARS_MAX: usize = 26;
-/// Lines of a tooltip.
+/// Maximum number of lines of a tooltip.
 const STORY_LINES_MAX: usize = 12;
-/// Room for what was left out.
+/// Height of the note about omitted data.
 const NOTE_HEIGHT: usize = 24;
 
-/// The whole graph as an SVG document.
+/// Returns the whole graph as an SVG document.
 #[must_use]
 pub fn render(graph: &Graph) -> String {
     let folded = fold(graph);
@@ -66,7 +66,7 @@ pub fn render(graph: &Graph) -> String {
     out
 }
 
-/// Straight in lanes, bent between them.
+/// Returns the path of an edge: straight in lanes, bent between them.
 fn path(layout: &Layout, route: &[(usize, usize)]) -> String {
     let mut path = String::new();
     for bend in route.chunks(2) {
@@ -83,7 +83,7 @@ fn path(layout: &Layout, route: &[(usize, usize)]) -> String {
     path
 }
 
-/// How a node looks.
+/// Appearance of a node.
 struct Face {
     name: String,
     second: String,
@@ -120,7 +120,7 @@ impl Face {
         }
     }
 
-    /// How many are alike, if there are several.
+    /// Returns the number of members, if there are several.
     fn count(&self) -> String {
         if self.members > 1 {
             // A plain space at its begin would not be shown.
@@ -130,7 +130,7 @@ impl Face {
         }
     }
 
-    /// Characters that the box must have room for; those of the second line are smaller.
+    /// Returns the number of characters for which the box needs space; those of the second line are smaller.
     fn chars(&self) -> usize {
         let first = self.name.chars().count() + self.count().chars().count();
         first.max(self.second.chars().count() * 4 / 5)
@@ -144,7 +144,7 @@ impl Face {
                  stroke=\"#4a5568\"/>"
             )
         };
-        // Several are a stack.
+        // A node with several members is drawn as a stack.
         let behind = if self.members > 1 {
             rect(x + 4, y + 4)
         } else {
@@ -189,7 +189,7 @@ fn story(graph: &Graph, vertex: Vertex) -> String {
     .unwrap_or_default()
 }
 
-/// Bytes of versions, kernel and seconds of runs: of all together.
+/// Returns the second line: bytes of versions, or kernel and seconds of runs, over all members.
 fn second(graph: &Graph, members: &[Vertex]) -> String {
     let (mut size, mut seconds, mut kernel) = (0, 0.0, String::new());
     let (mut versions, mut runs) = (0, 0);
@@ -217,7 +217,7 @@ fn second(graph: &Graph, members: &[Vertex]) -> String {
     }
 }
 
-/// A long name without its middle: the folder where it begins says what it is of, the end tells it from others.
+/// Returns a long name without its middle: its begin shows the folder, and its end distinguishes it from other names.
 fn shortened(label: &str) -> String {
     let count = label.chars().count();
     if count <= LABEL_CHARS_MAX {

@@ -1,30 +1,30 @@
-//! The locks of one file.
+//! Table of the locks of one file.
 
 use super::{Lock, Owner};
 
-/// Locks that don't hinder each other. An owner has at most one on each byte.
+/// Locks that do not conflict with each other. An owner has at most one on each byte.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Table(pub(super) Vec<Lock>);
 
 impl Table {
-    /// Whether there are none.
+    /// Returns whether there are no locks.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// All of them.
+    /// Returns all locks.
     pub fn iter(&self) -> impl Iterator<Item = &Lock> {
         self.0.iter()
     }
 
-    /// A lock that hinders the wanted one.
+    /// Returns a lock that conflicts with the wanted one.
     #[must_use]
     pub fn conflict(&self, wanted: &Lock) -> Option<Lock> {
         self.0.iter().find(|held| held.hinders(wanted)).copied()
     }
 
-    /// The owner has this lock now, whatever it had on these bytes before. It joins its like beside it.
+    /// Sets a lock, which replaces all locks of the owner on these bytes. Equal adjacent locks are merged.
     pub fn set(&mut self, lock: Lock) {
         self.clear(lock.owner, lock.start, lock.end);
         let mut whole = lock;
@@ -42,7 +42,7 @@ impl Table {
         self.0.push(whole);
     }
 
-    /// The owner has nothing on these bytes any more. A lock that goes beyond them is cut or split.
+    /// Removes all locks of the owner on these bytes. A lock that extends beyond them is cut or split.
     pub fn clear(&mut self, owner: Owner, start: u64, end: u64) {
         let mut rests = Vec::new();
         self.0.retain(|held| {
@@ -62,7 +62,7 @@ impl Table {
         self.0.append(&mut rests);
     }
 
-    /// Whether the owner has all of these bytes already, at least as the lock says.
+    /// Returns whether the owner holds all of these bytes already, at least as strongly as the lock.
     #[must_use]
     pub fn covers(&self, lock: &Lock) -> bool {
         let own = |held: &&Lock| held.owner == lock.owner && (held.exclusive || !lock.exclusive);
@@ -80,7 +80,7 @@ impl Table {
         next.is_none_or(|byte| byte > lock.end)
     }
 
-    /// What the owner has exclusively of these bytes is shared from now on. Says whether that was anything.
+    /// Turns the owner's exclusive locks on these bytes into shared ones. Returns whether there were any.
     pub fn weaken(&mut self, lock: &Lock) -> bool {
         let own = |held: &&Lock| held.owner == lock.owner && held.exclusive && held.overlaps(lock);
         let exclusive: Vec<Lock> = self.0.iter().filter(own).copied().collect();
@@ -95,12 +95,12 @@ impl Table {
         !exclusive.is_empty()
     }
 
-    /// Keeps some of them.
+    /// Keeps the locks for which `keep` returns true.
     pub fn retain(&mut self, keep: impl Fn(&Lock) -> bool) {
         self.0.retain(keep);
     }
 
-    /// How many of them are counted for a user.
+    /// Returns the number of locks that count for a user.
     #[must_use]
     pub fn count(&self, uid: u32) -> usize {
         self.0.iter().filter(|held| held.uid == uid).count()

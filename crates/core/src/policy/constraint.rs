@@ -1,16 +1,15 @@
-//! Constraint (LABIOS §3.5.2, "constraint-based"): the element with the highest score under a job's weights, of those
-//! whose queue has room.
+//! Constraint (LABIOS §3.5.2, "constraint-based"): chooses the element with the highest score under a job's weights, among those with
+//! capacity in their queue.
 //!
-//! Elements whose scores are in the same bucket are as good as each other. Of these one that holds more of the inputs is
-//! chosen, then one with fewer labels per core, then the one with the lowest id. Every label that an element is sent lowers
-//! what of its score load and availability make, so that labels spread unless the weights say otherwise; in any case an
-//! element gets no more than its queue takes.
+//! Elements whose scores are in the same bucket are equally good. Among these, an element that holds more of the inputs is chosen, then one
+//! with fewer labels per core, then the one with the lowest id. Every label that an element receives lowers the parts of its score for load
+//! and availability, so that labels spread unless the weights prevent it. In any case an element gets no more than its queue takes.
 
 use super::{Choice, Policy, Reason, Request, View, labels_per_core};
 use crate::score::{Weights, WeightsError, bucket};
 use std::cmp::Reverse;
 
-/// Goes by weights.
+/// Policy with weights.
 #[derive(Clone, Debug)]
 pub struct Constraint {
     name: String,
@@ -18,10 +17,10 @@ pub struct Constraint {
 }
 
 impl Constraint {
-    /// The policy of a profile of Table 2 or of weights, as a job names it behind `constraint:`.
+    /// Returns the policy of a profile of Table 2 or of weights, in the notation of a job after `constraint:`.
     ///
     /// # Errors
-    /// What is wrong with the weights.
+    /// The fault in the weights.
     pub fn by(weights: &str) -> Result<Self, WeightsError> {
         Ok(Self {
             name: format!("constraint:{weights}"),
@@ -76,7 +75,7 @@ mod tests {
         Some(choice.element.0)
     }
 
-    /// One that is fast, one that is thrifty, one that has a core free.
+    /// Returns a fast element, a thrifty one, and one with a free core.
     fn three() -> [Candidate; 3] {
         let mut all = [store(0), store(1), store(2)];
         for one in &mut all {

@@ -1,4 +1,4 @@
-//! Minimum wait (AnalyzeThis §3.2, "MW"): the element with the least expected wait.
+//! Minimum wait (AnalyzeThis §3.2, "MW"): chooses the element with the least expected wait.
 //!
 //! For a task t and every element e:
 //!
@@ -6,22 +6,21 @@
 //! wait(t, e)     = free(e) + transfer(t, e)
 //! free(e)        = 0 while a core of e is free, else
 //!                  (expected run and transfer times of e's outstanding labels
-//!                   − what the running ones have spent of them) / cores(e)
+//!                  − what the running ones have spent of them) / cores(e)
 //! transfer(t, e) = bytes of t's inputs that are not on e / link rate of e
 //! ```
 //!
-//! A label that was sent along with one that it waits for takes no core of e before that has ended. A running label counts
-//! for at least a quarter of its expected time, however long it has run, and a run of which nothing is known for
+//! A label that was sent together with a label that it waits for takes no core of e before that label has ended. A running label counts for
+//! at least a quarter of its expected time, however long it has run. A run without any known run time counts for
 //! [`UNKNOWN_RUN`](crate::dispatch::UNKNOWN_RUN), so that such runs spread.
 //!
-//! `free` is the paper's "expected free time", kept as what is left of it so that errors of old
-//! estimates vanish as labels end. Ties go to the element with more of the inputs, then fewer
-//! outstanding labels, then the lowest id.
+//! `free` is the paper's "expected free time", kept as the remaining time so that errors of old estimates vanish as labels end. Ties are
+//! decided for the element with more of the inputs, then fewer outstanding labels, then the lowest id.
 
 use super::{Candidate, Choice, Policy, Reason, Request, View};
 use std::cmp::Reverse;
 
-/// Balances waiting against moving.
+/// Policy that balances waiting against moving.
 #[derive(Clone, Copy, Debug)]
 pub struct MinWait;
 
@@ -41,7 +40,7 @@ impl Policy for MinWait {
     fn chosen(&mut self, _choice: &Choice) {}
 }
 
-/// The storage element where the wait is least.
+/// Returns the storage element with the least wait.
 pub(super) fn least(view: &mut dyn View) -> Option<Candidate> {
     let stores = view.by_wait().iter();
     let least = stores.min_by_key(|store| {
@@ -57,7 +56,7 @@ pub(super) fn least(view: &mut dyn View) -> Option<Candidate> {
     least.copied()
 }
 
-/// The choice of an element that [`least`] gave.
+/// Returns the choice of an element from [`least`].
 pub(super) fn choice(best: &Candidate) -> Choice {
     let cost = &best.estimate;
     let reason = Reason::LeastWait {

@@ -1,4 +1,4 @@
-//! Types of files: by the ends of their names, and by what they begin with.
+//! Types of files: determined by the extensions of their names, or by their first bytes.
 
 const TYPES: [(&str, &str); 44] = [
     ("avi", "video/x-msvideo"),
@@ -47,7 +47,7 @@ const TYPES: [(&str, &str); 44] = [
     ("zst", "application/zstd"),
 ];
 
-/// The type of a file of this name; `application/octet-stream` if it is not known.
+/// Returns the type of a file of this name; `application/octet-stream` if it is not known.
 #[must_use]
 pub fn of_name(name: &str) -> &'static str {
     let end = name.rsplit_once('.').map_or("", |(_, end)| end);
@@ -57,15 +57,15 @@ pub fn of_name(name: &str) -> &'static str {
     known.map_or("application/octet-stream", |(_, kind)| kind)
 }
 
-/// Whether a type, or a pattern such as `image/*`, means some type that is known here.
+/// Returns whether a type, or a pattern such as `image/*`, matches a known type.
 pub(super) fn is_known(wanted: &regex::Regex) -> bool {
     TYPES.iter().any(|(_, kind)| wanted.is_match(kind))
 }
 
-/// Bytes that a file's type is found by.
+/// Number of bytes from which a file's type is determined.
 pub const HEAD_BYTES: usize = 512;
 
-/// What files begin with, and where that stands.
+/// First bytes of files, and their offset.
 const HEADS: [(usize, &[u8], &str); 31] = [
     (0, b"CDF\x01", "application/netcdf"),
     (0, b"CDF\x02", "application/netcdf"),
@@ -100,8 +100,8 @@ const HEADS: [(usize, &[u8], &str); 31] = [
     (0, b"<?xml", "application/xml"),
 ];
 
-/// The type of a file that begins with these bytes, of which all are given that are looked at: text if they could be some,
-/// `application/x-empty` if there are none.
+/// Returns the type of a file that begins with `head`, which contains all bytes that are examined. The type is text if the bytes could be
+/// text, and `application/x-empty` if there are none.
 #[must_use]
 pub fn of_content(head: &[u8]) -> &'static str {
     let begins = |(at, with, _): &&(usize, &[u8], &str)| {
@@ -125,7 +125,7 @@ pub fn of_content(head: &[u8]) -> &'static str {
     }
 }
 
-/// Whether a type, or a pattern, means some type that files are found to have by what they begin with.
+/// Returns whether a type, or a pattern, matches a type that is determined by first bytes.
 pub(super) fn is_known_content(wanted: &regex::Regex) -> bool {
     let others = [
         "text/plain",

@@ -1,15 +1,15 @@
-//! Rules as the paper on Active Storage has them (Piernas and Nieplocha, §3): an XML document with a pattern, a program,
-//! its arguments and its output, read into the settings that a rule in libconfig has.
+//! Parser of rules in the format of the paper on Active Storage (Piernas and Nieplocha, §3): an XML document with a pattern, a program, its
+//! arguments and its output. It is converted to the settings of a rule in libconfig.
 //!
-//! The reader knows elements, attributes, text, comments and the five characters that have names. There are no
-//! definitions, so nothing in a document can stand for more than it says.
+//! The parser knows elements, attributes, text, comments and the five named characters. There are no definitions, so no part of a document
+//! can expand to more than its own text.
 
 use crate::script::{Data, Group, Position, Setting, Value};
 
-/// How deep elements may lie in each other.
+/// Maximum nesting depth of elements.
 const DEPTH_MAX: usize = 8;
 
-/// What is wrong with a document, and where.
+/// Fault in a document, and its position.
 pub(super) type Wrong = (Position, String);
 
 struct Element {
@@ -20,7 +20,7 @@ struct Element {
     text: String,
 }
 
-/// The settings that a document stands for.
+/// Returns the settings of a document.
 pub(super) fn read(text: &str) -> Result<Group, Wrong> {
     let mut reader = Reader {
         rest: text.trim_start_matches('\u{feff}'),
@@ -157,7 +157,7 @@ impl Reader<'_> {
         Err((self.at, format!("expected {text:?}, found {found}")))
     }
 
-    /// Skips to behind a text.
+    /// Skips a text up to and including `end`.
     fn skip_past(&mut self, end: &str, what: &str) -> Result<String, Wrong> {
         let at = self.at;
         let found = self.rest.find(end);
@@ -180,7 +180,7 @@ impl Reader<'_> {
         self.between()
     }
 
-    /// Spaces and comments.
+    /// Skips spaces and comments.
     fn between(&mut self) -> Result<(), Wrong> {
         loop {
             self.spaces();
@@ -276,7 +276,7 @@ impl Reader<'_> {
     }
 }
 
-/// Text with the characters that its names stand for.
+/// Returns a text in which named characters are replaced.
 fn plain(text: &str, at: Position) -> Result<String, Wrong> {
     const NAMES: [(&str, char); 5] = [
         ("amp;", '&'),

@@ -1,4 +1,4 @@
-//! Charts of bars: in groups beside each other, stacked, or both.
+//! Bar charts: grouped, stacked, or both.
 
 use tidemill_plan::chart::{
     Anchor, Area, Axis, Canvas, HEIGHT, Level, WIDTH, axis_width, color, legend, levels,
@@ -8,50 +8,50 @@ use tidemill_plan::chart::{
 /// Height of a chart within a grid.
 const CELL_HEIGHT: f64 = 330.0;
 
-/// A piece of a bar.
+/// Part of a bar.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Part {
-    /// Which series it belongs to.
+    /// Index of its series.
     pub(crate) series: usize,
-    /// How high it is; none draws a small cross, for what there is not.
+    /// Height of the part; `None` draws a small cross for a missing value.
     pub(crate) value: Option<f64>,
 }
 
-/// A bar. Its parts are stacked: those above zero upwards, those below it downwards.
+/// Bar with stacked parts: those above zero upwards, those below zero downwards.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Bar {
-    /// Written below the bar, if anything.
+    /// Text below the bar, if any.
     pub(crate) label: Option<String>,
-    /// What it is made of.
+    /// Parts of the bar.
     pub(crate) parts: Vec<Part>,
 }
 
-/// Bars that stand together.
+/// Group of bars.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Group {
-    /// Below the group.
+    /// Text below the group.
     pub(crate) label: String,
-    /// Its bars, from the left.
+    /// Bars of the group, from the left.
     pub(crate) bars: Vec<Bar>,
 }
 
-/// A chart of bars; its axis should be linear, for a bar starts at zero.
+/// Bar chart; its axis should be linear, because a bar starts at zero.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct BarChart {
-    /// Above the chart.
+    /// Text above the chart.
     pub(crate) title: String,
-    /// The vertical axis.
+    /// Vertical axis.
     pub(crate) y: Axis,
     /// Names of the series that parts refer to.
     pub(crate) series: Vec<String>,
-    /// The groups, from the left.
+    /// Groups, from the left.
     pub(crate) groups: Vec<Group>,
     /// Horizontal lines with a name.
     pub(crate) levels: Vec<Level>,
 }
 
 impl BarChart {
-    /// As an SVG document.
+    /// Returns the chart as an SVG document.
     pub(crate) fn to_svg(&self) -> String {
         let mut canvas = Canvas::new(WIDTH, HEIGHT);
         canvas.title(&self.title);
@@ -163,7 +163,7 @@ impl BarChart {
         }
     }
 
-    /// The highest and lowest ends of all bars, and the levels.
+    /// Returns the highest and lowest ends of all bars, and the levels.
     fn extremes(&self) -> Vec<f64> {
         let mut extremes: Vec<f64> = self.levels.iter().map(|level| level.value).collect();
         for bar in self.groups.iter().flat_map(|group| &group.bars) {
@@ -178,16 +178,16 @@ impl BarChart {
 /// Several bar charts side by side, each with its own scale, under one title and one legend.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Grid {
-    /// Above all.
+    /// Title above all charts.
     pub(crate) title: String,
-    /// Charts in a row.
+    /// Number of charts in a row.
     pub(crate) columns: usize,
-    /// The charts, row by row; the legend is that of the first.
+    /// Charts, row by row; the legend is that of the first.
     pub(crate) charts: Vec<BarChart>,
 }
 
 impl Grid {
-    /// As an SVG document.
+    /// Returns the charts as an SVG document.
     pub(crate) fn to_svg(&self) -> String {
         let columns = self.columns.max(1);
         let rows = self.charts.len().div_ceil(columns);
@@ -235,7 +235,7 @@ mod tests {
         .to_svg()
     }
 
-    /// Upper edge and height of the parts of the bar.
+    /// Returns the upper edge and height of the parts of the bar.
     fn parts(svg: &str) -> Vec<(f64, f64)> {
         let number = |line: &str, name: &str| -> f64 {
             let rest = line.split(&format!(" {name}=\"")).nth(1).unwrap();

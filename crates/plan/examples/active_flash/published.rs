@@ -1,21 +1,21 @@
-//! What the Active Flash paper prints: figures only, as they stand there. Nothing here is computed.
+//! Published figures of the Active Flash paper, exactly as printed. No figure here is computed.
 
 use tidemill_plan::model::Approach;
 use tidemill_plan::model::staging::Constraint;
 
-/// The applications, in the order of Tables 1 and 4.
+/// Applications, in the order of Tables 1 and 4.
 pub(crate) const APPLICATIONS: [&str; 6] = ["CHIMERA", "VULCAN", "POP", "S3D", "GTC", "GYRO"];
 
-/// A row of Table 4.
+/// Row of Table 4.
 #[derive(Debug)]
 pub(crate) struct Table4Row {
-    /// Where output is staged.
+    /// Approach to staging.
     pub(crate) approach: Approach,
-    /// What limits.
+    /// Limiting constraint.
     pub(crate) constraint: Constraint,
-    /// The capacity in GB (of 2^30 bytes), where it is one of capacity.
+    /// Capacity in GB (of 2^30 bytes), for the constraint of capacity.
     pub(crate) capacity: Option<&'static str>,
-    /// The ratio of each application.
+    /// Ratio of each application.
     pub(crate) ratios: [&'static str; 6],
 }
 
@@ -77,18 +77,18 @@ pub(crate) const TABLE_4: [Table4Row; 9] = [
     },
 ];
 
-/// A row of Table 5, in dollars.
+/// Row of Table 5, in dollars.
 #[derive(Debug)]
 pub(crate) struct Table5Row {
-    /// Where analysis runs.
+    /// Approach to analysis.
     pub(crate) approach: Approach,
-    /// The staging ratio.
+    /// Staging ratio.
     pub(crate) ratio: f64,
-    /// What is bought.
+    /// Price of the infrastructure.
     pub(crate) infrastructure: &'static str,
-    /// What energy costs.
+    /// Price of energy.
     pub(crate) energy: &'static str,
-    /// Both, as printed.
+    /// Sum of both prices, as printed.
     pub(crate) total: &'static str,
 }
 
@@ -129,20 +129,20 @@ pub(crate) const TABLE_5: [Table5Row; 4] = [
 pub(crate) struct Measured {
     /// Seconds of I/O and of computing: inputs, since they were measured.
     pub(crate) seconds: (f64, f64),
-    /// MB/s, of 2^20 bytes.
+    /// Throughput in MB/s, of 2^20 bytes.
     pub(crate) throughput: &'static str,
-    /// Joules.
+    /// Energy in joules.
     pub(crate) energy: &'static str,
 }
 
-/// A row of Table 7: 100 MB (of 2^20 bytes) through one kernel.
+/// Row of Table 7: 100 MB (of 2^20 bytes) through one kernel.
 #[derive(Debug)]
 pub(crate) struct Table7Row {
-    /// The kernel.
+    /// Name of the kernel.
     pub(crate) kernel: &'static str,
-    /// On the device.
+    /// Measurement on the device.
     pub(crate) device: Measured,
-    /// On the host.
+    /// Measurement on the host.
     pub(crate) host: Measured,
 }
 
@@ -178,11 +178,11 @@ pub(crate) const TABLE_7: [Table7Row; 4] = [
     },
 ];
 
-/// Input of Table 7.
+/// Size of the input of Table 7.
 pub(crate) const TABLE_7_INPUT: &str = "100 MiB";
 /// Power of the prototype while it analyses (§6.3).
 pub(crate) const PROTOTYPE_POWER: &str = "1.4 W";
 /// Power of its host while it analyses (§6.3).
 pub(crate) const HOST_POWER: &str = "96 W";
-/// Bytes between looks for requests (§6.2).
+/// Number of bytes between checks for requests (§6.2).
 pub(crate) const PREEMPTION_PIECE: &str = "32 KiB";

@@ -1,23 +1,22 @@
-//! Reports for people as data: sentences and tables in the order in which they are read. How a table looks on a
-//! terminal is for whoever shows it.
+//! Reports for people as data: texts and tables in the order in which they are read. The caller formats tables for a terminal.
 
-/// A part of a report.
+/// Part of a report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// Lines of text, each with its end.
+    /// Lines of text, each with its line end.
     Text(String),
     /// A table.
     Table(Table),
 }
 
-/// A table of texts.
+/// Table of texts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Table {
-    /// What the columns are called.
+    /// Names of the columns.
     pub header: Vec<&'static str>,
-    /// The columns, counted from 0, that hold numbers and are aligned to the right.
+    /// Indices of the columns that hold numbers and are aligned to the right.
     pub right: &'static [usize],
-    /// The cells of each row, one a column.
+    /// Cells of each row, one for each column.
     pub rows: Vec<Vec<String>>,
 }
 
@@ -35,7 +34,7 @@ impl Table {
     }
 }
 
-/// A number with so many decimals; never a zero with a sign.
+/// Formats a number with this number of decimals; never a zero with a sign.
 pub fn decimals(value: f64, decimals: usize) -> String {
     let text = format!("{value:.decimals$}");
     let zero = text
@@ -49,7 +48,7 @@ pub fn decimals(value: f64, decimals: usize) -> String {
     }
 }
 
-/// All that is said, a line for each row.
+/// Returns all texts, with one line for each row.
 #[cfg(test)]
 pub(super) fn plain(parts: &[Part]) -> String {
     let lines = |part: &Part| match part {

@@ -1,4 +1,4 @@
-//! Predicted against measured: a job is simulated as its trace says that it was, and both are laid side by side.
+//! Comparison of prediction and measurement: simulates a job as recorded in its trace, and compares the results.
 
 use super::error::SimError;
 use super::platform::Platform;
@@ -10,42 +10,42 @@ use serde::Serialize;
 use std::fmt::Write as _;
 use tidemill_core::shown::bytes;
 
-/// A prediction beside what was measured.
+/// Prediction and measurement of a job.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Comparison {
     /// Name of the job.
     pub job: String,
     /// Name of the policy that both used.
     pub policy: String,
-    /// From submission to end, in nanoseconds.
+    /// Time from submission to the end, in nanoseconds.
     pub makespan_ns: Pair,
-    /// Bytes that went from one element to another.
+    /// Bytes that moved from one element to another.
     pub moved_bytes: Pair,
-    /// Tasks that were predicted on the element that really ran them.
+    /// Number of tasks that were predicted on the element that really ran them.
     pub same_element: usize,
     /// Mean of the absolute errors of the tasks' run times, in percent.
     pub run_error_mean_percent: f64,
-    /// Every task, in the order of the trace.
+    /// All tasks, in the order of the trace.
     pub tasks: Vec<TaskComparison>,
-    /// The whole prediction.
+    /// Report of the whole prediction.
     #[serde(skip)]
     pub predicted: Report,
 }
 
-/// One task.
+/// Prediction and measurement of one task.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TaskComparison {
-    /// Its name.
+    /// Name of the task.
     pub name: String,
-    /// Its kernel.
+    /// Kernel of the task.
     pub kernel: String,
-    /// The element that ran it, by its id in the trace's platform.
+    /// Element that ran it, by its id in the trace's platform.
     pub element: Pair,
-    /// When it got a core, in nanoseconds since submission.
+    /// Time at which it got a core, in nanoseconds since submission.
     pub start_ns: Pair,
-    /// From then to its end, in nanoseconds.
+    /// Time from that moment to its end, in nanoseconds.
     pub run_ns: Pair,
-    /// When it ended, in nanoseconds since submission.
+    /// Time of its end, in nanoseconds since submission.
     pub end_ns: Pair,
     /// Bytes that it pulled.
     pub moved_bytes: Pair,
@@ -54,14 +54,14 @@ pub struct TaskComparison {
 /// Two numbers that should be equal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Pair {
-    /// What was measured.
+    /// Measured number.
     pub measured: u64,
-    /// What was predicted.
+    /// Predicted number.
     pub predicted: u64,
 }
 
 impl Pair {
-    /// (predicted − measured) / measured in percent; 0 if both are 0, infinite if only the measured one is.
+    /// Returns (predicted − measured) / measured in percent; 0 if both are 0, infinite if only the measured one is 0.
     #[expect(clippy::cast_precision_loss, reason = "a ratio for people")]
     #[must_use]
     pub fn error_percent(self) -> f64 {
@@ -72,8 +72,8 @@ impl Pair {
     }
 }
 
-/// Simulates the job of a trace where its files were and compares. `workflow` is that of the trace; `platform`
-/// that of the trace or one with the same ids and better numbers. The policy is the trace's.
+/// Simulates the job of a trace with its files at their recorded places and compares the results. `workflow` is that of the trace;
+/// `platform` is that of the trace or one with the same ids and better numbers. The policy is the trace's.
 ///
 /// # Errors
 /// [`SimError`] as for any simulation.
@@ -129,7 +129,7 @@ pub fn compare(
 }
 
 impl Comparison {
-    /// For people: the whole, then a line a task.
+    /// Formats the comparison for people: the whole job, then one line per task.
     #[must_use]
     pub fn text(&self) -> String {
         let mut text = String::new();
@@ -193,7 +193,7 @@ mod tests {
         assert!(error(0, 0).abs() < 1e-9 && error(0, 1).is_infinite());
     }
 
-    /// A simulation's own report, written as a trace.
+    /// Converts a simulation's report to a trace.
     fn trace_of(workflow: &Workflow, report: &Report, platform: &Platform, homes: &[u32]) -> Trace {
         let file = |index: &usize| &workflow.files[*index];
         let output = |index: &usize| TraceOutput {

@@ -1,5 +1,5 @@
-//! Does waking elements pay? One workflow on one array of which more and more elements are awake: those alone, all of
-//! them, and as many as a running array would wake (LABIOS §4.2.3, Fig. 13).
+//! Elastic allocation: answers whether resuming elements pays. It simulates one workflow on one array with more and more awake elements in
+//! three ways: these elements alone, all elements, and as many as a running array would resume (LABIOS §4.2.3, Fig. 13).
 
 use super::error::SimError;
 use super::platform::Platform;
@@ -12,31 +12,31 @@ use std::fmt::Write as _;
 use tidemill_core::event::History;
 use tidemill_core::time::Span;
 
-/// How one way went.
+/// Result of one way.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Went {
-    /// From submission to end, in nanoseconds.
+    /// Time from submission to the end, in nanoseconds.
     pub makespan_ns: u64,
     /// Energy of all elements until then in joules; `None` if the platform gives no power.
     pub energy_joules: Option<f64>,
-    /// How often elements were woken.
+    /// Number of times that elements were resumed.
     pub wakes: u64,
 }
 
-/// One number of elements that are awake.
+/// Results for one number of awake elements.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Point {
-    /// How many.
+    /// Number of awake elements.
     pub awake: usize,
-    /// They work alone; others are woken only for what nobody else has.
+    /// The awake elements work alone; others are resumed only for data or programs that no awake element has.
     pub stays: Went,
-    /// All others are woken at once.
+    /// All others are resumed at once.
     pub all: Went,
-    /// As many are woken as pay.
+    /// As many are resumed as pays.
     pub elastic: Went,
 }
 
-/// The array as if each element had run every kernel of the workflow before: nobody guesses then how long they take.
+/// Returns the array as if each element already ran every kernel of the workflow, so that all run times are known.
 #[must_use]
 pub fn known(mut platform: Platform, workflow: &Workflow) -> Platform {
     let mut history: BTreeMap<String, History> = BTreeMap::new();
@@ -52,7 +52,7 @@ pub fn known(mut platform: Platform, workflow: &Workflow) -> Platform {
     platform
 }
 
-/// Quarters of an array, as in the paper's figure.
+/// Returns the quarters of an array, as in the paper's figure.
 #[must_use]
 pub fn quarters(elements: usize) -> Vec<usize> {
     let mut awake: Vec<usize> = (1..=4).map(|part| (elements * part / 4).max(1)).collect();
@@ -60,7 +60,7 @@ pub fn quarters(elements: usize) -> Vec<usize> {
     awake
 }
 
-/// Runs a simulation with so many elements awake, each way; `given` chooses policy, placement and seed.
+/// Simulates each way with this number of awake elements; `given` sets policy, placement and seed.
 ///
 /// # Errors
 /// [`SimError`] of the first run that can't be run.
@@ -108,8 +108,8 @@ impl Went {
 }
 
 impl Point {
-    /// What is best, of what is known: least energy where the platform gives power, else least time; the fewest woken if ways are
-    /// as good.
+    /// Returns the best way: the one with the least energy if the platform gives power, else the one with the least time. Among equally
+    /// good ways, the one with the fewest resumed elements is chosen.
     #[must_use]
     pub fn best(&self) -> &'static str {
         let ways = [
@@ -133,7 +133,7 @@ impl Point {
     }
 }
 
-/// The points as a table.
+/// Formats the points as a table.
 #[must_use]
 pub fn table(points: &[Point]) -> String {
     // Writing to a string never fails.

@@ -1,23 +1,22 @@
-//! Bytes on their way through devices and links that others use as well.
+//! Flows of bytes through shared devices and links.
 //!
-//! A flow crosses up to four resources at once: a pull its source's device and link and its target's link and
-//! device, a read or write one device. Every resource gives equal shares to all flows that cross it, and a flow
-//! goes at the least of its shares. What a flow that is slower elsewhere leaves of a share is not given to
-//! others: a resource is never promised twice, and a change at one concerns only the flows that cross it,
-//! where full max-min fairness would reach through the whole array.
+//! A flow uses up to four resources at once: a pull uses its source's device and link and its target's link and device; a read or write
+//! uses one device. Every resource gives equal shares to all flows that use it, and the rate of a flow is the least of its shares. The
+//! unused part of a share, for a flow that is slower elsewhere, is not given to other flows. So no resource is allocated twice, and a
+//! change at one resource concerns only the flows that use it; with full max-min fairness it would affect the whole array.
 //!
-//! All in integers: bytes left are kept in billionths, so that rates in bytes per second and times in
-//! nanoseconds multiply exactly.
+//! All numbers are integers: remaining bytes are kept in billionths, so that rates in bytes per second and times in nanoseconds multiply
+//! exactly.
 
 use super::clock::{Clock, Wake};
 use tidemill_core::time::Time;
 
 const BILLION: u128 = 1_000_000_000;
 
-/// Resources that a flow crosses at most.
+/// Maximum number of resources that a flow uses.
 pub(super) const CROSSED_MAX: usize = 4;
 
-/// A flow, and how often its slot was used before.
+/// Id of a flow: its slot, and the number of earlier uses of the slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct FlowId {
     slot: u32,
@@ -34,7 +33,7 @@ pub(super) struct Network {
 
 #[derive(Debug)]
 struct Resource {
-    /// `None`: without limit.
+    /// Rate of the resource; `None` for no limit.
     bytes_per_sec: Option<u64>,
     flows: Vec<u32>,
 }
@@ -42,19 +41,19 @@ struct Resource {
 #[derive(Debug)]
 struct Flow {
     use_count: u32,
-    /// The label that it works for.
+    /// Label of the flow.
     label: u32,
-    /// The most that it takes, in bytes per second.
+    /// Maximum rate, in bytes per second.
     rate_max: u64,
-    /// Resources that limit it, with its place in their lists.
+    /// Resources that limit it, with its index in their lists.
     crossed: [(u32, u32); CROSSED_MAX],
     crossed_count: usize,
     /// Billionths of bytes that were left at `since`.
     left: u128,
     since: Time,
-    /// Bytes per second from then on.
+    /// Rate from then on, in bytes per second.
     rate: u64,
-    /// The moment that is planned for it; not after its end.
+    /// Planned time; not after its end.
     due: Time,
 }
 
@@ -81,7 +80,7 @@ impl Flow {
 }
 
 impl Network {
-    /// One resource for each rate in bytes per second, named by its index; `None` has no limit.
+    /// Returns one resource for each rate in bytes per second, named by its index; `None` has no limit.
     pub(super) fn new(rates: impl Iterator<Item = Option<u64>>) -> Self {
         let resource = |bytes_per_sec| Resource {
             bytes_per_sec,
@@ -94,8 +93,8 @@ impl Network {
         }
     }
 
-    /// Starts a flow for a label that takes at most `rate_max` bytes per second; whether it takes time. The clock is
-    /// told when it may have ended.
+    /// Starts a flow for a label with at most `rate_max` bytes per second. Returns whether it takes time. Plans the time at which it may
+    /// have ended on the clock.
     pub(super) fn start(
         &mut self,
         (label, rate_max): (u32, u64),
@@ -148,8 +147,7 @@ impl Network {
         u32::try_from(self.flows.len() - 1).unwrap_or(u32::MAX)
     }
 
-    /// Takes the moment that was planned for a flow: the label that it worked for if it has ended, and whether
-    /// the moment still meant anything.
+    /// Handles the planned time of a flow. Returns the label if the flow has ended, and whether the planned time was still valid.
     pub(super) fn on_due(&mut self, id: FlowId, clock: &mut Clock) -> (Option<u32>, bool) {
         let now = clock.now();
         let flow = &mut self.flows[id.slot as usize];
@@ -187,7 +185,7 @@ impl Network {
         }
     }
 
-    /// Gives new rates to all that share a resource with a flow.
+    /// Updates the rates of all flows that share a resource with a flow.
     fn share(&mut self, slot: u32, clock: &mut Clock) {
         let flow = &self.flows[slot as usize];
         let (crossed, count) = (flow.crossed, flow.crossed_count);
@@ -214,7 +212,7 @@ impl Network {
         flow.settle(clock.now());
         flow.rate = rate;
         let end = flow.end();
-        // One that got slower is looked at when it would have ended, and then planned anew.
+        // A flow that has become slower is checked at its old end, and then planned again.
         if end < flow.due {
             flow.due = end;
             let id = FlowId {
@@ -230,12 +228,12 @@ impl Network {
 mod tests {
     use super::*;
 
-    /// Runs flows of (start in seconds, bytes, resources) and gives when each ended, in milliseconds.
+    /// Runs flows of (start in seconds, bytes, resources) and returns the end of each, in milliseconds.
     fn run(rates: &[Option<u64>], flows: &[(u64, u64, &[u32])]) -> Vec<u64> {
         run_bounded(rates, flows, u64::MAX)
     }
 
-    /// The same with a bound on the rate of each.
+    /// Runs flows with a bound on the rate of each.
     fn run_bounded(rates: &[Option<u64>], flows: &[(u64, u64, &[u32])], rate_max: u64) -> Vec<u64> {
         let mut network = Network::new(rates.iter().copied());
         let mut clock = Clock::default();
@@ -273,17 +271,17 @@ mod tests {
 
     #[test]
     fn flows_share_equally_and_speed_up_as_others_end() {
-        // Both at 50 for 2 s; then the second alone does its other 100 at 100.
+        // Both flows run at 50 for 2 s; then the second alone transfers its other 100 at 100.
         let ends = run(&[Some(100)], &[(0, 100, &[0]), (0, 200, &[0])]);
         assert_eq!(ends, [2000, 3000]);
-        // Alone for 1 s, then halved: 100 left of 200 take 2 s.
+        // The first flow runs alone for 1 s, then at half the rate: the remaining 100 of 200 take 2 s.
         let ends = run(&[Some(100)], &[(0, 200, &[0]), (1, 500, &[0])]);
         assert_eq!(ends, [3000, 7000]);
     }
 
     #[test]
     fn flow_never_exceeds_its_own_limit() {
-        // Two of three processors for two tasks; then three tasks share two.
+        // Two tasks use two of three processors; then three tasks share two.
         assert_eq!(
             run_bounded(&[Some(30)], &[(0, 10, &[0]), (0, 20, &[0])], 10),
             [1000, 2000]
@@ -294,7 +292,7 @@ mod tests {
 
     #[test]
     fn flow_limited_elsewhere_keeps_its_equal_share() {
-        // The first has 10 of the second resource; its share of the first stays 50.
+        // The first flow has 10 of the second resource; its share of the first stays 50.
         let ends = run(&[Some(100), Some(10)], &[(0, 100, &[0, 1]), (0, 100, &[0])]);
         assert_eq!(ends, [10_000, 2000]);
     }

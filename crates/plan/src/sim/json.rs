@@ -1,4 +1,4 @@
-//! JSON files with the line of every part of a list, for errors that only show once all is read.
+//! JSON files with the line of every part of a list, for errors that are only found after the whole file is parsed.
 
 use super::error::{InputError, Problem};
 use crate::misspelt;
@@ -8,25 +8,25 @@ use serde_json::value::RawValue;
 use std::collections::BTreeMap;
 use tidemill_core::nearest::nearest;
 
-/// The keys of an object of a format that lets others stand beside its own.
+/// Keys of an object in a format that allows additional keys.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Keys {
-    /// What the object is, with its article.
+    /// Name of the object, with its article.
     pub(super) place: &'static str,
-    /// The keys that are read.
+    /// Keys that are read.
     pub(super) read: &'static [&'static str],
-    /// Keys of the format that are not.
+    /// Keys of the format that are not read.
     pub(super) others: &'static [&'static str],
 }
 
-/// Knows where in the text things stand.
+/// Reader that knows the lines of the parts of a text.
 pub(super) struct Reader<'a> {
     pub(super) file: &'a str,
     pub(super) text: &'a str,
 }
 
 impl<'a> Reader<'a> {
-    /// The line, from 1, on which a part of the text begins.
+    /// Returns the line, from 1, on which a part of the text begins.
     pub(super) fn line(&self, part: &RawValue) -> u32 {
         let offset = (part.get().as_ptr() as usize).saturating_sub(self.text.as_ptr() as usize);
         let before = &self.text.as_bytes()[..offset.min(self.text.len())];
@@ -38,7 +38,7 @@ impl<'a> Reader<'a> {
         InputError::new(self.file, line, problem)
     }
 
-    /// An error of the JSON reader in a part that begins on the line after `lines`.
+    /// Returns an error of the JSON reader in a part that begins on the line after `lines`.
     pub(super) fn json(&self, lines: u32, error: &serde_json::Error) -> InputError {
         let line = u32::try_from(error.line()).unwrap_or(u32::MAX);
         let full = error.to_string();
@@ -46,11 +46,10 @@ impl<'a> Reader<'a> {
         self.error(lines + line, Problem::Json(misspelt::told(text)))
     }
 
-    /// Refuses a key that nothing reads if one that is read and not given was probably meant. Extensions of a format
-    /// are left alone.
+    /// Refuses an unknown key if it resembles a known key that is missing. Extensions of a format are ignored.
     pub(super) fn check_keys(&self, part: &RawValue, keys: Keys) -> Result<(), InputError> {
         let Ok(given) = serde_json::from_str::<BTreeMap<String, IgnoredAny>>(part.get()) else {
-            // No object, or none that can be read: whoever reads it says so.
+            // The part is no valid object: its reader reports this.
             return Ok(());
         };
         let missing = keys.read.iter().filter(|key| !given.contains_key(**key));
@@ -73,12 +72,12 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Reads a part.
+    /// Parses a part.
     pub(super) fn sub<T: Deserialize<'a>>(&self, part: &'a RawValue) -> Result<T, InputError> {
         serde_json::from_str(part.get()).map_err(|e| self.json(self.line(part) - 1, &e))
     }
 
-    /// Reads the parts of a list with their lines, which are counted along the way.
+    /// Parses the parts of a list with their lines, which are counted in the process.
     pub(super) fn list<T: Deserialize<'a>>(
         &self,
         parts: &[&'a RawValue],

@@ -1,4 +1,4 @@
-//! What a file that is to be planned is: a job script, a trace or a workflow of WfCommons. Its content tells.
+//! Kinds of input files for planning: a job script, a trace or a workflow of WfCommons. The content of the file determines its kind.
 
 use super::error::{InputError, Problem};
 use super::json::Reader;
@@ -6,7 +6,7 @@ use super::trace;
 use serde::de::IgnoredAny;
 use std::collections::BTreeMap;
 
-/// What a file is.
+/// Kind of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
     /// A job script, for [`super::job::parse`].
@@ -17,18 +17,18 @@ pub enum Source {
     WfFormat,
 }
 
-/// Tells what a file is. `file` is the name that errors give.
+/// Returns the kind of a file. `file` is the name used in errors.
 ///
 /// # Errors
-/// It is empty, or JSON that is neither a trace nor a workflow. What else is wrong is for the reader to say.
+/// The file is empty, or is JSON that is neither a trace nor a workflow. Other faults are reported by the parsers.
 pub fn source(file: &str, text: &str) -> Result<Source, InputError> {
-    /// A trace that is cut off anywhere is still one, so its beginning counts.
+    /// Number of bytes at the begin that determine the kind: a truncated trace is still a trace.
     const BEGIN: usize = 1024;
     let reader = Reader { file, text };
     if text.trim().is_empty() {
         return Err(reader.error(0, Problem::EmptyFile));
     }
-    // No job script begins so, and none is a single word or number.
+    // No job script begins like this, and none is a single word or number.
     let is_json = text.trim_start().starts_with(['{', '[', '"'])
         || serde_json::from_str::<IgnoredAny>(text).is_ok();
     if !is_json {

@@ -1,4 +1,4 @@
-//! Requests and analysis on one device: what the paper promises of delay, and what the modes change.
+//! Tests of requests and analysis on one device: the delays that the paper promises, and the effects of the modes.
 
 use crate::time::{Span, Time};
 use proptest::prelude::*;
@@ -13,7 +13,7 @@ use crate::random::Source;
 
 const MIB: u64 = 1 << 20;
 
-/// 8 chips on 4 channels, 256 MiB, pages of 8 KiB.
+/// Returns 8 chips on 4 channels, 256 MiB, pages of 8 KiB.
 fn device(config: Config) -> Ftl {
     let spec = Spec {
         channels: 4,
@@ -39,9 +39,8 @@ fn kernel(mode: Mode, bytes_per_s: u64, resident: u64) -> Analysis {
     }
 }
 
-/// 100 MiB are analysed twenty times over while single pages are read now and then: rarely enough that a
-/// slice's start says nothing of the next request (every 20 slices; every 4 the mean would be 4 % higher,
-/// since each request makes a slice start).
+/// Analyses 100 MiB twenty times while single pages are read at intervals. The reads are so rare that the start of a slice does not predict
+/// the next request (every 20 slices; every 4 the mean would be 4 % higher, since each request makes a slice start).
 fn sparse_reads(mode: Mode, bytes_per_s: u64) -> Report {
     let mut ftl = device(Config::default());
     ftl.write(0, 100 * MIB).unwrap();
@@ -153,7 +152,7 @@ fn write_time_analysis_reads_back_only_bytes_beyond_memory() {
     println!("in memory {found} of {burst}, expected {expected}");
     assert!(found.abs_diff(expected) < expected / 20);
 
-    // Memory for everything: nothing is read back, and it ends as soon as the kernel can.
+    // Memory for all data: no data is read back, and the analysis ends as soon as the kernel can.
     let roomy = kernel(Mode::AtWrite { dram_bytes: burst }, kernel_rate, 0);
     let mut ftl = device(Config::default());
     let report = run(&mut ftl, &requests, Some(&roomy), Span(0)).unwrap();
@@ -161,7 +160,7 @@ fn write_time_analysis_reads_back_only_bytes_beyond_memory() {
     let roomy_end = seconds(report.analysed.finished);
     assert!((roomy_end - 20.0).abs() < 0.2, "{roomy_end}");
 
-    // In idle time all of it comes back from flash.
+    // In idle time all data is read back from flash.
     let mut ftl = device(Config::default());
     let idle = kernel(Mode::Idle, kernel_rate, 0);
     let report = run(&mut ftl, &requests, Some(&idle), Span(0)).unwrap();
@@ -176,7 +175,7 @@ fn seconds(time: Time) -> f64 {
     time.since(Time(0)).as_secs_f64()
 }
 
-/// A full, aged device with bursts of random writes, and analysis of old data in between.
+/// Runs a full, aged device with bursts of random writes, and analysis of old data in between.
 fn aged(mode: Option<Mode>, bytes_per_s: u64) -> Report {
     let config = Config {
         collect_below: 60,
@@ -330,7 +329,7 @@ proptest! {
         };
         let report = run(&mut fresh(), &requests, Some(&analysis), Span(0)).unwrap();
         let alone = run(&mut fresh(), &requests, None, Span(0)).unwrap();
-        // Four pages of 8 KiB at most, on one chip at worst: 75 µs and a transfer at 40 MiB/s each.
+        // At most four pages of 8 KiB, in the worst case on one chip: 75 µs and a transfer at 40 MiB/s each.
         let slice_read = 4 * (75_000 + 195_313);
         let bound = alone.latency.max.0 + analysis.slice_time().0 + slice_read;
         prop_assert!(report.latency.max.0 <= bound, "{:?} {:?}", report.latency, alone.latency);

@@ -1,4 +1,4 @@
-//! The ledger: numbers that follow from what was written, and that survive a restart.
+//! Tests of the ledger: its numbers follow from the written bytes, and survive a restart.
 
 use proptest::prelude::*;
 
@@ -48,7 +48,7 @@ fn ledger_write_once_is_not_amplified_and_rewrite_wears() {
         (900 * MIB, 900 * MIB)
     );
     assert_eq!((report.used_bytes, report.wear.erases_max), (900 * MIB, 0));
-    // Ten times over: each block goes round about nine times, less 7 % that is spare.
+    // Ten rounds of writes: each block is programmed about nine times, less the spare 7 %.
     for round in 1..10 {
         for object in 0..900 {
             assert!(ledger.removed((round - 1) * 900 + object));
@@ -77,8 +77,8 @@ fn small_objects_cost_sectors_and_not_coarse_pages() {
     assert_eq!(report.used_bytes, 10_000 * SECTOR_BYTES);
 }
 
-/// Objects of some size, rewritten at random on a device that is 85 % full: write amplification in steady
-/// state, and the physical over the occupied pages.
+/// Rewrites objects of one size at random on a device that is 85 % full. Returns write amplification in steady state, and the ratio of
+/// physical to occupied pages.
 fn rewritten(object_bytes: u64) -> (f64, f64) {
     let page_bytes = 65_536u32;
     let mut ledger = Ledger::with_pages(GIB, page_bytes).unwrap();
@@ -102,7 +102,7 @@ fn rewritten(object_bytes: u64) -> (f64, f64) {
     let bytes = |number: u64| f64::from(u32::try_from(number / SECTOR_BYTES).unwrap());
     let amplification =
         bytes(after.flash_bytes - before.flash_bytes) / bytes(after.host_bytes - before.host_bytes);
-    // 256 blocks and 18 spare, of which 2 are free and 2 open, half full.
+    // 256 blocks and 18 spare ones, which include 2 free and 2 open ones with half of their pages programmed.
     let alpha = (274.0 - 3.0) * bytes(after.block_bytes) / bytes(after.used_bytes);
     (amplification, alpha)
 }

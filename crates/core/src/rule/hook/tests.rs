@@ -106,7 +106,7 @@ fn hook_results_may_be_in_another_folder() {
         panic!("{hook:?}")
     };
     assert!(marker.matches("b ?c/DONE") && !marker.matches("DONE"));
-    // As it is shown it is the same hook.
+    // The shown text means the same hook.
     let again = read(&hook.spec).hook.unwrap();
     assert_eq!(again.spec, hook.spec);
     let apart = Spec {
@@ -128,7 +128,7 @@ fn invalid_hooks_are_refused() {
     assert!(said.contains("made of its hook"), "{said}");
 }
 
-/// What is refused, and what is said.
+/// Invalid hooks, and the errors about them.
 fn nonsense() -> Vec<(Spec, &'static str)> {
     let changes: [(fn(&mut Spec), _); 10] = [
         (|spec| spec.output = "one".into(), "${stem}"),
@@ -288,7 +288,7 @@ fn documented_hooks_parse() {
     let rule = Rule::read("page", rule.unwrap()).unwrap();
     let hook = rule.hook.as_ref().unwrap();
     assert!(matches!(hook.rounds, Some(Ends::Close)) && hook.spec.keep == Keep::Results);
-    // What is printed of it is the same hook.
+    // The printed text means the same hook.
     let again = Rule::read("again", &hook.spec.rule_text()).unwrap();
     assert_eq!(again.hook.unwrap().spec, hook.spec);
     assert_eq!(rule.limit("time").as_deref(), Some("10m"));

@@ -1,4 +1,4 @@
-//! What follows when a run fails, and what elements say of devices that have a bound.
+//! Failures of runs in the simulation, and reports of elements whose devices have a bound.
 
 use super::{Engine, Message, element_at, id_of, view};
 use tidemill_core::event::{ElementView, Event};
@@ -7,11 +7,11 @@ use tidemill_core::label::{Failure, FailureKind, Outcome};
 use tidemill_core::layout::RESERVE_BYTES;
 use tidemill_core::time::Span;
 
-/// How often elements whose devices have a bound say what is free.
+/// Interval of reports of free space by elements whose devices have a bound.
 const STATUS_PERIOD: Span = Span::from_secs(1);
 
 impl Engine<'_> {
-    /// Reports a label that failed, gives up those that waited for it and gives its core to the next.
+    /// Reports a label that failed, aborts the labels that waited for it, and gives its core to the next label.
     pub(super) fn on_failed(&mut self, label: u32) {
         let now = self.clock.now();
         let run = &mut self.runs[label as usize];
@@ -47,7 +47,7 @@ impl Engine<'_> {
         self.begin(node);
     }
 
-    /// What an element says of its device, if that has a bound.
+    /// Returns an element's report of its device, if the device has a bound.
     pub(super) fn status(&self, node: u32) -> Option<Event> {
         let free = self.nodes[node as usize].free()?;
         let (element, role) = id_of(self.platform, node as usize);
@@ -60,7 +60,7 @@ impl Engine<'_> {
         Some(Event::ElementStatus { element, view })
     }
 
-    /// Says what is free once a period.
+    /// Reports free space once per period.
     pub(super) fn tell_room(&mut self, node: u32) {
         let now = self.clock.now();
         if now.since(self.told[node as usize]) < STATUS_PERIOD {
@@ -72,7 +72,7 @@ impl Engine<'_> {
         }
     }
 
-    /// An element that gets no work since its device is full, for people.
+    /// Returns a message about an element that gets no work since its device is full, for people.
     pub(super) fn first_full(&self) -> Option<String> {
         let full = |node: &super::Node| node.free().is_some_and(|free| free < RESERVE_BYTES);
         let node = self.nodes.iter().position(full)?;
@@ -81,7 +81,7 @@ impl Engine<'_> {
     }
 }
 
-/// Why something was not written, for people.
+/// Returns the reason for which an output was not written, for people.
 pub(super) fn full(element: ElementId, bytes: u64) -> String {
     let needed = tidemill_core::shown::bytes(bytes);
     format!("the device of element {element} is full, {needed} did not fit")

@@ -1,12 +1,12 @@
-//! When each chip and channel is busy. Operations are booked in the order in which they are given; each
-//! starts when what it needs is free.
+//! Timeline of each chip and channel. Operations are scheduled in the order in which they are passed; each starts when its chip and channel
+//! are free.
 
 use crate::time::{Span, Time};
 
 use crate::flash::ftl::Operation;
 use crate::flash::geometry::{Geometry, Spec};
 
-/// Bookings of a device's chips and channels.
+/// Scheduled times of a device's chips and channels.
 #[derive(Clone, Debug)]
 pub(crate) struct Timeline {
     chips: Vec<Time>,
@@ -15,9 +15,9 @@ pub(crate) struct Timeline {
     read: Span,
     program: Span,
     erase: Span,
-    /// When the page that was last read in part is in the controller: its program waits for it.
+    /// Time at which the page that was last read in part is in the controller: its program waits for it.
     part: Time,
-    /// When the last page that was copied is safe: an erase waits for it.
+    /// Time at which the last copied page is safe: an erase waits for it.
     copied: Time,
 }
 
@@ -36,7 +36,7 @@ impl Timeline {
         }
     }
 
-    /// Books a page read; the time at which it is in the controller's memory.
+    /// Schedules a page read. Returns the time at which the page is in the controller's memory.
     pub(crate) fn read(&mut self, chip: u32, now: Time) -> Time {
         let sensed = now.max(self.chips[chip as usize]) + self.read;
         let channel = chip as usize % self.channels.len();
@@ -55,7 +55,7 @@ impl Timeline {
         self.chips[chip as usize]
     }
 
-    /// Books whatever the translation layer wants done, given at `now`; the time at which it is done.
+    /// Schedules an operation of the translation layer that begins at `now` or later. Returns the time at which it is done.
     pub(crate) fn book(&mut self, operation: Operation, geometry: &Geometry, now: Time) -> Time {
         match operation {
             Operation::Read { page } => {
@@ -82,7 +82,7 @@ impl Timeline {
     }
 }
 
-/// Time that `bytes` take at a rate, rounded up to the nanosecond. `rate` must not be 0.
+/// Returns the time that `bytes` take at a rate, rounded up to the nanosecond. `rate` must not be 0.
 pub(crate) fn time_of(bytes: u64, rate: u64) -> Span {
     let nanoseconds = (u128::from(bytes) * 1_000_000_000).div_ceil(u128::from(rate));
     Span(u64::try_from(nanoseconds).unwrap_or(u64::MAX))
@@ -98,7 +98,7 @@ fn flash_operations_wait_for_their_chip_and_channel() {
     })
     .unwrap();
     let mut line = Timeline::new(&geometry);
-    // 75 µs to sense, 100 µs to move; the other chip senses meanwhile but waits for the channel.
+    // 75 µs to sense, 100 µs to move; the other chip senses at the same time but waits for the channel.
     assert_eq!(line.read(0, Time(0)), Time(175_000));
     assert_eq!(line.read(1, Time(0)), Time(275_000));
     // The first chip is free at 175, the channel at 275; then move and program.

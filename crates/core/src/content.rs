@@ -1,19 +1,18 @@
-//! When the inputs of a task are hashed, so that equal bytes in another object are known as such.
+//! Hashing of inputs: decides when the inputs of a task are hashed, so that equal bytes in another object are recognised.
 
 use crate::time::Span;
 
-/// How many times as long as hashing its inputs a task must have computed. Running it again must cost clearly more
-/// than finding out that it need not be; and if nobody ever writes the same bytes again, a fifth of the time is the
-/// most that was lost.
+/// Minimum ratio of a task's compute time to the time of hashing its inputs. Running the task again must cost clearly more than finding out
+/// that it need not be run; and if nobody ever writes the same bytes again, at most a fifth of the time was lost.
 pub const COMPUTE_RATIO_MIN: u64 = 4;
 
-/// Bytes that are hashed in a second: what one core does with BLAKE3 and data in memory, rounded down.
+/// Rate of hashing, in bytes per second: one core with BLAKE3 and data in memory, rounded down.
 pub const HASHED_BYTES_PER_SEC: u64 = 2_000_000_000;
 
-/// Time that every file takes besides, here to open and at the server to keep the hash.
+/// Additional time per file, to open it and to store its hash at the server.
 pub const FILE_NS: u64 = 50_000;
 
-/// Whether a task of this computing time is worth hashing its inputs.
+/// Returns whether hashing the inputs of a task with this compute time pays.
 #[must_use]
 pub fn pays(cpu: Span, files: usize, bytes: u64) -> bool {
     let reading = u128::from(bytes) * 1_000_000_000 / u128::from(HASHED_BYTES_PER_SEC);

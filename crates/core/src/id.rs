@@ -1,5 +1,5 @@
-//! Identifiers. One macro makes them all, so that an object id can't be passed where a task id is meant.
-//! Ids are issued once by the server and never reused.
+//! Identifiers. One macro defines all of them, so that an object id can't be passed as a task id. The server issues ids once and never
+//! reuses them.
 
 macro_rules! id {
     ($(#[$doc:meta])* $name:ident($inner:ty)) => {
@@ -29,35 +29,35 @@ macro_rules! id {
 }
 
 id! {
-    /// One storage node of the array. Chosen by the operator, stable over restarts.
+    /// Storage node of the array. Its id is chosen by the administrator and stable over restarts.
     ElementId(u32)
 }
 id! {
-    /// Immutable bytes on one element once sealed.
+    /// Bytes on an element, immutable once sealed.
     ObjectId(u64)
 }
 id! {
-    /// A file, directory or link of the namespace. The root is 1. The highest bit is kept for the
-    /// mount's special files (AnalyzeThis §3.3).
+    /// File, directory or link of the namespace. The root is 1. The highest bit is reserved for the mount's special files (AnalyzeThis
+    /// §3.3).
     Inode(u64)
 }
 id! {
-    /// A submitted job script: the opaque 64-bit handle of AnalyzeThis §3.3.
+    /// Submitted job script: the opaque 64-bit handle of AnalyzeThis §3.3.
     JobId(u64)
 }
 id! {
-    /// One task of one job.
+    /// Task of a job.
     TaskId(u64)
 }
 id! {
-    /// One unit of work for an element. A task that is tried again gets a new label.
+    /// Unit of work for an element. A task that is retried gets a new label.
     LabelId(u64)
 }
 
 impl Inode {
-    /// The root directory.
+    /// Root directory.
     pub const ROOT: Self = Self(1);
-    /// The bit that tells a special file of the mount from one of the namespace.
+    /// Bit that distinguishes a special file of the mount from one of the namespace.
     pub const SPECIAL: u64 = 1 << 63;
 }
 

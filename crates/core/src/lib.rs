@@ -1,8 +1,7 @@
-//! The pure heart of Tidemill: ids, time, labels, jobs, the dispatcher and its policies.
+//! The core of Tidemill without I/O: ids, time, labels, jobs, the dispatcher and its policies.
 //!
-//! Nothing here does I/O, reads a clock, starts a thread or knows a wire format. The server drives this
-//! crate with real events and carries its actions out over the network; a simulator can do the same
-//! under a virtual clock.
+//! No module does I/O, reads a clock, starts a thread or knows a wire format. The server drives this crate with real events and carries out
+//! its actions over the network; a simulator can do the same under a virtual clock.
 
 pub mod attribute;
 pub mod balance;

@@ -1,28 +1,28 @@
-//! Numbers by chance that are the same for the same seed.
+//! Pseudorandom numbers that depend only on the seed.
 
-/// What one step of [`Source`] adds: 2⁶⁴ over the golden ratio, odd.
+/// Increment of one step of [`Source`]: 2⁶⁴ over the golden ratio, odd.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// A seeded source of numbers: SplitMix64 (Steele, Lea, Flood 2014). One addition a step, well mixed for any seed.
+/// Seeded random number generator: SplitMix64 (Steele, Lea, Flood 2014). It needs one addition per step and mixes well for any seed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Source {
     state: u64,
 }
 
 impl Source {
-    /// Starts from `seed`.
+    /// Returns a generator with `seed`.
     #[must_use]
     pub fn seeded(seed: u64) -> Self {
         Self { state: seed }
     }
 
-    /// What it goes on from: a source seeded with it draws the same numbers.
+    /// Returns the current state: a generator seeded with it returns the same numbers.
     #[must_use]
     pub fn state(&self) -> u64 {
         self.state
     }
 
-    /// The next 64 bits.
+    /// Returns the next 64 bits.
     pub fn next_u64(&mut self) -> u64 {
         self.state = self.state.wrapping_add(STEP);
         let mut z = self.state;
@@ -31,7 +31,7 @@ impl Source {
         z ^ (z >> 31)
     }
 
-    /// A number below `bound`, uniform up to one part in 2³²; 0 if `bound` is 0.
+    /// Returns a number below `bound`, uniform up to one part in 2³²; 0 if `bound` is 0.
     pub fn below(&mut self, bound: u32) -> u32 {
         let product = (self.next_u64() >> 32) * u64::from(bound);
         u32::try_from(product >> 32).expect("a product of two u32 has its high half in a u32")

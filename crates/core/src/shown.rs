@@ -1,23 +1,23 @@
-//! Numbers and text as people read them.
+//! Formatting of numbers and text for people.
 
-/// Stands for a character that would not be shown but obeyed.
+/// Replacement for a control character.
 const UNSHOWN: &str = "\u{fffd}";
 
-/// A name or message in one line: nothing in it that a terminal would obey, no end of the line either.
+/// Returns a name or message in one line: without control characters for a terminal, and without line ends.
 #[must_use]
 pub fn line(text: &str) -> String {
     text.replace(char::is_control, UNSHOWN)
 }
 
-/// Lines of text that others may have had a hand in, without what a terminal would obey besides their ends and tabs.
+/// Returns lines of text from untrusted sources without control characters for a terminal, except for line ends and tabs.
 #[must_use]
 pub fn lines(text: &str) -> String {
     let obeyed = |c: char| c.is_control() && c != '\n' && c != '\t';
     text.replace(obeyed, UNSHOWN)
 }
 
-/// A name as JSON has it, so that no two names are alike: a byte that is not UTF-8 becomes `\xHH` (two lower-case hexadecimal
-/// digits), and so does the backslash of a name that has such a text itself. All other names stay as they are.
+/// Returns a name for JSON, so that different names stay different. A byte that is not UTF-8 becomes `\xHH` (two lower-case hexadecimal
+/// digits), and so does the backslash of a name that contains such a text itself. All other names stay as they are.
 #[must_use]
 pub fn escaped(name: &[u8]) -> String {
     let mut text = String::with_capacity(name.len());
@@ -37,7 +37,7 @@ pub fn escaped(name: &[u8]) -> String {
     text
 }
 
-/// The name that [`escaped`] has made a text of.
+/// Returns the name for which [`escaped`] returned this text.
 #[must_use]
 pub fn unescaped(text: &str) -> Vec<u8> {
     let (mut name, mut rest) = (Vec::with_capacity(text.len()), text);
@@ -59,13 +59,13 @@ pub fn unescaped(text: &str) -> Vec<u8> {
     name
 }
 
-/// Whether a text begins as the bytes do that [`escaped`] escapes.
+/// Returns whether a text begins like an escape of [`escaped`].
 fn is_escape(text: &str) -> bool {
     let digit = |byte: &u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
     matches!(text.as_bytes(), [b'\\', b'x', high, low, ..] if digit(high) && digit(low))
 }
 
-/// `17 B`, `1.97 MB`, `3.2 GB`: three digits and decimal units.
+/// Formats a number of bytes as `17 B`, `1.97 MB`, `3.2 GB`: three digits and decimal units.
 #[must_use]
 #[expect(clippy::cast_precision_loss, reason = "display only")]
 pub fn bytes(count: u64) -> String {
@@ -87,8 +87,8 @@ pub fn bytes(count: u64) -> String {
     format!("{value:.digits$} {}", UNITS[unit])
 }
 
-/// Year, month and day (Gregorian) of a day counted from 1970-01-01. Years begin in March here, so that the leap day
-/// is the last of its year.
+/// Returns year, month and day (Gregorian) of a day counted from 1970-01-01. Internally years begin in March, so that the leap day is the
+/// last of its year.
 #[must_use]
 pub fn civil(days: i64) -> (i64, i64, i64) {
     let shifted = days + 719_468;
@@ -106,7 +106,7 @@ pub fn civil(days: i64) -> (i64, i64, i64) {
     (year_of_era + era * 400 + i64::from(month <= 2), month, day)
 }
 
-/// The day, counted from 1970-01-01, of a date (Gregorian): the inverse of [`civil`]. Months and days count from 1.
+/// Returns the day, counted from 1970-01-01, of a date (Gregorian): the inverse of [`civil`]. Months and days count from 1.
 #[must_use]
 pub fn day_of(year: i64, month: i64, day: i64) -> i64 {
     let year = year - i64::from(month <= 2);

@@ -1,6 +1,6 @@
-//! Text for XML documents, which pictures are.
+//! Text for XML documents, such as pictures.
 
-/// A text as XML writes it; what XML has no character for becomes a replacement character.
+/// Escapes a text for XML; characters that XML does not allow become a replacement character.
 #[must_use]
 pub fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());

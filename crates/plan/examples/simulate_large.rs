@@ -1,14 +1,14 @@
-//! How fast the simulator is: makes a large layered workflow in WfFormat 1.5 from a seed, reads it, runs it on
-//! arrays of several sizes and prints one JSON line a run, for `bench/`.
+//! Benchmark of the simulator: generates a large layered workflow in WfFormat 1.5 from a seed, reads it, runs it on arrays of several sizes
+//! and prints one JSON line per run, for `bench/`.
 //!
 //! ```text
 //! cargo run --release -p tidemill-plan --example simulate_large -- [--tasks N] [--elements N] [--cores N]
 //!     [--policy NAME] [--seed N] [--write FILE | --read FILE] [--placed FILE]
 //! ```
 //!
-//! `--write` only makes the workflow's file, for `--read` (so that the memory told is that of the simulation) and for
-//! other simulators. `--placed` runs without devices and then writes tasks with their elements and the bytes between
-//! them, for `bench/simgrid/peer.cpp`.
+//! `--write` only generates the workflow's file, for `--read` (so that the reported memory is that of the simulation) and for other
+//! simulators. `--placed` runs without devices and then writes tasks with their elements and the bytes between them, for
+//! `bench/simgrid/peer.cpp`.
 
 #![expect(clippy::print_stdout, reason = "the lines are what it is for")]
 
@@ -17,9 +17,9 @@ use std::time::Instant;
 use tidemill_core::time::Span;
 use tidemill_plan::sim::{Element, Platform, Report, Simulation, Workflow, wfformat};
 
-/// Levels of a generated workflow.
+/// Number of levels of a generated workflow.
 const LEVELS: u64 = 25;
-/// Kernels that it uses.
+/// Number of kernels that it uses.
 const KERNELS: u64 = 12;
 
 #[derive(Debug)]
@@ -58,7 +58,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .seed(args.seed)
         .run()?;
     let run_s = begun.elapsed().as_secs_f64();
-    // On a machine that others use as well, time on the core says more than time on the clock.
+    // On a machine with other load, processor time is more meaningful than elapsed time.
     let cpu_s = cpu_s()
         .zip(cpu_begun)
         .map_or(run_s, |(end, begun)| end - begun);
@@ -100,7 +100,7 @@ fn element(args: &Args) -> Element {
     }
 }
 
-/// The schedule in the form that the peer reads.
+/// Returns the schedule in the form that the peer reads.
 fn placed(platform: &Platform, workflow: &Workflow, report: &Report) -> String {
     let element = &platform.elements[0];
     let rate = element.link_bandwidth.unwrap_or(u64::MAX);
@@ -158,8 +158,8 @@ fn args() -> Result<Args, String> {
     Ok(args)
 }
 
-/// Levels of equal width; a task of the first reads a file of its own, one of a later level the outputs of one
-/// to three tasks of the level before that stand near it. Sizes are 10 kB to 10 MB, run times 0.1 to 20 s.
+/// Generates levels of equal width. A task of the first level reads a file of its own, and a task of a later level reads the outputs of one
+/// to three tasks near it in the previous level. Sizes are 10 kB to 10 MB, run times 0.1 to 20 s.
 fn generate(tasks: u64, seed: u64) -> Value {
     let mut dice = Dice(seed);
     let width = tasks.div_ceil(LEVELS).max(1);
@@ -228,14 +228,14 @@ impl Dice {
     }
 }
 
-/// Seconds that this thread spent on a core so far; `None` where the system does not tell.
+/// Returns the processor time of this thread so far, in seconds; `None` if the system does not report it.
 fn cpu_s() -> Option<f64> {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
     let ns: u64 = text.split(' ').next()?.parse().ok()?;
     Some(Span(ns).as_secs_f64())
 }
 
-/// The largest resident set so far in bytes; `None` where the system does not tell.
+/// Returns the largest resident set so far in bytes; `None` if the system does not report it.
 fn memory_peak() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status

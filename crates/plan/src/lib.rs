@@ -1,11 +1,11 @@
-//! Planning: what would a workflow take on an array, before anyone buys or moves anything?
+//! Planning: predicts the costs of a workflow on an array, before anyone buys or moves anything.
 //!
-//! - [`model`] has the equations of Active Flash: staging, feasibility, energy and cost;
-//! - [`advisor`] says where a kernel should run: on the host, on the element that holds its input, or on both;
-//! - [`sim`] runs jobs under a virtual clock over the dispatcher and the policies of a running array;
-//! - [`units`] are the quantities the models compute with, and [`chart`] draws what they find as SVG.
+//! - [`model`] contains the equations of Active Flash: staging, feasibility, energy and cost;
+//! - [`advisor`] decides where a kernel should run: on the host, on the element that holds its input, or on both;
+//! - [`sim`] runs jobs under a virtual clock with the dispatcher and the policies of a running array;
+//! - [`units`] contains the quantities of the models, and [`chart`] draws their results as SVG.
 //!
-//! Nothing here touches the network, a clock or a running array; files are read only where a function says so.
+//! No module touches the network, a clock or a running array; files are read only by functions that document it.
 
 pub mod advisor;
 pub mod chart;

@@ -1,9 +1,9 @@
-//! Keys that nothing has a use for: what readers of TOML and JSON say of them, with the key that was probably meant.
+//! Unknown keys: extends the messages of TOML and JSON readers with the key that was probably meant.
 
 use tidemill_core::nearest::nearest;
 
-/// What a reader said, with the key that was probably meant if it is about one that is not known: "unknown field `a`,
-/// expected one of `b`, `c`" is what derived readers say.
+/// Returns the message of a reader, with the key that was probably meant if the message is about an unknown key. Derived readers write
+/// "unknown field `a`, expected one of `b`, `c`".
 pub(crate) fn told(message: &str) -> String {
     let unknown = ["unknown field `", "unknown variant `"];
     let rest = unknown.iter().find_map(|start| message.strip_prefix(start));
@@ -18,7 +18,7 @@ pub(crate) fn told(message: &str) -> String {
     }
 }
 
-/// `; did you mean …?`, or nothing.
+/// Returns `; did you mean …?`, or an empty text.
 pub(crate) fn perhaps(key: &str, known: &[&str]) -> String {
     nearest(key, known).map_or_else(String::new, |meant| format!("; did you mean `{meant}`?"))
 }

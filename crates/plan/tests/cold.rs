@@ -1,11 +1,11 @@
-//! Workflows whose kernels nobody has run before: the eight of `examples/wfcommons`, on arrays of several shapes.
+//! Workflows with kernels that have never run before: the eight of `examples/wfcommons`, on arrays of several shapes.
 
 use std::fs;
 use std::path::Path;
 use tidemill_core::time::Span;
 use tidemill_plan::sim::{Element, Platform, Simulation, Workflow, wfformat};
 
-/// Elements and cores of each.
+/// Numbers of elements and of cores per element.
 const SHAPES: [(usize, u32); 5] = [(4, 1), (4, 4), (8, 2), (16, 1), (1, 2)];
 
 fn platform((elements, cores): (usize, u32), label_latency: Span) -> Platform {

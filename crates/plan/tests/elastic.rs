@@ -1,10 +1,10 @@
-//! Elements that sleep, as a planner is told of them.
+//! Tests of planning with suspended elements.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use tidemill_plan::sim::elastic::{Point, compare, known, quarters, table};
 use tidemill_plan::sim::{Allocation, Platform, Simulation, Workflow, job};
 
-/// As in LABIOS's figure: 165 W awake, 16 W asleep.
+/// As in LABIOS's figure: 165 W awake, 16 W suspended.
 const ARRAY: &str = "[AFE]\ncores_per_afe = 1\nread_bandwidth = unlimited\nwrite_bandwidth = unlimited\nread_latency = 0\n\
                      write_latency = 0\npower_busy = 165\npower_idle = 165\npower_suspended = 16\nwake = 2\n[SERVER]\nnumber_afes = 8\n";
 
@@ -49,7 +49,7 @@ fn elastic_wakes_only_if_few_elements_are_awake() {
     assert!(most.all.makespan_ns < most.stays.makespan_ns, "{most:?}");
     let all = &points[3];
     assert_eq!((&all.stays, &all.elastic), (&all.all, &all.all));
-    // Two for 27 seconds, and six asleep.
+    // Two elements work for 27 seconds, and six are suspended.
     let joules = few.stays.energy_joules.unwrap();
     let reckoned = 26.88 * (2.0 * 165.0 + 6.0 * 16.0);
     assert!(
@@ -65,7 +65,7 @@ fn needed_data_wakes_element_and_idle_elements_are_suspended() {
     assert_eq!(points[0].stays.wakes, 6, "{:?}", points[0]);
     let array = format!("{ARRAY}suspend_after = 1\n");
     let platform = Platform::parse("a", &array).unwrap();
-    // One task at a time: seven are put to sleep.
+    // One task runs at a time: seven elements are suspended.
     let report = Simulation::new(&platform, &workflow(1, false))
         .run()
         .unwrap();

@@ -1,4 +1,4 @@
-//! Sites other than the paper's: whatever a user writes is an error with its line, or a report of finite numbers.
+//! Sites other than the paper's: any user input gives an error with its line, or a report of finite numbers.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use proptest::prelude::*;
@@ -8,8 +8,8 @@ use tidemill_plan::model::{Corrections, Section, Site, report};
 
 const JAGUAR: &str = include_str!("../../../examples/site/jaguar.toml");
 
-/// The example with the number of each line times its factor; what must be whole or at most 1 stays. With `orderly`, what
-/// can't be more than another key's (idle power, output interval) grows with it.
+/// Returns the example with the number of each line multiplied by its factor; numbers that must be whole or at most 1 stay unchanged. With
+/// `orderly`, a number that must not exceed another key's (idle power, output interval) grows with it.
 fn scaled(factors: &[f64], orderly: bool) -> String {
     let mut factors = factors.iter().copied().cycle();
     let mut before = 1.0;
@@ -38,7 +38,7 @@ fn scaled(factors: &[f64], orderly: bool) -> String {
     text
 }
 
-/// The numbers of a key in the text of a site, in its order.
+/// Returns the numbers of a key in the text of a site, in its order.
 fn numbers(text: &str, key: &str) -> Vec<f64> {
     let start = format!("{key} = \"");
     let values = text.lines().filter_map(|line| line.strip_prefix(&start));
@@ -46,8 +46,8 @@ fn numbers(text: &str, key: &str) -> Vec<f64> {
     values.map(number).collect()
 }
 
-/// Whether a site contradicts itself: busy powers and durations are in the units of idle powers and intervals, but for
-/// hours, and the first idle power is that of simulation nodes, which have no other.
+/// Returns whether a site contradicts itself: busy powers and durations are in the units of idle powers and intervals, except for hours.
+/// The first idle power is that of simulation nodes, which have no other.
 fn contradicts(text: &str) -> bool {
     let idle = &numbers(text, "idle-power")[1..];
     let busy = numbers(text, "busy-power");
@@ -55,7 +55,7 @@ fn contradicts(text: &str) -> bool {
     powers || numbers(text, "output-interval")[0] > numbers(text, "duration")[0]
 }
 
-/// Where in a report there is no number where one should be: JSON has no infinity, so it becomes null.
+/// Finds places in a report without a number where one is required: JSON has no infinity, so it becomes null.
 fn nulls(value: &Value, path: &str, found: &mut Vec<String>) {
     match value {
         Value::Null if !path.ends_with("/devices") => found.push(path.to_owned()),
@@ -84,7 +84,7 @@ fn factors(exponents: &[f64]) -> Vec<f64> {
     factors.collect()
 }
 
-/// A report without infinities, that says of each pair the same in all of its parts.
+/// Checks a report: it has no infinities, and all of its parts agree on each pair.
 fn is_finite(site: &Site) -> Result<(), TestCaseError> {
     let report = report(site, &Corrections::default());
     let mut found = Vec::new();

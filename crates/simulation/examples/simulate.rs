@@ -1,9 +1,20 @@
-//! Simulates any number of seeds: `--seeds A..B` (B excluded), `--verbose` to print every event, `--keep-going` to go
-//! on after a defect, `--without FAULT,FAULT` to leave faults out, `--copies N` to have files copied,
-//! `--rot` to have some copies change or vanish, `--drains` to have elements emptied, `--together` to have
-//! several mounts write the same files instead of all else, `--rules` to have a rule fire for all files, `--hooks` a hook instead, `--rounds` hooks with all that they can do,
-//! `--sleeps` to have elements sleep while nobody needs them, `--warehouse` to have some in memory, whose hosts end, and rooms,
-//! `--bursts` to have some of the burst tier, `--labels` to shuffle an application's labels instead of all else.
+//! Simulates any number of seeds. Options:
+//!
+//! - `--seeds A..B`: seeds to simulate (B excluded);
+//! - `--verbose`: print every event;
+//! - `--keep-going`: continue after a defect;
+//! - `--without FAULT,FAULT`: leave faults out;
+//! - `--copies N`: copy files;
+//! - `--rot`: change or remove some copies;
+//! - `--drains`: drain elements;
+//! - `--together`: several mounts write the same files, which replaces all other simulation;
+//! - `--rules`: a rule is triggered for all files;
+//! - `--hooks`: a hook instead of the rule;
+//! - `--rounds`: hooks with all their features;
+//! - `--sleeps`: elements are suspended while nobody needs them;
+//! - `--warehouse`: some elements are in memory, whose hosts die, and there are rooms;
+//! - `--bursts`: some elements belong to the burst tier;
+//! - `--labels`: shuffle an application's labels, which replaces all other simulation.
 #![allow(clippy::print_stdout, reason = "a program for people")]
 
 use std::process::ExitCode;
@@ -43,7 +54,7 @@ fn main() -> ExitCode {
         labels: has("--labels"),
         bursts: has("--bursts"),
     };
-    // What failed is printed whole below.
+    // The failure is printed completely below.
     std::panic::set_hook(Box::new(|_| {}));
     let start = Instant::now();
     let (mut events, mut jobs, mut outputs, mut reads, mut defects) = (0, 0, 0, 0, 0);

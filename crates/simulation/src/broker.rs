@@ -1,4 +1,4 @@
-//! A queue of labels that is not the server's: it outlives servers, and there are times when it can't be reached.
+//! Queue of labels that does not belong to the server: it survives servers, and is unreachable at times.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,18 +6,18 @@ use tidemill_core::id::{ElementId, LabelId};
 use tidemill_core::label::Label;
 use tidemill_server::queue::{Memory, Queue, Unavailable};
 
-/// See the module.
+/// Queue of labels; see the module.
 #[derive(Debug, Default)]
 pub(crate) struct Broker {
     pub(crate) labels: Memory,
-    /// It does nothing that it is asked for.
+    /// Whether the queue executes no requests.
     away: AtomicBool,
-    /// It does what it is asked for, but its answers are lost.
+    /// Whether the queue executes requests, but its answers are lost.
     mute: AtomicBool,
 }
 
 impl Broker {
-    /// From now on.
+    /// Sets the failures of the queue from now on.
     pub(crate) fn fail(&self, away: bool, mute: bool) {
         self.away.store(away, Ordering::Relaxed);
         self.mute.store(mute, Ordering::Relaxed);

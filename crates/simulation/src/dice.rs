@@ -1,4 +1,4 @@
-//! Chance, all of it from one seed.
+//! Random numbers, all of them from one seed.
 
 use tidemill_core::random::Source;
 
@@ -11,12 +11,12 @@ pub(crate) fn mix(number: u64) -> u64 {
 }
 
 impl Dice {
-    /// Dice of a seed.
+    /// Returns dice with a seed.
     pub(crate) fn new(seed: u64) -> Self {
         Self(Source::seeded(mix(seed)))
     }
 
-    /// A number below `sides`.
+    /// Returns a number below `sides`.
     pub(crate) fn roll(&mut self, sides: u64) -> u64 {
         self.0.next_u64() % sides.max(1)
     }
@@ -25,12 +25,12 @@ impl Dice {
         low + self.roll(high - low + 1)
     }
 
-    /// True so many times in a thousand.
+    /// Returns true with a probability of `per_mille` in a thousand.
     pub(crate) fn chance(&mut self, per_mille: u64) -> bool {
         self.roll(1000) < per_mille
     }
 
-    /// Other dice that depend on these.
+    /// Returns other dice that depend on these.
     pub(crate) fn fork(&mut self) -> Self {
         Self::new(self.0.next_u64())
     }

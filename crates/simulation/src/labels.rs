@@ -10,13 +10,13 @@ use tidemill_core::label::{Analysis, FailureKind, Input, Operation, Output};
 use tidemill_element::labels::Live;
 use tidemill_wire::v1::{self, label::Operation as Sent, to_element::Message as To};
 
-/// Longest run of a kernel in milliseconds, usually and now and then.
+/// Longest run of a kernel in milliseconds; the first number is usual, the second one rare.
 const RUN_MS: u64 = 300;
 const LONG_RUN_MS: u64 = 20_000;
-/// How long changes wait for the commit of an element's database at most, in milliseconds.
+/// Longest time for which changes wait for the commit of an element's database, in milliseconds.
 const COMMIT_MS: u64 = 5;
 
-/// A message in a few words.
+/// Returns a short description of a message.
 fn brief(message: &To) -> String {
     match message {
         To::Labels(labels) => {
@@ -39,7 +39,7 @@ fn brief(message: &To) -> String {
 }
 
 impl World {
-    /// A message reaches an element.
+    /// Delivers a message to an element.
     pub(crate) fn element_hears(&mut self, element: usize, message: To) {
         if self.elements[element].asleep {
             return self.sleeper_hears(element, &message);
@@ -63,7 +63,7 @@ impl World {
         }
     }
 
-    /// No id of a label or of an output may ever be used for something else.
+    /// Checks that no id of a label or of an output is ever used for anything else.
     fn note_label(&mut self, element: usize, label: &v1::Label) {
         let (what, outputs) = match &label.operation {
             Some(Sent::Analyse(analyse)) => (Ok(analyse.task), analyse.outputs.as_slice()),
@@ -81,7 +81,7 @@ impl World {
         }
     }
 
-    /// Takes up what an element has to send, to commit and to run.
+    /// Handles an element's pending messages, commits and labels.
     pub(crate) fn tend(&mut self, element: usize) {
         self.go_on(element);
         let lives = self.elements[element].lives;
@@ -112,7 +112,7 @@ impl World {
         self.send_from_element(element);
     }
 
-    /// A label's kernel has ended.
+    /// Ends a label's kernel.
     pub(crate) fn ran(&mut self, element: usize, lives: u64, label: LabelId) {
         if self.elements[element].lives != lives {
             return;
@@ -181,7 +181,7 @@ impl World {
         if self.elements[element].store.full {
             return broke(live, FailureKind::Device);
         }
-        // As an element asks the one that it copies from.
+        // The element asks the element that it copies from.
         let source = self
             .elements
             .iter_mut()
@@ -199,8 +199,8 @@ impl World {
         }
     }
 
-    /// Whether what a task would read has changed or vanished; its element then notes it. What has changed is only seen
-    /// later in fact, and the task's output made of it.
+    /// Returns whether an input of a task has changed or vanished; its element then records this. In reality a change is only noticed
+    /// later, and the task has computed its output from it.
     fn finds_rotten(&mut self, here: usize, from: u32, object: u64) -> bool {
         let there = self.elements.iter().position(|one| one.id == from);
         let readers = [Some(here), there].into_iter().flatten();
@@ -229,7 +229,8 @@ impl World {
                 !last || !self.knew_of_damage(live, object),
                 "the last copy of object {object} is removed, and it has a name"
             );
-            // Nobody could know that the others have changed; here, the device does not let it be removed before somebody does.
+            // Nobody could know that the other copies have changed. In this case the simulated device does not allow the removal before the
+            // change is noticed.
             if !self.dice.chance(self.weather.unlink) && !last {
                 self.elements[element].store.objects.remove(&object.0);
                 gone.push(object);
@@ -239,8 +240,8 @@ impl World {
         removed(live, gone, all)
     }
 
-    /// Whether the server knew that no other copy is good when it decided on a label that removes one; it knows of no damage
-    /// where there was none.
+    /// Returns whether the server knew that no other copy is good when it decided to remove one. The answer is true if no copy was ever
+    /// corrupted.
     fn knew_of_damage(&self, live: &Live, object: ObjectId) -> bool {
         if !self.rotted.iter().any(|&(_, rotted)| rotted == object.0) {
             return true;
@@ -258,7 +259,7 @@ impl World {
         knew.expect("the server's tables can be read")
     }
 
-    /// The bytes of an object: from here, or pulled from where it is.
+    /// Returns the bytes of an object: from this element, or pulled from its element.
     fn fetch(&self, here: usize, from: u32, object: u64) -> Option<Bytes> {
         if object == 0 {
             return Some(Bytes { token: 0, size: 0 });
@@ -271,7 +272,7 @@ impl World {
         from.store.read(object)
     }
 
-    /// The outputs of an earlier task like this one, if that is one whose code and content are the same.
+    /// Returns the outputs of an earlier task with the same code and content, if there is one.
     fn recall(
         &self,
         element: usize,

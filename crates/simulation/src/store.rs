@@ -1,12 +1,11 @@
-//! The objects of an element, in memory. Bytes are stood for by a number that says whose they are and how many of
-//! them have been written.
+//! Objects of an element, in memory. A number stands for the bytes of an object: it identifies them and the number of written bytes.
 
 use std::collections::BTreeMap;
 
-/// What an object holds.
+/// Content of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Bytes {
-    /// Stands for the bytes: equal numbers are equal bytes.
+    /// Placeholder for the bytes: equal numbers are equal bytes.
     pub(crate) token: u64,
     pub(crate) size: u64,
 }
@@ -15,7 +14,7 @@ pub(crate) struct Bytes {
 pub(crate) struct Object {
     pub(crate) bytes: Bytes,
     pub(crate) sealed: bool,
-    /// It changed after it was sealed.
+    /// Whether the object changed after it was sealed.
     pub(crate) rotten: bool,
 }
 
@@ -29,7 +28,7 @@ impl Object {
     }
 }
 
-/// Why the store refuses.
+/// Reason for which the store refuses a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
     Missing,
@@ -37,13 +36,13 @@ pub(crate) enum Refusal {
     Full,
 }
 
-/// What survives when the element is killed.
+/// Store that survives the death of the element.
 #[derive(Debug, Default)]
 pub(crate) struct Store {
     pub(crate) objects: BTreeMap<u64, Object>,
-    /// Nothing more can be written.
+    /// Whether no more bytes can be written.
     pub(crate) full: bool,
-    /// Clients can't write more than that.
+    /// Maximum size of bytes that clients can write.
     pub(crate) capacity_bytes: Option<u64>,
 }
 
@@ -71,7 +70,7 @@ impl Store {
         Ok(object.bytes.size)
     }
 
-    /// Takes bytes as a sealed object, in place of what was there.
+    /// Stores bytes as a sealed object, replacing the previous one.
     pub(crate) fn adopt(&mut self, object: u64, bytes: Bytes) -> Result<(), Refusal> {
         if self.full {
             return Err(Refusal::Full);
@@ -92,7 +91,7 @@ impl Store {
         self.objects.get(&object).is_some_and(|known| known.rotten)
     }
 
-    /// The bytes of a sealed object.
+    /// Returns the bytes of a sealed object.
     pub(crate) fn read(&self, object: u64) -> Option<Bytes> {
         let known = self.objects.get(&object)?;
         known.sealed.then_some(known.bytes)

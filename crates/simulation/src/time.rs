@@ -4,24 +4,24 @@ use std::cell::Cell;
 use std::time::Duration;
 use tidemill_core::time::Time;
 
-/// When simulations begin, in milliseconds since the epoch.
+/// Begin of simulations, in milliseconds since the epoch.
 pub(crate) const BEGIN_MS: u64 = 1_800_000_000_000;
 
 thread_local! {
     static NOW_MS: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Sets the time since the simulation began.
+/// Sets the time since the begin of the simulation.
 pub(crate) fn set(ms: u64) {
     NOW_MS.set(ms);
 }
 
-/// The time as an element reads it.
+/// Returns the time as an element reads it.
 pub(crate) fn now() -> Time {
     Time((BEGIN_MS + NOW_MS.get()) * 1_000_000)
 }
 
-/// The time since the epoch at some moment of the simulation.
+/// Returns the time since the epoch at a time of the simulation.
 pub(crate) fn since_epoch(ms: u64) -> Duration {
     Duration::from_millis(BEGIN_MS + ms)
 }

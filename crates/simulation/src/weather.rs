@@ -1,10 +1,9 @@
-//! Which faults there are in a run, and how often: each seed draws its own mix, so that faults that hide each other
-//! also come alone.
+//! Kinds and frequencies of faults in a run: each seed draws its own mix, so that faults that hide each other also occur alone.
 
 use crate::dice::Dice;
 use crate::world::World;
 
-/// See the module. Chances are in thousandths.
+/// Probabilities of faults, in thousandths; see the module.
 #[derive(Clone, Debug)]
 pub(crate) struct Weather {
     /// Longest pause between two faults, in milliseconds.
@@ -12,23 +11,23 @@ pub(crate) struct Weather {
     faults: Vec<Fault>,
     /// The server is killed right after a commit of the driver.
     pub(crate) kill_after_commit: u64,
-    /// A message comes twice.
+    /// A message arrives twice.
     pub(crate) twice: u64,
     /// A request or its answer is lost.
     pub(crate) lost: u64,
-    /// A message is late, and how late at most.
+    /// A message is late; `late_ms` is its longest delay.
     late: u64,
     late_ms: u64,
     /// A kernel fails.
     pub(crate) kernel: u64,
     /// An object can't be removed.
     pub(crate) unlink: u64,
-    /// How long until one side sees that a connection broke.
+    /// Longest time until one side notices that a connection broke, in milliseconds.
     pub(crate) notice_ms: u64,
     pub(crate) element_timeout_ms: u64,
     pub(crate) element_away_ms: u64,
     pub(crate) server_away_ms: u64,
-    /// Bound on repairs and moves; 0: none.
+    /// Rate limit of repairs and moves, in bytes per second; 0 for no limit.
     pub(crate) move_bytes_per_sec: u64,
 }
 
@@ -56,7 +55,7 @@ static FAULTS: [(Fault, &str); 8] = [
 ];
 
 impl Weather {
-    /// Draws one.
+    /// Draws a mix of faults.
     pub(crate) fn draw(dice: &mut Dice) -> Self {
         let some = |dice: &mut Dice, most: u64| if dice.chance(500) { dice.roll(most) } else { 0 };
         let faults = FAULTS.into_iter().filter(|_| dice.chance(500));
@@ -79,7 +78,7 @@ impl Weather {
         }
     }
 
-    /// Leaves faults out, to find out which one it takes.
+    /// Leaves faults out, to find out which fault a defect needs.
     pub(crate) fn leave_out(&mut self, without: &[String]) {
         let out = |name: &str| without.iter().any(|word| word == name);
         let named = |fault: &Fault| FAULTS.iter().find(|(known, _)| known == fault);
@@ -92,13 +91,13 @@ impl Weather {
         }
     }
 
-    /// Nothing is late or lost, and the server stays.
+    /// Removes delays, losses and deaths of the server.
     pub(crate) fn be_prompt(&mut self) {
         let names = ["kill-server", "kill-after-commit", "late", "lost"];
         self.leave_out(&names.map(str::to_owned));
     }
 
-    /// The faults stop.
+    /// Removes all faults.
     pub(crate) fn clear(&mut self) {
         self.faults.clear();
         for (_, chance) in self.chances() {
@@ -117,7 +116,7 @@ impl Weather {
         ]
     }
 
-    /// How long a message takes.
+    /// Returns the delay of a message.
     pub(crate) fn delay(&self, dice: &mut Dice) -> u64 {
         if dice.chance(self.late) {
             dice.roll(self.late_ms)
@@ -128,7 +127,7 @@ impl Weather {
 }
 
 impl World {
-    /// The next fault.
+    /// Lets the next fault happen.
     pub(crate) fn change_weather(&mut self) {
         if self.weather.faults.is_empty() {
             return;
@@ -189,7 +188,7 @@ impl World {
         }
     }
 
-    /// The faults stop, everything gets room again; what is down comes back by itself.
+    /// Stops all faults and gives all stores space again; all parts that are down restart by themselves.
     pub(crate) fn clear_up(&mut self) {
         self.weather.clear();
         for element in &mut self.elements {

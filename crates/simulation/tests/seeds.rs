@@ -1,4 +1,4 @@
-//! The seeds of `seeds.txt`: some that are run always, and those that once showed a defect.
+//! Runs the seeds of `seeds.txt`: some that always run, and those that once showed a defect.
 
 use std::num::NonZeroUsize;
 use std::ops::Range;
@@ -7,8 +7,8 @@ use tidemill_simulation::{Options, run};
 
 const SEEDS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/seeds.txt");
 
-/// A line of the file: a range of seeds, the faults that are left out, the copies that are made of versions, and words for what
-/// else there is.
+/// Parses a line of the file: a range of seeds, the faults that are left out, the number of copies of versions, and words for further
+/// options.
 fn parse(line: &str) -> Option<(Range<u64>, Options)> {
     let line = line.split('#').next()?.trim();
     let mut options = Options::default();
@@ -74,7 +74,7 @@ fn acknowledged_data_survives_all_faults_of_known_seeds() {
         });
         ran.fold((0, 0), |sum, ran| (sum.0 + ran.0, sum.1 + ran.1))
     });
-    // Scripts that the array refuses would show nothing.
+    // Scripts that the array refuses would test nothing.
     assert!(
         jobs > 1000 && outputs > 1000,
         "{jobs} jobs, {outputs} outputs"

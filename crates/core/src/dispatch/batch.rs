@@ -1,6 +1,6 @@
-//! Tasks that are placed together: the first of a line, for a policy that wants to see more than one.
+//! Batches of tasks: the first tasks of a line, for a policy that places several tasks together. Its effects are actions of the dispatcher.
 //!
-//! A batch has no more tasks than queues surely have places for, so those that wait longest are still the first to go.
+//! A batch has no more tasks than queues surely have places for, so the tasks that wait longest are still sent first.
 
 use super::place::{Answer, Reads, policy_of, request};
 use super::sight::Sight;
@@ -10,11 +10,11 @@ use crate::id::TaskId;
 use crate::policy::{Ask, Candidate};
 use crate::time::Span;
 
-/// Elements that a policy is shown for all tasks of a batch together, but for the first two tasks.
+/// Maximum number of candidates that a policy sees for all tasks of a batch together, except for the first two tasks.
 const CANDIDATES_MAX: usize = 1 << 16;
 
 impl Dispatcher {
-    /// The first tasks of a line if their policy places several together and there are several.
+    /// Returns the first tasks of a line, if their policy places several together and there are several.
     pub(super) fn batch(&mut self, line: Line, first: TaskId, turn: &Turn<'_>) -> Vec<TaskId> {
         if !matches!(line, Line::Fresh | Line::Any(_)) {
             return Vec::new();
@@ -51,7 +51,7 @@ impl Dispatcher {
         tasks
     }
 
-    /// Asks the policy of some tasks for places for all, and sends each or puts it in line; whether all were sent.
+    /// Asks the policy of some tasks for elements for all of them, and sends each task or puts it in line. Returns whether all were sent.
     pub(super) fn place_together(&mut self, tasks: &[TaskId], turn: &mut Turn<'_>) -> bool {
         let news = self.news;
         for &id in tasks {
@@ -60,7 +60,7 @@ impl Dispatcher {
         let mut all_sent = true;
         for (id, answer) in tasks.iter().zip(self.ask_together(tasks, turn)) {
             if !self.can_issue(*id) {
-                // It stays in its line, and the next event goes on here.
+                // The task stays in its line, and the next event continues here.
                 return true;
             }
             all_sent &= self.carry_out(*id, answer, turn);

@@ -1,4 +1,4 @@
-//! What must hold between events, for tests. A release build checks nothing.
+//! Invariants between events, for tests. A release build checks nothing.
 
 use super::task::is_end;
 use super::{Dispatcher, Line, Presence, Task};
@@ -6,10 +6,10 @@ use crate::event::{JobState, Origin, Role, TaskState};
 use crate::id::TaskId;
 
 impl Dispatcher {
-    /// Checks every invariant of the state; takes time in proportion to all that is known.
+    /// Checks every invariant of the state; takes time in proportion to the whole state.
     ///
     /// # Panics
-    /// If one is broken, naming it.
+    /// If an invariant is violated; the message names it.
     pub fn check(&self) {
         for (&id, task) in self.tasks.iter() {
             self.check_task(id, task);
@@ -155,13 +155,13 @@ impl Dispatcher {
             let open = match line {
                 Line::Fresh => !members.is_empty(),
                 Line::Any(_) => false,
-                // No element that can run them is up.
+                // No element that can run these tasks is online.
                 Line::Barred(class) => members.iter().any(|(_, id)| self.could_run(*class, *id)),
                 Line::Pinned(id) => self
                     .elements
                     .get(id)
                     .is_some_and(super::element::Element::room),
-                // With all cores busy another event will come.
+                // If all cores are busy, another event will follow.
                 Line::At(id) => self
                     .elements
                     .get(id)
@@ -212,7 +212,7 @@ impl Dispatcher {
         }
     }
 
-    /// The cheap part: every label in a queue is known. In proportion to elements.
+    /// Checks cheaply that every label in a queue is known, in time proportional to the number of elements.
     pub(super) fn labels_add_up(&self) -> bool {
         let queued: usize = self
             .elements

@@ -1,8 +1,8 @@
-//! Elements in the order of their ids, of which any is found by its place. Few come or go, many are asked for.
+//! Set of elements in the order of their ids, with fast access by index. Few elements are added or removed, and many are looked up.
 
 use crate::id::ElementId;
 
-/// A set of elements.
+/// Set of elements.
 #[derive(Debug, Default)]
 pub(super) struct Roll {
     ids: Vec<ElementId>,
@@ -37,23 +37,23 @@ impl Roll {
         self.ids.iter()
     }
 
-    /// Those after one, then all from the first on.
+    /// Returns the elements after `last`, then all from the first on.
     pub(super) fn turn(&self, last: Option<ElementId>) -> impl Iterator<Item = &ElementId> {
         let passed = last.map_or(0, |last| self.ids.partition_point(|&id| id <= last));
         self.ids[passed..].iter().chain(&self.ids)
     }
 
-    /// How many are not in `without`, which is in order.
+    /// Returns the number of elements that are not in `without`, which is in order.
     pub(super) fn count(&self, without: &[ElementId]) -> usize {
         let left_out = without.iter().filter(|id| self.contains(id));
         self.len() - left_out.count()
     }
 
-    /// One of those that are not in `without`, which is in order, by its place among them.
+    /// Returns an element that is not in `without`, which is in order, by its index among such elements.
     pub(super) fn nth(&self, index: usize, without: &[ElementId]) -> Option<ElementId> {
         let mut place = index;
         for id in without {
-            // Each that is left out before it moves it on by one.
+            // Each element of `without` before it moves it on by one.
             match self.ids.binary_search(id) {
                 Ok(left_out) if left_out <= place => place = place.checked_add(1)?,
                 _ => {}

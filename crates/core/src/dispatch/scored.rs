@@ -1,5 +1,5 @@
-//! Storage elements in the order of their scores under some weights: those with room first, then by the bucket of the
-//! score, then by labels per core. Only what changed since somebody looked is put in its place.
+//! Storage elements in the order of their scores under some weights: those with capacity first, then by the bucket of the score, then by
+//! labels per core. Only elements that changed since the last query are moved.
 
 use super::element::Element;
 use super::table::Table;
@@ -10,16 +10,16 @@ use crate::score::{self, Weights};
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
-/// Without room, bucket, labels per core, id.
+/// Whether the queue is full, bucket, labels per core, id.
 type Rank = (bool, Reverse<u16>, u64, ElementId);
 
-/// The order for some weights.
+/// Order for some weights.
 #[derive(Debug)]
 pub(super) struct Scored {
     weights: Weights,
     order: BTreeSet<Rank>,
     ranks: Table<ElementId, Rank>,
-    /// Elements that may have another place.
+    /// Elements whose position may have changed.
     shifted: BTreeSet<ElementId>,
 }
 
@@ -41,7 +41,7 @@ impl Scored {
         self.shifted.insert(id);
     }
 
-    /// The first that `pass` says no to is passed over, and so on.
+    /// Returns the first element in the order for which `pass` returns false.
     pub(super) fn best<'a>(
         &mut self,
         element: impl Fn(ElementId) -> Option<&'a Element>,

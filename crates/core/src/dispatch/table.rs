@@ -1,14 +1,14 @@
-//! A map from ids that are issued one after the other: blocks of neighbours, so that a look-up among many does
-//! not walk a deep tree. It iterates in the order of ids, like the `BTreeMap` that it stands for.
+//! Map from ids that are issued one after the other: blocks of neighbours, so that a look-up among many ids does not search a deep tree. It
+//! iterates in the order of ids, like a `BTreeMap`.
 
 use crate::id::{ElementId, LabelId, TaskId};
 use std::collections::BTreeMap;
 
-/// Ids of one block.
+/// Number of ids in one block.
 const BLOCK: u64 = ROOM as u64;
 const ROOM: usize = 256;
 
-/// An id that is a number.
+/// Id that is a number.
 pub(super) trait Key: Copy {
     fn number(self) -> u64;
 }
@@ -36,7 +36,7 @@ impl Key for ElementId {
 pub(super) struct Table<K, V> {
     blocks: BTreeMap<u64, Block<K, V>>,
     len: usize,
-    /// The room of a block that got empty, for the next one: ids come and go in order.
+    /// Memory of an empty block, reused for the next one: ids are added and removed in order.
     spare: Vec<Option<(K, V)>>,
 }
 
@@ -81,10 +81,10 @@ impl<K: Key, V> Table<K, V> {
         self.get(key).is_some()
     }
 
-    /// Puts a value in; the one that was there.
+    /// Inserts a value and returns the previous one.
     pub(super) fn insert(&mut self, key: K, value: V) -> Option<V> {
         let (block, place) = split(key);
-        // Where there is one block there will be more, which need not grow by and by.
+        // A block after the first one is allocated completely, so that it need not grow step by step.
         let room = if self.blocks.is_empty() { 0 } else { ROOM };
         let block = self.blocks.entry(block).or_insert_with(|| {
             let mut values = std::mem::take(&mut self.spare);

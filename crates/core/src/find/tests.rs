@@ -6,7 +6,7 @@ fn refused(text: &str) -> (usize, String) {
     (error.at, error.what)
 }
 
-/// As it was understood, with all brackets.
+/// Returns the parsed expression with all brackets.
 fn shown(expr: &Expr) -> String {
     let joined = |all: &[Expr], word: &str| {
         let all: Vec<String> = all.iter().map(shown).collect();

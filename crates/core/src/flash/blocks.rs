@@ -1,11 +1,11 @@
-//! The blocks of a device: state, valid pages, wear, and closed ones in lists by valid pages, so that a
-//! page is invalidated and a victim found without a search.
+//! Blocks of a device: their states, valid pages and wear. Closed blocks are in lists by valid pages, so that a page is invalidated and a
+//! victim found without a search.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::geometry::{Geometry, NONE};
 
-/// What a block is for at the moment.
+/// State of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     /// Erased, in the free list of its chip.
@@ -24,14 +24,14 @@ pub(super) struct Block {
     pub(super) state: State,
     pub(super) valid: u32,
     pub(super) erases: u32,
-    /// Tick of the last page that was invalidated in it, or of its closing.
+    /// Tick of the last invalidation of a page in it, or of its closing.
     pub(super) modified: u64,
     next: u32,
     previous: u32,
 }
 
 impl Block {
-    /// Collecting it would free at least one page.
+    /// Returns whether collecting the block would free at least one page.
     pub(super) fn is_worth_collecting(&self, pages_per_block: u32) -> bool {
         self.state == State::Closed && self.valid < pages_per_block
     }
@@ -47,20 +47,20 @@ struct List {
 #[derive(Clone, Debug)]
 pub(super) struct Blocks {
     table: Vec<Block>,
-    /// Tick at which each block was closed; apart, since only one collector looks at it.
+    /// Tick at which each block was closed; stored separately, since only one collector reads it.
     closed_at: Vec<u64>,
     /// Closed blocks with `i` valid pages, longest unmodified first.
     by_valid: Vec<List>,
     /// Free blocks of each chip, least worn first.
     free: Vec<BTreeSet<(u32, u32)>>,
     free_count: u32,
-    /// How many blocks were erased so often.
+    /// Number of blocks with each number of erases.
     by_wear: BTreeMap<u32, u32>,
     tick: u64,
 }
 
 impl Blocks {
-    /// All blocks free and new.
+    /// Returns all blocks, free and new.
     pub(super) fn new(geometry: &Geometry) -> Self {
         let block = Block {
             state: State::Free,
@@ -93,7 +93,7 @@ impl Blocks {
         }
     }
 
-    /// Blocks as they were saved; lists are rebuilt from them. A closed block's `modified` orders it.
+    /// Restores saved blocks and rebuilds lists from them. The field `modified` of a closed block determines its order.
     pub(super) fn restore(
         geometry: &Geometry,
         saved: &[(State, u32, u64, u64)],
@@ -119,7 +119,7 @@ impl Blocks {
         blocks
     }
 
-    /// After [`Blocks::restore`] and once valid pages are counted: puts closed blocks on their lists.
+    /// Puts closed blocks on their lists, after [`Blocks::restore`] and once valid pages are counted.
     pub(super) fn relink(&mut self) {
         let mut closed: Vec<(u64, u32)> = (0u32..)
             .zip(&self.table)
@@ -136,7 +136,7 @@ impl Blocks {
         &self.table[block as usize]
     }
 
-    /// Tick at which a block was last closed.
+    /// Returns the tick at which a block was last closed.
     pub(super) fn closed_at(&self, block: u32) -> u64 {
         self.closed_at[block as usize]
     }
@@ -153,7 +153,7 @@ impl Blocks {
         self.tick
     }
 
-    /// Fewest and most erases of any block.
+    /// Returns the smallest and the largest number of erases of any block.
     pub(super) fn wear_range(&self) -> (u32, u32) {
         let first = self.by_wear.first_key_value().map_or(0, |(&wear, _)| wear);
         let last = self.by_wear.last_key_value().map_or(0, |(&wear, _)| wear);
@@ -178,12 +178,12 @@ impl Blocks {
         Some(block)
     }
 
-    /// One more page of the block is valid.
+    /// Counts one more valid page of the block.
     pub(super) fn validate(&mut self, block: u32) {
         self.table[block as usize].valid += 1;
     }
 
-    /// One page of the block is valid no more.
+    /// Counts one valid page of the block less.
     pub(super) fn invalidate(&mut self, block: u32) {
         if self.table[block as usize].state != State::Closed {
             self.table[block as usize].valid -= 1;
@@ -207,7 +207,7 @@ impl Blocks {
         self.link(block);
     }
 
-    /// Takes a closed block out of the lists, to be collected.
+    /// Removes a closed block from the lists, to be collected.
     pub(super) fn take_victim(&mut self, block: u32) {
         self.unlink(block);
         self.table[block as usize].state = State::Victim;
@@ -232,7 +232,7 @@ impl Blocks {
         self.free_count += 1;
     }
 
-    /// The longest unmodified closed block with `valid` pages.
+    /// Returns the longest unmodified closed block with `valid` pages.
     pub(super) fn first_with(&self, valid: u32) -> Option<u32> {
         let first = self.by_valid[valid as usize].first;
         (first != NONE).then_some(first)
@@ -272,7 +272,7 @@ impl Blocks {
         }
     }
 
-    /// Every block is in exactly the lists that its state says, and the counts add up.
+    /// Checks that every block is in exactly the lists of its state, and that the counts are correct.
     #[cfg(test)]
     pub(super) fn check(&self) {
         let free: BTreeSet<u32> = self

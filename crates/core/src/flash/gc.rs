@@ -1,40 +1,40 @@
-//! Garbage collection: which block goes next, and moving its valid pages, as many at a time as wanted.
+//! Garbage collection: chooses the next block and moves its valid pages, in steps of any size.
 
 use super::blocks::Block;
 use super::ftl::{Ftl, Operation, Slot, Stream};
 
-/// Which closed block is collected next. Ties go to the block that was left alone longest.
+/// Policy that chooses the next closed block to collect. Ties are decided for the block that was unmodified longest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Collector {
-    /// The one with the fewest valid pages: the least work now.
+    /// The block with the fewest valid pages: the least work now.
     Greedy,
-    /// The one with the greatest age · (1 − u) / 2u, u its share of valid pages and age the time since a
-    /// page in it was last invalidated (Kawaguchi, Nishioka and Motoda, USENIX 1995): cold blocks are
-    /// collected fuller, hot ones get time to empty. Time is counted in invalidations.
+    /// The block with the greatest age · (1 − u) / 2u, where u is its share of valid pages and age the time since a page in it was last
+    /// invalidated (Kawaguchi, Nishioka and Motoda, USENIX 1995). Cold blocks are collected fuller, and hot blocks get time to empty. Time
+    /// is counted in invalidations.
     CostBenefit,
-    /// The one that was closed first. Simple, levels wear perfectly, copies most; here because its write
+    /// The block that was closed first. This policy is simple, levels wear perfectly and copies most; it exists because its write
     /// amplification has an exact closed form.
     OldestFirst,
 }
 
-/// How far collection is.
+/// State of collection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Collection {
-    /// Erased blocks.
+    /// Number of erased blocks.
     pub free_blocks: u32,
-    /// Collection in the background would do good.
+    /// Whether collection in the background is useful.
     pub wanted: bool,
-    /// The next write has to wait for it.
+    /// Whether the next write has to wait for collection.
     pub forced: bool,
-    /// A block is half collected.
+    /// Whether a block is half collected.
     pub under_way: bool,
 }
 
 impl Ftl {
-    /// Collects: moves up to `pages` valid pages out of the block under collection, choosing one if there
-    /// is none, and erases it once it is empty. False if no block is worth it, so nothing was done.
+    /// Moves up to `pages` valid pages out of the block under collection, choosing one if there is none, and erases it once it is empty.
+    /// Returns false if no block is worth collecting, so that nothing was done.
     ///
-    /// An idle device calls this in small steps; a write that finds too few free blocks does it by itself.
+    /// An idle device calls this in small steps; a write that finds too few free blocks calls it by itself.
     pub(super) fn collect(&mut self, pages: u32, observe: &mut impl FnMut(Operation)) -> bool {
         let Some(mut slot) = self.victim.take().or_else(|| self.choose()) else {
             return false;

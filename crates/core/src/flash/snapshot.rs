@@ -1,7 +1,7 @@
-//! The state of a translation layer as bytes, and back. `docs/flash.md` has the layout field by field.
+//! Encoding and decoding of a translation layer's state. `docs/flash.md` describes the layout field by field.
 //!
-//! What follows from the rest is not stored: lists, counts of valid pages, owners. What is read is checked,
-//! so that damaged bytes give an error and not a device that fails later.
+//! Derived data is not stored: lists, counts of valid pages, owners. Decoded data is checked, so that corrupt bytes give an error and not a
+//! device that fails later.
 
 use crate::time::Span;
 
@@ -10,36 +10,36 @@ use super::ftl::{Config, Counts, Frontier, Ftl, Slot};
 use super::gc::Collector;
 use super::geometry::{Geometry, GeometryError, NONE, Spec};
 
-/// Version of the layout. Another one is refused.
+/// Version of the layout. Other versions are refused.
 pub(super) const VERSION: u64 = 1;
 
-/// Why bytes can't be restored.
+/// Reason for which bytes can't be restored.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum SnapshotError {
-    /// They end too early.
+    /// The bytes end too early.
     #[error("flash snapshot: it ends early, after {0} bytes")]
     Truncated(usize),
-    /// They go on after the end.
+    /// There are bytes after the end.
     #[error("flash snapshot: {0} bytes follow its end")]
     Trailing(usize),
-    /// They are of another version, or something else.
+    /// The bytes have another version, or are no snapshot.
     #[error("flash snapshot: version {found}, but only {VERSION} is known; start a new one")]
     Version {
-        /// The version found.
+        /// Version in the bytes.
         found: u64,
     },
-    /// A field has a value it can't have.
+    /// A field has an invalid value.
     #[error("flash snapshot: {field} is out of range or contradicts the rest; start a new one")]
     Field {
         /// Name of the field.
         field: &'static str,
     },
-    /// The device described can't be.
+    /// The described device is invalid.
     #[error("flash snapshot: {0}")]
     Geometry(#[from] GeometryError),
 }
 
-/// Writes numbers of seven bits a byte, lowest first, the top bit set on all but the last (LEB128).
+/// Writer of numbers with seven bits per byte, lowest first, the top bit set on all but the last (LEB128).
 #[derive(Debug, Default)]
 pub(super) struct Writer {
     bytes: Vec<u8>,
@@ -59,7 +59,7 @@ impl Writer {
     }
 }
 
-/// Reads what [`Writer`] wrote.
+/// Reader of the bytes that [`Writer`] wrote.
 #[derive(Debug)]
 pub(super) struct Reader<'a> {
     bytes: &'a [u8],
@@ -95,7 +95,7 @@ impl<'a> Reader<'a> {
         u32::try_from(self.take(field)?).map_err(|_| SnapshotError::Field { field })
     }
 
-    /// A running total, far enough from overflow to go on counting.
+    /// Reads a running total, which must be far enough from overflow to continue counting.
     pub(super) fn take_count(&mut self, field: &'static str) -> Result<u64, SnapshotError> {
         let count = self.take(field)?;
         ensure(count < 1 << 60, field)?;
@@ -171,7 +171,7 @@ impl Ftl {
         }
     }
 
-    /// The map as runs of (logical pages, 0 for unmapped or 1 + the first physical page).
+    /// Writes the map as runs of (logical pages, 0 for unmapped or 1 + the first physical page).
     fn encode_map(&self, writer: &mut Writer) {
         let follows = |a: &u32, b: &u32| match (*a, *b) {
             (NONE, b) => b == NONE,
@@ -186,7 +186,7 @@ impl Ftl {
         }
     }
 
-    /// Reads a device of at most `pages_max` physical pages, which bounds the memory it asks for.
+    /// Reads a device of at most `pages_max` physical pages, which bounds the memory it allocates.
     pub(super) fn decode(reader: &mut Reader<'_>, pages_max: u32) -> Result<Self, SnapshotError> {
         let geometry = Geometry::new(decode_spec(reader)?)?;
         ensure(geometry.physical_pages() <= pages_max, "blocks_per_chip")?;
@@ -233,7 +233,7 @@ impl Ftl {
         Ok(ftl)
     }
 
-    /// Nothing is mapped where an open block is not yet programmed, or where its victim was emptied.
+    /// Checks that no page is mapped where an open block is not yet programmed, or where its victim was emptied.
     fn check_slots(&self) -> Result<(), SnapshotError> {
         let pages_per_block = self.geometry.spec().pages_per_block;
         let is_empty = |slot: &Slot, pages: std::ops::Range<u32>| {

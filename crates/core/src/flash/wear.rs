@@ -1,30 +1,30 @@
-//! Wear: how often blocks were erased, how much life that leaves, and levelling.
+//! Wear of blocks: counts erases, computes the remaining life, and levels wear.
 //!
-//! Levelling is done twice over. A block that is opened is the least worn free one of its chip, which
-//! levels among blocks that get written. Where the spread still grows beyond a threshold, cold data sits on
-//! young blocks: it is moved onto the most worn free block, and the young one joins the others.
+//! There are two methods of levelling. First, a block that is opened is the least worn free one of its chip, which levels among blocks that
+//! are written. Second, if the spread still grows beyond a threshold, cold data is stored on young blocks: it is moved onto the most worn
+//! free block, and the young block joins the others.
 
 use super::blocks::State;
 use super::ftl::{Ftl, Operation};
 
-/// Erases between two moves of cold data, so that levelling costs little while it catches up.
+/// Number of erases between two moves of cold data, so that levelling costs little while it catches up.
 const ERASES_BETWEEN_MOVES: u64 = 16;
 
 /// Erase counts over all blocks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Wear {
-    /// Of the least worn block.
+    /// Erase count of the least worn block.
     pub erases_min: u32,
-    /// Mean.
+    /// Mean erase count.
     pub erases_mean: f64,
-    /// Of the most worn block.
+    /// Erase count of the most worn block.
     pub erases_max: u32,
-    /// Share of the endurance that is used up: mean erases over cycles endured; above 1 it is overdrawn.
+    /// Used share of the endurance: mean erases over endured cycles; a number above 1 exceeds the endurance.
     pub used: f64,
 }
 
 impl Ftl {
-    /// Erase counts at present.
+    /// Returns the current erase counts.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "a ratio for people")]
     pub(super) fn wear(&self) -> Wear {
@@ -72,7 +72,7 @@ impl Ftl {
                 to += 1;
             }
         }
-        // Pages left unprogrammed count as garbage until the block is collected, as they did in the old one.
+        // Unprogrammed pages count as garbage until the block is collected, as they did in the old one.
         self.blocks.close(worn);
         self.erase(cold, observe);
     }

@@ -1,9 +1,8 @@
-//! Lengths of time and numbers of bytes as people write them.
+//! Parser of lengths of time and numbers of bytes in the notation of users.
 
 use crate::time::Span;
 
-/// Reads `90`, `90s`, `5m`, `2h` or `1d`; a number alone means seconds. `None` if it is something else
-/// or too large.
+/// Parses `90`, `90s`, `5m`, `2h` or `1d`; a number alone means seconds. Returns `None` if the text is invalid or the number too large.
 #[must_use]
 pub fn duration(text: &str) -> Option<Span> {
     let (number, unit) = split(text)?;
@@ -20,8 +19,8 @@ pub fn duration(text: &str) -> Option<Span> {
         .map(Span)
 }
 
-/// Reads `4096`, `4kB`, `512MB`, `4G` (powers of 1000) or `4KiB`, `512Mi` (powers of 1024) as bytes. `None` if it is
-/// something else or too large.
+/// Parses `4096`, `4kB`, `512MB`, `4G` (powers of 1000) or `4KiB`, `512Mi` (powers of 1024) as bytes. Returns `None` if the text is invalid
+/// or the number too large.
 #[must_use]
 pub fn size(text: &str) -> Option<u64> {
     let (number, unit) = split(text)?;

@@ -1,20 +1,19 @@
-//! Stacks of kernels in a script: `sort dtype=i32 | zstd | encrypt key=k`.
+//! Pipelines of kernels in a script: `sort dtype=i32 | zstd | encrypt key=k`.
 
 use super::Problem;
 
-/// Most kernels of one stack.
+/// Maximum number of kernels in one pipeline.
 pub const MAX_STAGES: usize = 64;
 
-/// Whether the text that names a kernel is a stack.
+/// Returns whether the text that names a kernel is a pipeline.
 pub(super) fn is_stack(text: &str) -> bool {
     text.contains('|')
 }
 
-/// The kernels of a stack, each with its arguments behind it.
+/// Splits a pipeline into its kernels, each followed by its arguments.
 ///
-/// Words stand between white space. What stands between `'` is taken as it is; between `"` a backslash makes the
-/// next character plain, and so it does outside. A `|` that is not plain ends a kernel; a text that begins with one is a stack,
-/// be it of one kernel.
+/// White space separates words. Text between `'` is taken unchanged; between `"` a backslash makes the next character plain, and so it does
+/// outside of quotes. A `|` that is not plain ends a kernel; a text that begins with `|` is a pipeline, even with one kernel.
 ///
 /// # Errors
 /// A quote without its end, or a kernel without a name.

@@ -1,10 +1,9 @@
-//! Lineage in the DOT language of Graphviz: versions are boxes, runs ellipses, edges go the way of the
-//! data.
+//! Lineage in the DOT language of Graphviz: versions are boxes, runs are ellipses, and edges have the direction of the data.
 
 use super::{Graph, Record, Vertex};
 use std::fmt::Write;
 
-/// The whole graph as a `digraph`.
+/// Returns the whole graph as a `digraph`.
 #[must_use]
 pub fn render(graph: &Graph) -> String {
     let mut out =
@@ -51,7 +50,7 @@ fn name(node: Vertex) -> String {
     }
 }
 
-/// A DOT string: quotes and backslashes escaped, lines kept apart.
+/// Returns a DOT string: quotes and backslashes are escaped, and lines are separated.
 fn quoted(text: &str) -> String {
     let mut out = String::from("\"");
     for c in text.chars() {

@@ -1,4 +1,4 @@
-//! Advised: minimum wait with the host element as one more candidate.
+//! Advised: minimum wait with the host's element as one more candidate.
 //!
 //! For the task t, the storage element e that `min-wait` would choose, and the host:
 //!
@@ -6,15 +6,15 @@
 //! time(t, e) = wait(t, e) + transfer(t, e) + run(t, e)
 //! ```
 //!
-//! The run time counts because the host's cores are of another kind. The host is chosen where that saves more than
-//! [`TIE_PERCENT`] of the time: otherwise moving bytes is not worth it. Without a host it is `min-wait`.
+//! The run time counts because the host's cores are of another kind. The host is chosen if it saves more than [`TIE_PERCENT`] of the time:
+//! otherwise moving bytes does not pay. Without a host this policy is `min-wait`.
 
 use super::{Choice, Policy, Reason, Request, View, min_wait};
 
-/// Times that differ by no more than this count as equal.
+/// Maximum difference of times that count as equal, in percent.
 const TIE_PERCENT: u64 = 1;
 
-/// Balances waiting, moving and running over storage elements and the host.
+/// Policy that balances waiting, moving and running over storage elements and the host.
 #[derive(Clone, Copy, Debug)]
 pub struct Advised;
 

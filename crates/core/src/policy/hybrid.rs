@@ -1,21 +1,20 @@
-//! Hybrid (AnalyzeThis §3.2, "HY"): reduce tasks and unaligned tasks run on the host element, all others
-//! go where another policy says.
+//! Hybrid (AnalyzeThis §3.2, "HY"): reduce tasks and unaligned tasks run on the host's element; another policy places all other tasks.
 //!
-//! - A *reduce* task has at least [`REDUCE_INPUTS_MIN`] inputs that lie on at least
-//!   [`REDUCE_HOLDERS_MIN`] elements: its inputs would move in any case.
-//! - *Unaligned* tasks are the last, incomplete wave of like tasks: of n that became ready together on c
-//!   storage cores the last n mod c, if n > c (a wave that is incomplete from the start makes no straggler).
+//! - A *reduce* task has at least [`REDUCE_INPUTS_MIN`] inputs that are stored on at least [`REDUCE_HOLDERS_MIN`] elements: its inputs
+//!   would move in any case.
+//! - *Unaligned* tasks are the last, incomplete wave of similar tasks: of n that became ready together on c storage cores the last n mod c,
+//!   if n > c (a wave that is incomplete from the start has no stragglers).
 //!
-//! Without a host element, or while its queue is full, the other policy decides.
+//! Without a host's element, or while its queue is full, the other policy decides.
 
 use super::{Choice, Memory, Policy, Reason, Request, View};
 
-/// Inputs that make a reduce task.
+/// Minimum number of inputs of a reduce task.
 pub const REDUCE_INPUTS_MIN: usize = 3;
-/// Elements that must hold them.
+/// Minimum number of elements that hold these inputs.
 pub const REDUCE_HOLDERS_MIN: usize = 2;
 
-/// Another policy with the host element at its side.
+/// Another policy combined with the host's element.
 #[derive(Debug)]
 pub struct Hybrid {
     base: Box<dyn Policy>,
@@ -23,7 +22,7 @@ pub struct Hybrid {
 }
 
 impl Hybrid {
-    /// Stands on `base` for all that is not the host's work.
+    /// Returns the policy with `base` for all tasks that are not the host's work.
     #[must_use]
     pub fn over(base: Box<dyn Policy>) -> Self {
         let name = format!("hybrid:{}", base.name());
@@ -72,7 +71,7 @@ impl Policy for Hybrid {
     }
 }
 
-/// Why a task is the host's work, if it is.
+/// Returns the reason for which a task is the host's work, if it is.
 fn host_work(request: &Request<'_>, view: &mut dyn View) -> Option<Reason> {
     if request.inputs >= REDUCE_INPUTS_MIN && request.holders >= REDUCE_HOLDERS_MIN {
         return Some(Reason::Reduce {

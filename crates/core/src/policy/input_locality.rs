@@ -1,13 +1,13 @@
-//! Input locality (AnalyzeThis §3.2, "IL"): the element that holds the largest part of the inputs, even
-//! if others are idle. Moves the least data, may pile work on one element.
+//! Input locality (AnalyzeThis §3.2, "IL"): chooses the element that holds the largest part of the inputs, even if other elements are idle.
+//! This policy moves the least data, and may overload one element.
 //!
-//! Ties (a task without inputs, or equal parts) go to the element with the shortest wait, then the
-//! fewest outstanding labels for its cores, then the lowest id. A full element is waited for.
+//! Ties (a task without inputs, or equal parts) are decided for the element with the shortest wait, then the fewest outstanding labels for
+//! its cores, then the lowest id. The task waits for a full element.
 
 use super::{Choice, Policy, Reason, Request, View, labels_per_core};
 use std::cmp::Reverse;
 
-/// Goes where the data is.
+/// Policy that places tasks where the data is stored.
 #[derive(Clone, Copy, Debug)]
 pub struct InputLocality;
 

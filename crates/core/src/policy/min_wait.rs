@@ -6,7 +6,7 @@
 //! wait(t, e)     = free(e) + transfer(t, e)
 //! free(e)        = 0 while a core of e is free, else
 //!                  (expected run and transfer times of e's outstanding labels
-//!                  − what the running ones have spent of them) / cores(e)
+//!                   − what the running ones have spent of them) / cores(e)
 //! transfer(t, e) = bytes of t's inputs that are not on e / link rate of e
 //! ```
 //!

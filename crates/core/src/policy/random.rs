@@ -1,12 +1,12 @@
-//! Random: an element drawn from a seeded source. The yardstick for the others.
+//! Random: chooses an element with a seeded random number generator. This policy is the baseline for the others.
 //!
-//! `random` draws among those whose queue has room; `random:all` among all, whatever they have to do (LABIOS §3.5.2,
-//! "random select"): a task then waits for its element, even where another has nothing to do.
+//! `random` chooses among elements with capacity in their queue. `random:all` chooses among all, whatever their load (LABIOS §3.5.2,
+//! "random select"): a task then waits for its element, even if another element is idle.
 
 use super::{Among, Choice, Memory, Policy, Reason, Request, View};
 use crate::random::Source;
 
-/// Draws elements; the same seed draws the same ones.
+/// Policy that draws elements; the same seed draws the same ones.
 #[derive(Clone, Debug)]
 pub struct Random {
     source: Source,
@@ -14,7 +14,7 @@ pub struct Random {
 }
 
 impl Random {
-    /// A source that is told its seed, and what it draws among.
+    /// Returns the policy with a seed and the set of elements from which it draws.
     #[must_use]
     pub fn seeded(seed: u64, of: Among) -> Self {
         let source = Source::seeded(seed);

@@ -1,10 +1,10 @@
-//! Round-robin (AnalyzeThis §3.2, "RR"): the next element in turn whose queue has room, whatever data
-//! it holds. Levels load, moves the most data.
+//! Round-robin (AnalyzeThis §3.2, "RR"): chooses the next element in turn with capacity in its queue, whatever data it holds. This policy
+//! levels load and moves the most data.
 
 use super::{Choice, Memory, Policy, Reason, Request, View};
 use crate::id::ElementId;
 
-/// Elements in turn.
+/// Policy that uses elements in turn.
 #[derive(Clone, Debug, Default)]
 pub struct RoundRobin {
     last: Option<ElementId>,

@@ -1,4 +1,4 @@
-//! Write amplification (AnalyzeThis §6.3, "WA"): the element where the task writes least beyond its inputs.
+//! Write amplification (AnalyzeThis §6.3, "WA"): chooses the element on which the task writes least in addition to its inputs.
 //!
 //! For a task t and every element e:
 //!
@@ -6,15 +6,15 @@
 //! WA(t, e) = (bytes of t's inputs + bytes of them that are not on e) / bytes of t's inputs
 //! ```
 //!
-//! which is Eq. 1 with the sum that it means, and 1 for a task without inputs. The denominator is the same
-//! for all elements, so bytes to be pulled are compared. Of several elements with the least the next in turn
-//! that has room is taken, as in the paper, where turns break all ties; if none of them has room the next in
-//! turn is waited for. Where there are no ties this chooses what input locality does.
+//! This is Eq. 1 with the intended sum, and 1 for a task without inputs. The denominator is the same for all elements, so the bytes to pull
+//! are compared. Among several elements with the least bytes, the next in turn that has capacity is chosen, as in the paper, where turns
+//! decide all ties. If none of them has capacity, the task waits for the next in turn. Without ties this policy chooses the same elements
+//! as input locality.
 
 use super::{Choice, Memory, Policy, Reason, Request, View};
 use crate::id::ElementId;
 
-/// Spares the devices.
+/// Policy that minimises writes to the devices.
 #[derive(Clone, Debug, Default)]
 pub struct WriteAmplification {
     last: Option<ElementId>,

@@ -309,7 +309,7 @@ fn documented_rules_parse() {
     .unwrap();
 }
 
-/// What a pattern without groups means, the slow way.
+/// Matches a pattern without groups, by a slow reference implementation.
 fn means(pattern: &[char], path: &[char], begins: bool) -> bool {
     let Some((&first, rest)) = pattern.split_first() else {
         return path.is_empty();

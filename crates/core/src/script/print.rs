@@ -1,4 +1,4 @@
-//! Writes a tree of values as libconfig that parses back to the same tree.
+//! Printer of a tree of values as libconfig, which parses back to the same tree.
 
 use super::{Data, Group, Value};
 use std::fmt::{Display, Formatter, Result, Write};
@@ -32,7 +32,7 @@ fn settings(f: &mut Formatter<'_>, group: &Group, level: usize) -> Result {
 fn value(f: &mut Formatter<'_>, printed: &Value, level: usize) -> Result {
     match &printed.data {
         Data::Boolean(boolean) => write!(f, "{boolean}"),
-        // libconfig wants the suffix on what does not fit in 32 bits.
+        // libconfig requires the suffix for numbers that do not fit in 32 bits.
         Data::Integer(number) if i32::try_from(*number).is_err() => write!(f, "{number}L"),
         Data::Integer(number) => write!(f, "{number}"),
         Data::Float(number) => write!(f, "{number:?}"),

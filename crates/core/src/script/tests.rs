@@ -1,5 +1,4 @@
-//! The syntax, its errors word by word, and two properties: printing and parsing are inverse, and
-//! nothing makes the parser panic.
+//! Tests of the syntax, its errors word by word, and two properties: printing and parsing are inverse, and no input makes the parser panic.
 
 use super::*;
 use proptest::prelude::*;
@@ -263,7 +262,7 @@ fn script_depth_and_length_are_bounded() {
     ));
 }
 
-/// Positions differ between a tree and its printed form; everything else must not.
+/// Removes positions, which differ between a tree and its printed form; all other data must be equal.
 fn without_positions(group: &mut Group) {
     fn value(v: &mut Value) {
         v.at = Position::START;

@@ -1,6 +1,5 @@
-//! Property tests of the dispatcher: random jobs on a random array under crashes, restarts, cancelled
-//! jobs, failing kernels, and messages that are lost, repeated and reordered. After every event all of
-//! the dispatcher's invariants are checked (see `array::World::on`).
+//! Property tests of the dispatcher: random jobs on a random array under crashes, restarts, cancelled jobs, failing kernels, and messages
+//! that are lost, repeated and reordered. After every event all of the dispatcher's invariants are checked (see `array::World::on`).
 
 use crate::array::{self, Dice, Faults, World, job, task};
 use proptest::test_runner::{Config as Cases, RngAlgorithm, TestRng, TestRunner};
@@ -13,7 +12,7 @@ use tidemill_core::label::{FailureKind, Kernel};
 use tidemill_core::layout::Selection;
 use tidemill_core::policy;
 
-/// Labels that elements gave back.
+/// Returns the number of labels that elements returned.
 fn given_back(world: &World) -> usize {
     world.log.iter().filter(|action| matches!(action, Action::Task { failure: Some(failure), .. } if failure.kind == FailureKind::Recalled)).count()
 }
@@ -53,7 +52,7 @@ const ALL: Faults = Faults {
 };
 
 fn array(dice: &mut Dice) -> Vec<(u32, Role, u32)> {
-    // Some are so large that the dispatcher does not look at every element.
+    // Some arrays are so large that the dispatcher does not examine every element.
     let stores = if dice.chance(25) {
         17 + dice.roll(8) as u32
     } else {
@@ -118,7 +117,7 @@ fn random_job(world: &mut World, id: u64, stores: u64) -> JobSpec {
     job(id, policy, tasks)
 }
 
-/// Components of a striped file, the task that joins what they make, and one that reads that.
+/// Adds the components of a striped file, the task that joins their outputs, and one that reads the joined file.
 fn components(world: &mut World, first: u64, stores: u64, tasks: &mut Vec<TaskSpec>) {
     let width = 1 + world.dice.roll(4);
     let lies = |_| ElementId(world.dice.roll(stores) as u32);
@@ -141,7 +140,7 @@ fn components(world: &mut World, first: u64, stores: u64, tasks: &mut Vec<TaskSp
     tasks.push(task(first + width + 1, "max", vec![joined]));
 }
 
-/// Some tasks need more than a core, some less, some a program.
+/// Lets some tasks need more than a core, some less, and some a program.
 fn want(dice: &mut Dice, spec: &mut TaskSpec) {
     match dice.roll(10) {
         0 => spec.needs.cores = 0,
@@ -171,7 +170,7 @@ fn origin(world: &mut World, job: u64, number: u64, stores: u64) -> Origin {
     }
 }
 
-/// Runs random jobs to their end and gives all actions back.
+/// Runs random jobs to their end and returns all actions.
 fn run(seed: u64, faults: Faults, steps: u64) -> World {
     let mut dice = Dice(seed);
     let nodes = array(&mut dice);
@@ -200,8 +199,8 @@ fn run(seed: u64, faults: Faults, steps: u64) -> World {
     world
 }
 
-/// Runs a property for fixed random seeds; a failure names its seed. `TIDEMILL_SEED` runs that one alone,
-/// `TIDEMILL_CASES` multiplies how many are run.
+/// Runs a property for fixed random seeds; a failure names its seed. `TIDEMILL_SEED` runs only this seed, and `TIDEMILL_CASES` multiplies
+/// the number of runs.
 fn for_seeds(cases: u32, property: impl Fn(u64)) {
     let number = |name| {
         std::env::var(name)

@@ -1,4 +1,4 @@
-//! The dispatcher as its driver sees it: scenarios one at a time, and random ones under faults.
+//! Tests of the dispatcher from the view of its driver: single scenarios, and random ones under faults.
 
 #![expect(clippy::unwrap_used, reason = "tests")]
 #![expect(clippy::cast_possible_truncation, reason = "small random numbers")]

@@ -7,7 +7,7 @@ use tidemill_plan::model::site::{Application, Kernel};
 use tidemill_plan::model::{Approach, Corrections, Site, feasible, staging};
 use tidemill_plan::units::{Bytes, Joules, Seconds, significant};
 
-/// All of them.
+/// Returns all claims.
 pub(crate) fn claims(site: &Site, corrections: &Corrections) -> Vec<Claim> {
     let mut claims = vec![gtc_output(site)];
     claims.extend(throughput(site, corrections));
@@ -29,7 +29,7 @@ fn gtc_output(site: &Site) -> Claim {
     }
 }
 
-/// The kernels that are too slow for an application at a ratio, whatever staging allows (Fig. 3b).
+/// Returns the kernels that are too slow for an application at a ratio, whatever staging allows (Fig. 3b).
 fn too_slow(
     site: &Site,
     name: &str,
@@ -115,7 +115,7 @@ fn none_or(names: &[String]) -> String {
     }
 }
 
-/// The pairs of application and kernel that are infeasible at a ratio, whole applications by their name only.
+/// Returns the pairs of application and kernel that are infeasible at a ratio; whole applications are listed by their name only.
 fn infeasible(
     site: &Site,
     approach: Approach,
@@ -203,7 +203,7 @@ fn ratios(site: &Site, corrections: &Corrections) -> Vec<Claim> {
     ]
 }
 
-/// Rows of Fig. 4 where both totals are known, without what is infeasible.
+/// Row of Fig. 4 in which all totals are known, without infeasible cases.
 struct Energies {
     name: String,
     staged_only: Joules,
@@ -262,7 +262,7 @@ fn energies(site: &Site, corrections: &Corrections) -> Vec<Claim> {
         "analysis on devices saves energy for almost all pairs but those of VULCAN",
         &|row| row.flash >= Joules::ZERO,
     );
-    // "Almost all" leaves room: at most one pair in ten of the other applications.
+    // "Almost all" allows exceptions: at most one pair in ten of the other applications.
     let others = rows.iter().filter(|row| !row.name.starts_with("VULCAN"));
     let (wasting, all) = others.fold((0, 0), |(wasting, all), row| {
         (wasting + usize::from(row.flash >= Joules::ZERO), all + 1)
@@ -324,7 +324,7 @@ fn fingerprint_of_s3d(site: &Site, corrections: &Corrections) -> Vec<Claim> {
     ]
 }
 
-/// A claim about a range of whole numbers over the kernels of Table 7.
+/// Returns a claim about a range of whole numbers over the kernels of Table 7.
 fn between(claim: &'static str, values: &[f64], low: f64, high: f64, unit: &str) -> Claim {
     let least = values.iter().copied().fold(f64::INFINITY, f64::min);
     let most = values.iter().copied().fold(0.0, f64::max);

@@ -1,4 +1,4 @@
-//! The models' charts: required throughput (the paper's Fig. 3b), energy (Fig. 4) and cost (Fig. 3a, Table 5).
+//! Charts of the models: required throughput (the paper's Fig. 3b), energy (Fig. 4) and cost (Fig. 3a, Table 5).
 
 use crate::bar::{Bar, BarChart, Grid, Group, Part};
 use tidemill_plan::chart::{Axis, Level, Line, LineChart};
@@ -7,23 +7,23 @@ use tidemill_plan::model::{
 };
 use tidemill_plan::units::{BytesPerSecond, Money, significant, thousands};
 
-/// A drawing and the name that its file should have.
+/// Drawing and the name of its file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Chart {
-    /// `required-throughput-device.svg` and so on.
+    /// Name such as `required-throughput-device.svg`.
     pub(crate) file_name: &'static str,
-    /// The document.
+    /// SVG document.
     pub(crate) svg: String,
 }
 
 /// Staging ratios that get a dot.
 const MARKED: [f64; 10] = [1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 50.0, 100.0, 300.0, 1000.0];
-/// The ratios that charts go up to.
+/// Highest ratio of charts.
 const HIGHEST_RATIO: f64 = 1000.0;
-/// Points of a curve over the ratios.
+/// Number of points of a curve over the ratios.
 const STEPS: i32 = 120;
 
-/// Draws everything there is about a site.
+/// Draws all charts of a site.
 pub(crate) fn charts(site: &Site, corrections: &Corrections) -> Vec<Chart> {
     let report = report(site, corrections);
     let throughput = |approach| required_throughput(site, approach, corrections).to_svg();
@@ -53,8 +53,8 @@ fn ratios() -> impl Iterator<Item = f64> {
     (0..=STEPS).map(|step| HIGHEST_RATIO.powf(f64::from(step) / f64::from(STEPS)))
 }
 
-/// Fig. 3b: what each application needs, by ratio, and what each kernel has. A curve ends where no throughput is
-/// enough; dots stand where the constraints of staging allow the ratio too.
+/// Draws Fig. 3b: the throughput that each application needs, by ratio, and the throughput of each kernel. A curve ends where no throughput
+/// is enough; dots mark ratios that the constraints of staging allow, too.
 fn required_throughput(site: &Site, approach: Approach, corrections: &Corrections) -> LineChart {
     let stage = approach.stage(site);
     let lines = site.applications.iter().map(|application| {
@@ -79,7 +79,7 @@ fn required_throughput(site: &Site, approach: Approach, corrections: &Correction
     });
     let lines: Vec<_> = lines.collect();
     let levels: Vec<_> = levels.collect();
-    // A curve rises without end just before it ends: show one decade above the fastest kernel.
+    // A curve rises without bound just before it ends: the chart shows one decade above the fastest kernel.
     let fastest = levels.iter().map(|level| level.value).fold(1.0, f64::max);
     let slowest = lines
         .iter()
@@ -101,7 +101,7 @@ fn required_throughput(site: &Site, approach: Approach, corrections: &Correction
     }
 }
 
-/// Fig. 4, on devices and offline: a chart for each application that fits.
+/// Draws Fig. 4, on devices and offline: a chart for each application that fits.
 fn energy(site: &Site, report: &SiteReport) -> Grid {
     let names = ["active flash", "offline"].map(str::to_owned).to_vec();
     let charts = site.applications.iter().filter_map(|application| {
@@ -147,7 +147,7 @@ fn energy(site: &Site, report: &SiteReport) -> Grid {
     }
 }
 
-/// Fig. 4, on analysis nodes: all applications in one chart, a series for each kernel.
+/// Draws Fig. 4, on analysis nodes: all applications in one chart, a series for each kernel.
 fn energy_of_nodes(report: &SiteReport) -> BarChart {
     let mut series: Vec<String> = Vec::new();
     let mut groups: Vec<(String, Vec<Option<f64>>)> = Vec::new();
@@ -181,7 +181,7 @@ fn energy_of_nodes(report: &SiteReport) -> BarChart {
     }
 }
 
-/// A group of bars of one part each, series by series.
+/// Returns a group of bars of one part each, series by series.
 fn group(label: &str, values: &[Option<f64>]) -> Group {
     let bars = values.iter().enumerate().map(|(series, &value)| Bar {
         label: None,
@@ -193,7 +193,7 @@ fn group(label: &str, values: &[Option<f64>]) -> Group {
     }
 }
 
-/// Fig. 3a: the price of devices and nodes by ratio.
+/// Draws Fig. 3a: the price of devices and nodes by ratio.
 fn infrastructure(site: &Site) -> LineChart {
     let nodes = site.machine.nodes.get();
     let line = |approach: Approach| {
@@ -225,7 +225,7 @@ fn infrastructure(site: &Site) -> LineChart {
     }
 }
 
-/// Table 5 for each kernel: what is bought, and the bill for energy on it (or the saving below it).
+/// Draws Table 5 for each kernel: the price of the infrastructure, and the bill for energy above it (or the saving below it).
 fn total_cost(report: &SiteReport) -> BarChart {
     let mut groups: Vec<Group> = Vec::new();
     for row in &report.cost {

@@ -1,5 +1,5 @@
-//! The Active Flash paper (FAST 2013) beside the models: its Tables 4, 5 and 7, Fig. 3a and what its text says, as
-//! printed and as computed, with the reading of each; and its Figs. 3 and 4 and Table 5 drawn for any site.
+//! Comparison of the Active Flash paper (FAST 2013) with the models: its Tables 4, 5 and 7, Fig. 3a and claims of its text, as printed and
+//! as computed, with the reading of each. It also draws Figs. 3 and 4 and Table 5 for any site.
 //!
 //! ```sh
 //! cargo run -p tidemill-plan --example active_flash                             # the comparison
@@ -43,7 +43,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Writes the charts of a site, the paper's if there is none.
+/// Writes the charts of a site; by default the paper's site.
 fn draw(
     site: Option<&Path>,
     corrections: &Corrections,

@@ -1,23 +1,23 @@
-//! One device measured: time, throughput, energy and preemption of a kernel (Eq. 35, §6.2 and Table 7).
+//! Measurements of one device: time, throughput, energy and preemption of a kernel (Eq. 35, §6.2 and Table 7).
 
 use tidemill_plan::units::{Bytes, BytesPerSecond, Joules, Seconds, Watts};
 
-/// t (Eq. 35): reading, then computing; they don't overlap.
+/// Returns t (Eq. 35): reading, then computing; they do not overlap.
 pub(crate) fn kernel_time(io: Seconds, compute: Seconds) -> Seconds {
     io + compute
 }
 
-/// The throughput of Table 7.
+/// Returns the throughput of Table 7.
 pub(crate) fn throughput(input: Bytes, time: Seconds) -> BytesPerSecond {
     input / time
 }
 
-/// The energy of Table 7: `power` for all of the time.
+/// Returns the energy of Table 7: `power` for all of the time.
 pub(crate) fn energy(power: Watts, time: Seconds) -> Joules {
     power * time
 }
 
-/// Delay_k (§6.2): how long a request waits on average for a kernel that looks for requests every `piece` bytes.
+/// Returns Delay_k (§6.2): the mean wait of a request for a kernel that looks for requests every `piece` bytes.
 pub(crate) fn mean_delay(piece: Bytes, throughput: BytesPerSecond) -> Seconds {
     piece / throughput * 0.5
 }

@@ -1,27 +1,27 @@
-//! What else a side has to do (A1, A2): until a core is free, and what share of a processor a kernel gets then.
+//! Load of a side (A1, A2): computes the time until a core is free, and the share of a processor that a kernel then gets.
 //!
-//! Kernels of an element end; other programs of its machine are taken to go on for ever. Host and element may be on one
-//! machine: then what runs on the element takes from the host, and both take from each other when they run at once.
+//! Kernels of an element end; other programs of its machine are assumed to run forever. Host and element may be on one machine: then the
+//! element's load reduces the host's share, and both reduce each other's share when they run at once.
 
 use crate::units::Seconds;
 
-/// The processors of a machine at this moment, as one more kernel finds them.
+/// State of the processors of a machine, as one more kernel finds them.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Machine {
-    /// How many it has.
+    /// Number of processors.
     pub processors: u32,
-    /// Share of one that one more kernel gets: measured, whatever the reason is.
+    /// Share of a processor that one more kernel gets: measured, whatever the reason is.
     pub share: f64,
-    /// The same while the other side runs one more kernel, too.
+    /// The same share while the other side runs one more kernel, too.
     pub share_beside: f64,
-    /// Kernels of elements that run on it.
+    /// Number of elements' kernels that run on the machine.
     pub running: u32,
-    /// Until those and all that waits for their cores have ended.
+    /// Time until these kernels and all labels that wait for their cores have ended.
     pub left: Seconds,
 }
 
 impl Machine {
-    /// With nothing else to do.
+    /// Returns a machine without load.
     pub const fn idle(processors: u32) -> Self {
         Self {
             processors,
@@ -32,46 +32,46 @@ impl Machine {
         }
     }
 
-    /// The share once so many of the kernels that ran when it was measured have ended. Those that want processors have
-    /// turns of the same length, so 1 / share of them are on a processor.
+    /// Returns the share after `ended` of the kernels that ran during the measurement have ended. Programs that want processors have turns
+    /// of the same length, so 1 / share of them are on a processor.
     fn share_without(&self, ended: u32) -> f64 {
         let on_one = 1.0 / self.share - f64::from(ended) / f64::from(self.processors.max(1));
         (1.0 / on_one.max(1.0)).max(self.share)
     }
 }
 
-/// What an element has to do.
+/// Queue of an element.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Queue {
-    /// Kernels that it runs at once.
+    /// Number of kernels that it runs at once.
     pub cores: u32,
-    /// Kernels that run.
+    /// Number of running kernels.
     pub running: u32,
-    /// Kernels that wait for its cores.
+    /// Number of kernels that wait for its cores.
     pub queued: u32,
-    /// Until those that run and those that wait have ended, its cores sharing the work.
+    /// Time until running and waiting kernels have ended, if its cores share the work.
     pub left: Seconds,
 }
 
-/// What a side has to do, as a kernel finds it.
+/// Load of a side, as a kernel finds it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Load {
-    /// Kernels that may run there at once.
+    /// Number of kernels that may run there at once.
     pub cores: u32,
-    /// Until it has a core for another one (A1).
+    /// Time until it has a core for another kernel (A1).
     pub wait: Seconds,
     /// Share of a processor that the kernel gets at first (A2).
     pub share: f64,
-    /// How long, from when it begins.
+    /// Time for which the kernel gets this share, from its begin.
     pub crowded: Seconds,
-    /// Share that it gets after that.
+    /// Share that the kernel gets after that time.
     pub share_later: f64,
-    /// Share that it gets, all the time, if the other side works on a part of the input.
+    /// Share that the kernel always gets if the other side works on a part of the input.
     pub share_beside: f64,
 }
 
 impl Load {
-    /// Nothing else to do.
+    /// Returns no load.
     pub const fn none(cores: u32) -> Self {
         Self {
             cores,
@@ -83,7 +83,8 @@ impl Load {
         }
     }
 
-    /// Of a host, which takes a kernel at once whatever else runs: an operating system shares, it does not queue.
+    /// Returns the load of a host, on which a kernel starts at once whatever else runs: an operating system shares processors and does not
+    /// queue kernels.
     pub fn of_host(machine: &Machine) -> Self {
         Self {
             cores: machine.processors,
@@ -95,13 +96,14 @@ impl Load {
         }
     }
 
-    /// Of an element. One with a free core begins at once, beside what runs. Else the kernel waits for its turn: AnalyzeThis
-    /// §3.2's expected free time; then the element's other kernels have ended, and those of others go on.
+    /// Returns the load of an element. If a core is free, the kernel starts at once, in parallel to the running ones. Otherwise the kernel
+    /// waits for its turn: the expected free time of AnalyzeThis §3.2. At that time the element's other kernels have ended, and other
+    /// programs still run.
     pub fn of_element(queue: &Queue, machine: &Machine) -> Self {
         let share_later = machine.share_without(machine.running);
         let full = queue.running.saturating_add(queue.queued) >= queue.cores;
         let (wait, ended) = if full {
-            // What began since the machine was looked at is not in its share.
+            // Kernels that began after the measurement are not in the machine's share.
             (queue.left, queue.running.min(machine.running))
         } else {
             (Seconds::ZERO, 0)
@@ -117,7 +119,7 @@ impl Load {
         }
     }
 
-    /// How long a kernel takes that would take `work` on a processor of its own (A3).
+    /// Returns the run time of a kernel that needs `work` on a processor of its own (A3).
     pub(super) fn run(&self, work: Seconds) -> Seconds {
         let first = self.crowded * self.share;
         if first >= work {

@@ -1,4 +1,4 @@
-//! The advisor: by hand, and properties over random cases.
+//! Tests of the advisor: results computed by hand, and properties over random cases.
 
 use super::*;
 use crate::units::{BytesPerSecond, Joules, JoulesPerByte, Watts};
@@ -6,7 +6,8 @@ use proptest::prelude::*;
 
 const MB: f64 = 1e6;
 
-/// 1000 MB on an element of 100 MB/s, a host of 400 MB/s and a link of 125 MB/s; a result of a tenth, wanted on the host.
+/// Returns 1000 MB on an element of 100 MB/s, a host of 400 MB/s and a link of 125 MB/s; the result is a tenth of the input and wanted on
+/// the host.
 fn case() -> Case {
     Case {
         input: Bytes::new(1000.0 * MB),
@@ -23,8 +24,8 @@ fn case() -> Case {
     }
 }
 
-/// A core of a device of 3 W and 0.09 W with four (Active Flash, Table 2), and one of a node of 190 W and 63 W with eight
-/// (§5).
+/// Returns powers of a core: of a device of 3 W and 0.09 W with four cores (Active Flash, Table 2), and of a node of 190 W and 63 W with
+/// eight (§5).
 fn powers(joules_per_byte: f64) -> Powers {
     let power = |busy, idle| Power {
         busy: Watts::new(busy),
@@ -134,7 +135,7 @@ fn equal_times_are_decided_by_energy_then_moved_bytes() {
     );
     even.powers.as_mut().unwrap().element.busy = Watts::new(100.0);
     assert_eq!(advise(&even).unwrap().best, Choice::Host);
-    // Where nobody knows what anything takes, nothing is made up.
+    // Without known powers, no energy is made up.
     even.powers = None;
     let advice = advise(&even).unwrap();
     assert_eq!(advice.element.unwrap().energy, None);
@@ -202,7 +203,7 @@ fn shared_processors_slow_both_sides_until_kernels_end() {
     let element = advise(&shared).unwrap().element.unwrap();
     close(element.waiting.get(), 3.0);
     close(element.on_element.get(), 10.0);
-    // Both sides at once have half a processor each.
+    // Each of both sides has half a processor if they run at once.
     let split = shared.predict(0.5).unwrap();
     close(split.on_host.get(), 2.5);
     close(split.on_element.get(), 10.0);
@@ -388,7 +389,7 @@ fn cases() -> impl Strategy<Value = Case> {
     )
 }
 
-/// Not later but for rounding.
+/// Checks that a time is not later than another one, except for rounding.
 fn not_later(one: Seconds, other: Seconds) -> bool {
     one.get() <= other.get() * (1.0 + 1e-9) + 1e-12
 }

@@ -1,30 +1,30 @@
-//! An axis: its scale, the range it shows and where its ticks stand.
+//! Axis of a chart: its scale, its range and its ticks.
 
 use super::canvas::text_width;
 use crate::units::{significant, thousands};
 
-/// How values become distances.
+/// Conversion of values to distances.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scale {
-    /// Evenly.
+    /// Linear scale.
     Linear,
-    /// By their logarithm; values that are not above zero are not shown.
+    /// Logarithmic scale; values that are not above zero are not shown.
     Log,
 }
 
-/// An axis of a chart.
+/// Axis of a chart.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Axis {
-    /// What it shows, with the unit.
+    /// Name of the quantity, with its unit.
     pub label: String,
-    /// How values become distances.
+    /// Conversion of values to distances.
     pub scale: Scale,
-    /// From where to where; by the data where there is none.
+    /// Lowest and highest value; `None` for the range of the data.
     pub range: Option<(f64, f64)>,
 }
 
 impl Axis {
-    /// A linear axis as wide as its data.
+    /// Returns a linear axis with the range of its data.
     pub fn linear(label: impl Into<String>) -> Self {
         Self {
             label: label.into(),
@@ -33,7 +33,7 @@ impl Axis {
         }
     }
 
-    /// A logarithmic axis as wide as its data.
+    /// Returns a logarithmic axis with the range of its data.
     pub fn log(label: impl Into<String>) -> Self {
         Self {
             label: label.into(),
@@ -42,19 +42,19 @@ impl Axis {
         }
     }
 
-    /// The same, from `low` to `high`.
+    /// Returns the same axis from `low` to `high`.
     #[must_use]
     pub fn from_to(mut self, low: f64, high: f64) -> Self {
         self.range = Some((low, high));
         self
     }
 
-    /// Whether a value can be shown at all.
+    /// Returns whether a value can be shown at all.
     pub(super) fn shows(&self, value: f64) -> bool {
         value.is_finite() && (self.scale == Scale::Linear || value > 0.0)
     }
 
-    /// The range to show for these values, widened to ticks. Linear bars start at zero: give it as a value.
+    /// Returns the range to show for these values, widened to ticks. Linear bars start at zero: pass zero as a value.
     pub fn fit(&self, values: impl Iterator<Item = f64>) -> (f64, f64) {
         if let Some(range) = self.range {
             return range;
@@ -90,7 +90,7 @@ impl Axis {
         }
     }
 
-    /// Where a value stands in a range: 0 at its low end, 1 at its high end.
+    /// Returns the position of a value in a range: 0 at its low end, 1 at its high end.
     pub fn place(&self, value: f64, (low, high): (f64, f64)) -> f64 {
         match self.scale {
             Scale::Linear => (value - low) / (high - low),
@@ -98,7 +98,7 @@ impl Axis {
         }
     }
 
-    /// The ticks within a range.
+    /// Returns the ticks within a range.
     pub(super) fn ticks(&self, (low, high): (f64, f64)) -> Vec<f64> {
         match self.scale {
             Scale::Linear => {
@@ -121,7 +121,7 @@ impl Axis {
                 };
                 let ticks = marked(marks, (low, high));
                 if ticks.len() < TICKS_MIN {
-                    // Between 1 and 2 of a decade there is none of these: the axis is nearly even there.
+                    // Between 1 and 2 of a decade there is none of these: the axis is nearly linear there.
                     return Axis::linear("").ticks((low, high));
                 }
                 ticks
@@ -130,10 +130,10 @@ impl Axis {
     }
 }
 
-/// An axis with fewer could not be read.
+/// Minimum number of ticks of a legible axis.
 const TICKS_MIN: usize = 3;
 
-/// These multiples of powers of ten within a range.
+/// Returns these multiples of powers of ten within a range.
 fn marked(marks: &[f64], (low, high): (f64, f64)) -> Vec<f64> {
     let mut ticks = Vec::new();
     let mut decade = low.log10().floor();
@@ -146,7 +146,7 @@ fn marked(marks: &[f64], (low, high): (f64, f64)) -> Vec<f64> {
     ticks
 }
 
-/// The label of a tick.
+/// Returns the label of a tick.
 pub fn tick_label(value: f64) -> String {
     let number = significant(value);
     match number.strip_prefix('-') {
@@ -155,7 +155,7 @@ pub fn tick_label(value: f64) -> String {
     }
 }
 
-/// Width that the labels of these ticks take.
+/// Returns the width that the labels of these ticks take.
 pub(super) fn labels_width(ticks: &[f64]) -> f64 {
     let widths = ticks
         .iter()
@@ -163,7 +163,7 @@ pub(super) fn labels_width(ticks: &[f64]) -> f64 {
     widths.fold(30.0, f64::max)
 }
 
-/// A round step that divides a span into four to ten pieces.
+/// Returns a round step that divides a span into four to ten pieces.
 fn step(span: f64) -> f64 {
     let rough = span / 6.0;
     let ten = 10_f64.powf(rough.log10().floor());

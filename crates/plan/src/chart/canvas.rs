@@ -1,4 +1,4 @@
-//! SVG elements, one after the other, in a document of fixed size.
+//! Canvas: writes SVG elements, one after the other, into a document of fixed size.
 
 use super::Area;
 use std::fmt::Write;
@@ -10,28 +10,28 @@ const GRID: &str = "#e4e7eb";
 const FRAME: &str = "#8c959f";
 const LEVEL: &str = "#6e7781";
 
-/// Length of the dashes of lines that lie on others.
+/// Length of the dashes of lines that cover others.
 const DASH: usize = 9;
 
-/// Colours that stay apart for colour-blind readers too.
+/// Colours that colour-blind readers can distinguish, too.
 const COLORS: [&str; 9] = [
     "#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#7a5195", "#a6761d",
     "#666666",
 ];
 
-/// The colour of the series with this index; they repeat after nine.
+/// Returns the colour of the series with this index; colours repeat after nine.
 pub fn color(index: usize) -> &'static str {
     COLORS[index % COLORS.len()]
 }
 
-/// Where a text is relative to its point.
+/// Position of a text relative to its point.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Anchor {
-    /// It starts there.
+    /// The text starts at the point.
     Start,
-    /// It is centred there.
+    /// The text is centred at the point.
     Middle,
-    /// It ends there.
+    /// The text ends at the point.
     End,
 }
 
@@ -45,7 +45,7 @@ impl Anchor {
     }
 }
 
-/// An SVG document in the making. Coordinates are pixels from the upper left.
+/// SVG document under construction. Coordinates are pixels from the upper left.
 #[derive(Debug, Clone)]
 pub struct Canvas {
     body: String,
@@ -54,7 +54,7 @@ pub struct Canvas {
 }
 
 impl Canvas {
-    /// An empty white page.
+    /// Returns an empty white page.
     pub fn new(width: f64, height: f64) -> Self {
         Self {
             body: String::new(),
@@ -63,12 +63,12 @@ impl Canvas {
         }
     }
 
-    /// Its width.
+    /// Returns the width of the page.
     pub fn width(&self) -> f64 {
         self.width
     }
 
-    /// Its height.
+    /// Returns the height of the page.
     pub fn height(&self) -> f64 {
         self.height
     }
@@ -77,7 +77,7 @@ impl Canvas {
         writeln!(self.body, "{element}").expect("a string takes everything");
     }
 
-    /// The heading of the page.
+    /// Draws the heading of the page.
     pub fn title(&mut self, text: &str) {
         self.element(format_args!(
             r#"<text x="24" y="28" font-size="16" font-weight="600">{}</text>"#,
@@ -85,7 +85,7 @@ impl Canvas {
         ));
     }
 
-    /// A text of this size in pixels.
+    /// Draws a text of this size in pixels.
     pub fn text(&mut self, (x, y): (f64, f64), text: &str, size: f64, anchor: Anchor) {
         self.element(format_args!(
             r#"<text x="{x:.1}" y="{y:.1}" font-size="{size}" text-anchor="{}">{}</text>"#,
@@ -94,7 +94,7 @@ impl Canvas {
         ));
     }
 
-    /// A text turned by `degrees`, clockwise, about its point.
+    /// Draws a text turned by `degrees`, clockwise, about its point.
     pub fn turned_text(
         &mut self,
         (x, y): (f64, f64),
@@ -110,31 +110,32 @@ impl Canvas {
         ));
     }
 
-    /// A straight line.
+    /// Draws a straight line.
     pub fn line(&mut self, (x1, y1): (f64, f64), (x2, y2): (f64, f64), color: &str, width: f64) {
         self.element(format_args!(
             r#"<line x1="{x1:.1}" y1="{y1:.1}" x2="{x2:.1}" y2="{y2:.1}" stroke="{color}" stroke-width="{width}"/>"#
         ));
     }
 
-    /// A thin line of a chart's grid.
+    /// Draws a thin line of a chart's grid.
     pub(super) fn grid_line(&mut self, from: (f64, f64), to: (f64, f64)) {
         self.line(from, to, GRID, 1.0);
     }
 
-    /// The line that values start from.
+    /// Draws the line from which values start.
     pub fn base_line(&mut self, from: (f64, f64), to: (f64, f64)) {
         self.line(from, to, FRAME, 1.0);
     }
 
-    /// A dashed line.
+    /// Draws a dashed line.
     pub fn dashes(&mut self, (x1, y1): (f64, f64), (x2, y2): (f64, f64)) {
         self.element(format_args!(
             r#"<line x1="{x1:.1}" y1="{y1:.1}" x2="{x2:.1}" y2="{y2:.1}" stroke="{LEVEL}" stroke-width="1" stroke-dasharray="5 4"/>"#
         ));
     }
 
-    /// A line through points, cut off at `area`. If it lies on `below` others it is dashed so that those are seen between.
+    /// Draws a line through points, clipped to `area`. If the line covers `below` others, it is dashed so that they are visible between the
+    /// dashes.
     pub fn polyline(&mut self, area: Area, points: &[(f64, f64)], color: &str, below: usize) {
         let mut list = String::new();
         for (x, y) in points {
@@ -149,7 +150,7 @@ impl Canvas {
                 DASH * below
             ),
         };
-        // A nested document clips what leaves it, without ids that could clash.
+        // A nested document clips its content, without ids that could clash.
         self.element(format_args!(
             r#"<svg x="{:.1}" y="{:.1}" width="{:.1}" height="{:.1}" overflow="hidden"><polyline points="{}" fill="none" stroke="{color}" stroke-width="2.4" stroke-linejoin="round"{dashes}/></svg>"#,
             area.x,
@@ -160,14 +161,14 @@ impl Canvas {
         ));
     }
 
-    /// A filled circle.
+    /// Draws a filled circle.
     pub fn dot(&mut self, (x, y): (f64, f64), radius: f64, color: &str) {
         self.element(format_args!(
             r#"<circle cx="{x:.1}" cy="{y:.1}" r="{radius}" fill="{color}"/>"#
         ));
     }
 
-    /// A small cross, for a value that there is not.
+    /// Draws a small cross, for a missing value.
     pub fn cross(&mut self, (x, y): (f64, f64), color: &str, hint: &str) {
         self.element(format_args!(
             r#"<path d="M{:.1} {:.1}l6 6m0 -6l-6 6" stroke="{color}" stroke-width="1.6" fill="none"><title>{}</title></path>"#,
@@ -177,7 +178,7 @@ impl Canvas {
         ));
     }
 
-    /// A filled rectangle; a browser shows `hint` over it.
+    /// Draws a filled rectangle; a browser shows `hint` over it.
     pub fn rectangle(&mut self, area: Area, color: &str, hint: Option<&str>) {
         let Area {
             x,
@@ -193,7 +194,7 @@ impl Canvas {
         ));
     }
 
-    /// The document.
+    /// Returns the document.
     pub fn finish(self) -> String {
         format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{w:.0}\" height=\"{h:.0}\" viewBox=\"0 0 {w:.0} {h:.0}\" font-family=\"{FONT}\" fill=\"{INK}\">\n<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n{}</svg>\n",
@@ -204,7 +205,7 @@ impl Canvas {
     }
 }
 
-/// About how wide a text is; without the font's own measures this errs on the wide side.
+/// Returns the approximate width of a text; without the font's own measures it tends to be too large.
 pub fn text_width(text: &str, size: f64) -> f64 {
     text.chars().count() as f64 * size * 0.56
 }

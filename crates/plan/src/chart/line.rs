@@ -1,23 +1,23 @@
-//! Lines over two axes, linear or logarithmic.
+//! Line charts over two axes, linear or logarithmic.
 
 use super::axis::{labels_width, tick_label};
 use super::{
     Anchor, Area, Axis, Canvas, HEIGHT, Level, WIDTH, color, legend, levels, levels_width,
 };
 
-/// A line and its name.
+/// Line and its name.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Line {
-    /// Its name in the legend.
+    /// Name in the legend.
     pub label: String,
-    /// Its points, in order.
+    /// Points, in order.
     pub points: Vec<(f64, f64)>,
-    /// The points that get a dot; they need not be among `points`.
+    /// Points that get a dot; they need not be among `points`.
     pub dots: Vec<(f64, f64)>,
 }
 
 impl Line {
-    /// A line with a dot at each of its points.
+    /// Returns a line with a dot at each of its points.
     pub fn new(label: impl Into<String>, points: Vec<(f64, f64)>) -> Self {
         Self {
             label: label.into(),
@@ -27,22 +27,22 @@ impl Line {
     }
 }
 
-/// A chart of lines.
+/// Chart of lines.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LineChart {
-    /// Above the chart.
+    /// Title above the chart.
     pub title: String,
-    /// The horizontal axis.
+    /// Horizontal axis.
     pub x: Axis,
-    /// The vertical axis.
+    /// Vertical axis.
     pub y: Axis,
-    /// The lines, in the legend's order.
+    /// Lines, in the legend's order.
     pub lines: Vec<Line>,
     /// Horizontal lines with a name.
     pub levels: Vec<Level>,
 }
 
-/// Charts below one another as one SVG document.
+/// Returns charts below one another as one SVG document.
 #[must_use]
 pub fn stack(charts: &[LineChart]) -> String {
     let height = HEIGHT * charts.len() as f64;
@@ -60,7 +60,7 @@ pub fn stack(charts: &[LineChart]) -> String {
 }
 
 impl LineChart {
-    /// As an SVG document.
+    /// Returns the chart as an SVG document.
     pub fn to_svg(&self) -> String {
         let mut canvas = Canvas::new(WIDTH, HEIGHT);
         canvas.title(&self.title);
@@ -135,12 +135,12 @@ impl LineChart {
     }
 }
 
-/// Whether two points are one, as far as eyes can tell.
+/// Returns whether two points are visually the same.
 fn near((x, y): (f64, f64), (u, v): (f64, f64)) -> bool {
     (x - u).abs() < 1.0 && (y - v).abs() < 2.0
 }
 
-/// A line in parts that lie on equally many of those that are drawn already, with their number.
+/// Splits a line into parts that cover equally many drawn lines, and returns the parts with this number.
 fn parts<'a>(drawn: &[Vec<(f64, f64)>], path: &'a [(f64, f64)]) -> Vec<(usize, &'a [(f64, f64)])> {
     let below = |piece: &[(f64, f64)]| {
         let on = |with: &[(f64, f64)]| near(piece[0], with[0]) && near(piece[1], with[1]);
@@ -158,12 +158,12 @@ fn parts<'a>(drawn: &[Vec<(f64, f64)>], path: &'a [(f64, f64)]) -> Vec<(usize, &
     parts
 }
 
-/// A dot on others is smaller, so that those are seen around it.
+/// Returns the radius of a dot: a dot that covers others is smaller, so that they are visible around it.
 fn dot_radius(below: usize) -> f64 {
     [5.0, 3.8, 2.8, 2.0].get(below).copied().unwrap_or(1.4)
 }
 
-/// Room that a vertical axis needs at the left of a plot.
+/// Returns the space that a vertical axis needs at the left of a plot.
 pub fn axis_width(axis: &Axis, range: (f64, f64)) -> f64 {
     labels_width(&axis.ticks(range)) + 46.0
 }

@@ -1,7 +1,7 @@
-//! Charts as SVG text, enough for the models and the simulator, without any library.
+//! Charts as SVG text, sufficient for the models and the simulator, without any library.
 //!
-//! A chart is plain data: fill [`LineChart`] and call `to_svg`. What it can't draw (a Gantt chart, say) is drawn on a
-//! [`Canvas`], with the parts that charts have in common. The same data gives the same text, byte for byte.
+//! A chart is plain data: fill [`LineChart`] and call `to_svg`. For other charts (such as a Gantt chart), draw on a [`Canvas`] with the
+//! common parts of charts. The same data gives the same text, byte for byte.
 //!
 //! ```
 //! use tidemill_plan::chart::{Axis, Line, LineChart};
@@ -23,23 +23,23 @@ pub use axis::{Axis, Scale, tick_label};
 pub use canvas::{Anchor, Canvas, color, text_width};
 pub use line::{Line, LineChart, axis_width, stack, vertical_axis};
 
-/// A horizontal line with a name: a threshold or a baseline.
+/// Horizontal line with a name: a threshold or a baseline.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Level {
-    /// Its name, written at its right end.
+    /// Name, written at its right end.
     pub label: String,
-    /// Where it is.
+    /// Value of the line.
     pub value: f64,
 }
 
-/// Width of a chart that stands alone.
+/// Width of a single chart.
 pub const WIDTH: f64 = 860.0;
-/// Height of a chart that stands alone.
+/// Height of a single chart.
 pub const HEIGHT: f64 = 480.0;
 /// Distance of the legend's rows.
 const LEGEND_ROW: f64 = 18.0;
 
-/// A rectangle of a canvas; y grows downwards.
+/// Rectangle of a canvas; y grows downwards.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Area {
     /// Left edge.
@@ -53,18 +53,18 @@ pub struct Area {
 }
 
 impl Area {
-    /// Right edge.
+    /// Returns the right edge.
     pub fn right(&self) -> f64 {
         self.x + self.width
     }
 
-    /// Lower edge.
+    /// Returns the lower edge.
     pub fn bottom(&self) -> f64 {
         self.y + self.height
     }
 }
 
-/// Draws names with their colours in rows of at most `width`; returns the height of all rows.
+/// Draws names with their colours in rows of at most `width`. Returns the height of all rows.
 pub fn legend(
     canvas: &mut Canvas,
     left: f64,
@@ -120,7 +120,7 @@ pub fn levels(canvas: &mut Canvas, plot: Area, y: &Axis, range: (f64, f64), leve
     }
 }
 
-/// Room that the names of levels need at the right of a plot.
+/// Returns the space that the names of levels need at the right of a plot.
 pub fn levels_width(levels: &[Level]) -> f64 {
     let widths = levels
         .iter()

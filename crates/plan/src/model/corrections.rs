@@ -1,28 +1,28 @@
-//! Where the equations as printed can't be meant: each correction is a switch with a name.
+//! Corrections of equations that can't be meant as printed: each correction is a switch with a name.
 
 use serde::Serialize;
 
-/// Which corrections the equations are computed with.
+/// Corrections with which the equations are computed.
 ///
-/// The default has all of them on. A correction only changes what its doc says; readings that change no number
-/// (which unit, which power, which node) are in `docs/models.md`.
+/// By default all are on. A correction only changes the term in its description; readings that change no number (the choice of a unit, a
+/// power or a node) are in `docs/models.md`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Corrections {
-    /// Eqs. 17 and 32: each staging device drains at *its share* of the file system, `R / N · BW_PFS`, as in Eqs. 6,
-    /// 7 and 25. As printed, each drains at all of it, and doubling the machine does not double its energy.
+    /// Eqs. 17 and 32: each staging device drains at *its share* of the file system, `R / N · BW_PFS`, as in Eqs. 6, 7 and 25. As printed,
+    /// each drains at all of it, and doubling the machine does not double its energy.
     pub drain_at_share: bool,
-    /// Eqs. 17 and 32: draining also takes the busy link's time, `1 / BW_busylink`, as printed. The bills of Table 5
-    /// fit best without it, so the paper seems to have left it out there.
+    /// Eqs. 17 and 32: draining also takes the busy link's time, `1 / BW_busylink`, as printed. The bills of Table 5 fit best without it,
+    /// so the paper seems to have left it out in this table.
     pub drain_over_link: bool,
     /// Eq. 33: idle time is divided by R once, as in Eq. 18. As printed it is divided twice.
     pub idle_divided_once: bool,
-    /// Eqs. 18 and 33: more work than time is *infeasible*. As printed the idle energy turns negative.
+    /// Eqs. 18 and 33: more work than time is *infeasible*. As printed the idle energy becomes negative.
     pub overload_infeasible: bool,
     /// Eqs. 13 and 29: the energy of a hop is per bit and data is in bytes, so there is a factor of 8.
     pub hop_energy_per_bit: bool,
-    /// Eqs. 20, 21, 28 and 31: a node has several processors, and Table 3 measured one. As printed, a node is as fast
-    /// as one processor but draws the power of all.
+    /// Eqs. 20, 21, 28 and 31: a node has several processors, and Table 3 measured one. As printed, a node is as fast as one processor but
+    /// draws the power of all.
     pub all_processors: bool,
 }
 
@@ -37,7 +37,7 @@ impl Corrections {
         all_processors: true,
     };
 
-    /// The names that [`Corrections::switch`] knows.
+    /// Names that [`Corrections::switch`] knows.
     pub const NAMES: [&'static str; 6] = [
         "drain-at-share",
         "drain-over-link",
@@ -47,7 +47,7 @@ impl Corrections {
         "all-processors",
     ];
 
-    /// The switch of this name, or none.
+    /// Returns the switch of this name, or `None`.
     pub fn switch(&mut self, name: &str) -> Option<&mut bool> {
         Some(match name {
             "drain-at-share" => &mut self.drain_at_share,
@@ -60,7 +60,7 @@ impl Corrections {
         })
     }
 
-    /// How these differ from the default, in words.
+    /// Describes the differences from the default, in words.
     pub fn describe(mut self) -> String {
         let mut default = Self::CORRECTED;
         let mut changed = Vec::new();

@@ -1,20 +1,20 @@
-//! What staging costs in money: devices once, energy every run (Fig. 3a and Table 5).
+//! Cost of staging in money: devices once, energy every run (Fig. 3a and Table 5).
 
 use super::staging::whole_devices;
 use crate::units::{Joules, Money, MoneyPerJoule};
 
-/// Price of devices or analysis nodes at a staging ratio (Fig. 3a): whole ones are bought.
+/// Returns the price of devices or analysis nodes at a staging ratio (Fig. 3a): whole ones are bought.
 pub fn infrastructure(nodes: f64, ratio: f64, price: Money) -> Money {
     price * whole_devices(nodes, ratio)
 }
 
-/// Price of the energy of `runs` runs (Table 5); negative when energy is saved.
+/// Returns the price of the energy of `runs` runs (Table 5); negative when energy is saved.
 pub fn energy_bill(energy: Joules, runs: f64, price: MoneyPerJoule) -> Money {
     price * (energy * runs)
 }
 
-/// The total of Table 5: its rows at ratios 30 and 300 charge only the share of the infrastructure that the feasible
-/// applications stand for, so that is a parameter; 1 charges all of it.
+/// Returns the total of Table 5. Its rows at ratios 30 and 300 charge only the share of the infrastructure for the feasible applications,
+/// so this share is a parameter; 1 charges all of it.
 pub fn total(infrastructure: Money, share: f64, energy_bill: Money) -> Money {
     infrastructure * share + energy_bill
 }

@@ -1,11 +1,10 @@
-//! The models of Active Flash: should analysis run where output is staged, and what does that save?
+//! Models of Active Flash: answer whether analysis should run where output is staged, and how much this saves.
 //!
-//! The equations are those of D. Tiwari et al., "Active Flash: Towards Energy-Efficient, In-Situ Data Analytics on
-//! Extreme-Scale Machines" (FAST 2013), one function each: [`staging`] (Eqs. 1 to 5, 22 to 24), [`feasible`] (6 to
-//! 11, 25 to 28), [`energy`] (12 to 21, 29 to 34) and [`cost`] (Fig. 3a, Table 5). Their symbols are the fields of
-//! [`Run`] and [`Stage`]; where they can't be meant as printed, [`Corrections`] says so.
-//! What can't be done is an [`Infeasible`] in words, never a negative number. `docs/models.md` tells it all; the example
-//! `active_flash` sets what the paper prints beside what is computed.
+//! The equations are those of D. Tiwari et al., "Active Flash: Towards Energy-Efficient, In-Situ Data Analytics on Extreme-Scale Machines"
+//! (FAST 2013), one function each: [`staging`] (Eqs. 1 to 5, 22 to 24), [`feasible`] (6 to 11, 25 to 28), [`energy`] (12 to 21, 29 to 34)
+//! and [`cost`] (Fig. 3a, Table 5). Their symbols are the fields of [`Run`] and [`Stage`]; [`Corrections`] lists the equations that can't
+//! be meant as printed. An infeasible case is an [`Infeasible`] in words, never a negative number. `docs/models.md` describes the models;
+//! the example `active_flash` compares the printed numbers with the computed ones.
 //!
 //! ```
 //! use std::path::Path;
@@ -44,7 +43,7 @@ mod tests {
     /// The paper's site.
     pub(super) use super::site::{JAGUAR, jaguar as site};
 
-    /// S3D on Jaguar.
+    /// Returns S3D on Jaguar.
     pub(super) fn run() -> Run {
         let site = site();
         let s3d = site
@@ -55,12 +54,12 @@ mod tests {
         site.run_of(s3d, None)
     }
 
-    /// Its solid-state device.
+    /// Returns its solid-state device.
     pub(super) fn device() -> Stage {
         site().device_stage()
     }
 
-    /// Its analysis node.
+    /// Returns its analysis node.
     pub(super) fn node() -> Stage {
         site().node_stage()
     }

@@ -1,14 +1,14 @@
-//! How many simulation nodes may share one device or analysis node (Eqs. 1 to 5 and 22 to 24).
+//! Staging ratios: computes how many simulation nodes may share one device or analysis node (Eqs. 1 to 5 and 22 to 24).
 //!
-//! A *staging ratio* R is a number of simulation nodes for each device. Below 1 the application does not fit: one
-//! node's output is too much for a device.
+//! A *staging ratio* R is a number of simulation nodes for each device. Below 1 the application does not fit: one node's output is too much
+//! for a device.
 
 use super::feasible::Infeasible;
 use super::setting::{Run, Stage, StageKind};
 use serde::Serialize;
 use std::fmt;
 
-/// What limits a staging ratio.
+/// Constraint of a staging ratio.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Constraint {
@@ -18,7 +18,7 @@ pub enum Constraint {
     Bandwidth,
     /// A checkpoint must be read back soon enough.
     Restart,
-    /// The device must live until the next upgrade.
+    /// The device must survive until the next upgrade.
     Endurance,
 }
 
@@ -33,42 +33,39 @@ impl fmt::Display for Constraint {
     }
 }
 
-/// A constraint and the largest staging ratio it allows.
+/// Constraint and the largest staging ratio that it allows.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Limit {
-    /// What limits.
+    /// The constraint.
     pub constraint: Constraint,
-    /// The largest ratio, not rounded.
+    /// Largest ratio, not rounded.
     pub ratio: f64,
 }
 
-/// R_capacity (Eq. 1; Eq. 22 with memory for flash): as many nodes as a device can hold the output of one interval
-/// for, with the checkpoints that are kept.
+/// Returns R_capacity (Eq. 1; Eq. 22 with memory for flash): the number of nodes for which a device can hold the output of one interval,
+/// with the checkpoints that are kept.
 pub fn capacity_ratio(run: &Run, stage: &Stage) -> f64 {
     let held = (run.analysis + run.checkpoint * run.checkpoints_kept) * run.interval;
     stage.capacity / (held * run.overprovisioning)
 }
 
-/// R_bandwidth (Eq. 2; Eq. 23 with memory's bandwidth): all devices together must take in data no slower than the
-/// file system does.
+/// Returns R_bandwidth (Eq. 2; Eq. 23 with memory's bandwidth): all devices together must receive data no slower than the file system does.
 pub fn bandwidth_ratio(run: &Run, stage: &Stage) -> f64 {
     stage.bandwidth / run.file_system_share()
 }
 
-/// R_restart (Eq. 3): a checkpoint of R nodes is read within `restart_fraction` of an interval. None without
-/// checkpoints.
+/// Returns R_restart (Eq. 3): a checkpoint of R nodes is read within `restart_fraction` of an interval. `None` without checkpoints.
 pub fn restart_ratio(run: &Run, stage: &Stage) -> Option<f64> {
     (run.checkpoint.get() > 0.0).then(|| stage.bandwidth * run.restart_fraction / run.checkpoint)
 }
 
-/// R_endurance (Eq. 4): what R nodes write until the next upgrade must not wear the device out. None where nothing
-/// wears.
+/// Returns R_endurance (Eq. 4): the writes of R nodes until the next upgrade must not wear the device out. `None` if it does not wear.
 pub fn endurance_ratio(run: &Run, stage: &Stage) -> Option<f64> {
     let written = run.produced() * run.upgrade_interval;
     stage.endurance.map(|endurance| endurance / written)
 }
 
-/// The ratios whose least is R_SSD (Eq. 5) or R_a,node (Eq. 24), in the order of Table 4.
+/// Returns the ratios whose minimum is R_SSD (Eq. 5) or R_a,node (Eq. 24), in the order of Table 4.
 pub fn limits(run: &Run, stage: &Stage) -> Vec<Limit> {
     let limit = |constraint, ratio| Limit { constraint, ratio };
     let mut limits = vec![
@@ -82,7 +79,7 @@ pub fn limits(run: &Run, stage: &Stage) -> Vec<Limit> {
     limits
 }
 
-/// R_SSD (Eq. 5) or R_a,node (Eq. 24): the largest ratio that every constraint allows, and the one that binds.
+/// Returns R_SSD (Eq. 5) or R_a,node (Eq. 24): the largest ratio that every constraint allows, and the binding constraint.
 pub fn largest_ratio(run: &Run, stage: &Stage) -> Limit {
     limits(run, stage)
         .into_iter()
@@ -90,10 +87,10 @@ pub fn largest_ratio(run: &Run, stage: &Stage) -> Limit {
         .expect("capacity and bandwidth always limit")
 }
 
-/// Whether the constraints allow this ratio.
+/// Checks that the constraints allow this ratio.
 ///
 /// # Errors
-/// [`Infeasible::RatioTooHigh`] with the constraint that binds.
+/// [`Infeasible::RatioTooHigh`] with the binding constraint.
 pub fn allows(run: &Run, stage: &Stage, ratio: f64) -> Result<(), Infeasible> {
     let Limit {
         constraint,
@@ -109,7 +106,7 @@ pub fn allows(run: &Run, stage: &Stage, ratio: f64) -> Result<(), Infeasible> {
     })
 }
 
-/// Devices to buy so that none serves more than `ratio` of `nodes`: whole ones.
+/// Returns the whole number of devices to buy so that none serves more than `ratio` of `nodes`.
 pub fn whole_devices(nodes: f64, ratio: f64) -> f64 {
     (nodes / ratio).ceil()
 }

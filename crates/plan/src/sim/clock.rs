@@ -1,11 +1,11 @@
-//! The virtual clock: what happens next, ties in the order in which it was planned.
+//! Virtual clock: returns the next planned event; simultaneous events are in the order in which they were planned.
 
 use super::flow::FlowId;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use tidemill_core::time::Time;
 
-/// A way of messages: they stay in order on each.
+/// Direction of messages; messages in one direction stay in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Direction {
     /// From the server to elements.
@@ -14,22 +14,22 @@ pub(super) enum Direction {
     Up,
 }
 
-/// What a moment was planned for.
+/// Planned event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Wake {
-    /// A label's step that takes a fixed time has ended.
+    /// The end of a label's step with a fixed time.
     Step(u32),
-    /// A flow may have ended.
+    /// The possible end of a flow.
     Flow(FlowId),
-    /// The oldest message on its way in this direction arrives.
+    /// The arrival of the oldest message in this direction.
     Mail(Direction),
-    /// It is looked which elements are needed.
+    /// A check of the needed elements.
     Look,
-    /// An element is awake.
+    /// The end of an element's resume.
     Up(u32),
 }
 
-/// The clock.
+/// Virtual clock.
 #[derive(Debug, Default)]
 pub(super) struct Clock {
     now: Time,
@@ -48,7 +48,7 @@ impl Clock {
         self.planned.push(Reverse((at, self.count, wake)));
     }
 
-    /// Moves to the next moment that something was planned for.
+    /// Moves to the time of the next planned event.
     pub(super) fn next(&mut self) -> Option<Wake> {
         let Reverse((at, _, wake)) = self.planned.pop()?;
         self.now = at;

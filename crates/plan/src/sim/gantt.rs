@@ -1,6 +1,6 @@
-//! A simulation as a Gantt chart in SVG: a lane for every core, a bar for every task on each core that it has, coloured by kernel. The pale
-//! head of a bar is the pulling of inputs, its pale tail the writing of outputs, as the legend says. Bars have their task's
-//! name where it can be read, and tell more when pointed at.
+//! Gantt chart of a simulation in SVG: a lane for every core, and a bar for every task on each of its cores, coloured by kernel. The pale
+//! head of a bar is the pulling of inputs, its pale tail the writing of outputs, as the legend shows. Bars show their task's name where it
+//! is legible, and tooltips contain the details.
 
 use super::report::{Report, TaskReport, time};
 use std::collections::BTreeMap;
@@ -8,23 +8,23 @@ use std::fmt::Write as _;
 use tidemill_core::shown::bytes;
 use tidemill_core::xml::escaped;
 
-/// Lanes that are drawn; the chart says how many more there are.
+/// Maximum number of lanes; the chart shows the number of omitted lanes.
 pub const LANES_MAX: usize = 96;
-/// Kernels with a colour of their own: those with the most time. The others share a grey.
+/// Maximum number of kernels with a colour of their own: those with the most time. The others share a grey.
 pub const KERNELS_MAX: usize = 9;
 
-/// Colours that differ for colour-blind eyes as well, from strong to weak.
+/// Colours that colour-blind readers can distinguish, from strong to weak.
 const COLOURS: [&str; KERNELS_MAX] = [
     "#3b6fb6", "#e08a2e", "#3f9c6d", "#c4504e", "#7d64b5", "#2fa3b8", "#b5a12f", "#cf6fa4",
     "#7a5c46",
 ];
 const OTHER_COLOUR: &str = "#8b929b";
-/// What the parts of a bar are, and how much of its colour they have.
+/// Names of the parts of a bar, and their opacity.
 const PULLING: (&str, f64) = ("pulling inputs", 0.35);
 const RUNNING: (&str, f64) = ("running", 1.0);
 const WRITING: (&str, f64) = ("writing outputs", 0.6);
 const HASHING: (&str, f64) = ("hashing inputs", 0.2);
-/// Letters that a name is cut down to at least; with fewer it says nothing.
+/// Minimum number of letters of a shortened name; fewer letters are useless.
 const LETTERS_MIN: usize = 5;
 
 const WIDTH: f64 = 1200.0;
@@ -37,7 +37,7 @@ const LEGEND_LINE: f64 = 20.0;
 
 /// Cores in the order in which they are drawn.
 struct Lanes {
-    /// Top of each (element, core).
+    /// Top of the lane of each (element, core).
     tops: BTreeMap<(u32, u32), f64>,
     /// Element, top and bottom of each block of lanes.
     blocks: Vec<(u32, f64, f64)>,
@@ -122,7 +122,7 @@ fn lanes(report: &Report) -> Lanes {
     lanes
 }
 
-/// The kernels with the most time, and their colours.
+/// Returns the kernels with the most time, and their colours.
 fn colours(report: &Report) -> Vec<(&str, &'static str)> {
     let mut times: BTreeMap<&str, u64> = BTreeMap::new();
     for task in &report.tasks {
@@ -153,7 +153,7 @@ fn heading(svg: &mut String, report: &Report) {
     );
 }
 
-/// Lines of time and the lanes' ground.
+/// Draws lines of time and the background of the lanes.
 fn axis(svg: &mut String, report: &Report, lanes: &Lanes) {
     for &top in lanes.tops.values() {
         let _ = writeln!(
@@ -199,7 +199,7 @@ fn bar(svg: &mut String, report: &Report, task: &TaskReport, lane: (f64, f64), c
     let _ = write!(svg, "<g fill=\"{colour}\">");
     for (start, end, opacity) in parts {
         let (from, to) = (place(report, start), place(report, end));
-        // The narrowest line that can be seen; what takes no time is not drawn.
+        // The narrowest visible line; a part that takes no time is not drawn.
         if end > start {
             let _ = write!(
                 svg,
@@ -211,7 +211,7 @@ fn bar(svg: &mut String, report: &Report, task: &TaskReport, lane: (f64, f64), c
     }
     let wide = place(report, task.end_ns) - place(report, task.start_ns);
     if wide > 2.0 {
-        // A seam, so that neighbours are seen as two.
+        // A seam separates neighbouring bars.
         let _ = write!(
             svg,
             "<path d=\"M{:.2} {top:.1}v{height}\" stroke=\"#fff\" stroke-width=\"0.8\"/>",
@@ -240,8 +240,8 @@ fn bar(svg: &mut String, report: &Report, task: &TaskReport, lane: (f64, f64), c
     );
 }
 
-/// The name of a task on its bar, whole or without its middle, where there is room. It is dark with a pale rim, which can
-/// be read on every colour and on its pale parts.
+/// Draws the name of a task on its bar, complete or without its middle, where there is space. The text is dark with a pale outline, which
+/// is legible on every colour and on its pale parts.
 fn name(svg: &mut String, report: &Report, task: &TaskReport, (top, height): (f64, f64)) {
     if height < 13.0 {
         return;
@@ -275,7 +275,7 @@ fn name(svg: &mut String, report: &Report, task: &TaskReport, (top, height): (f6
     );
 }
 
-/// The legend and its height: the kernels, then what the parts of a bar are.
+/// Returns the legend and its height: the kernels, then the parts of a bar.
 fn legend(colours: &[(&str, &str)]) -> (String, f64) {
     let kernels = colours
         .iter()
@@ -315,7 +315,7 @@ fn place(report: &Report, at_ns: u64) -> f64 {
     LEFT + (WIDTH - LEFT - RIGHT) * (at_ns as f64 / whole)
 }
 
-/// Time between two lines: 1, 2 or 5 of some power of ten (or of minutes and hours) so that there are 5 to 14.
+/// Returns the time between two lines: 1, 2 or 5 of some power of ten (or of minutes and hours) so that there are 5 to 14.
 fn step_ns(makespan_ns: u64) -> u64 {
     const MINUTE: u64 = 60_000_000_000;
     let decades = (0..10).flat_map(|power| [1, 2, 5].map(|digit| digit * 10_u64.pow(power + 1)));

@@ -1,20 +1,20 @@
-//! INI files with the line of everything: sections, `key = value`, comments from `#` or `;` to the end of the
-//! line, white space anywhere around. Values have no quotes and no escapes.
+//! Parser of INI files that keeps all lines: sections, `key = value`, comments from `#` or `;` to the end of the line, white space anywhere
+//! around. Values have no quotes and no escapes.
 
 use super::error::{InputError, Problem};
 
-/// A section.
+/// Section of a file.
 #[derive(Debug)]
 pub(super) struct Section {
-    /// What stands between the brackets.
+    /// Name between the brackets.
     pub(super) name: String,
-    /// Where it begins.
+    /// Line of its begin.
     pub(super) line: u32,
-    /// Its keys in their order, each once.
+    /// Keys in their order, each once.
     pub(super) keys: Vec<Key>,
 }
 
-/// `name = value`.
+/// Setting `name = value`.
 #[derive(Debug)]
 pub(super) struct Key {
     pub(super) name: String,
@@ -22,7 +22,7 @@ pub(super) struct Key {
     pub(super) line: u32,
 }
 
-/// Reads a file's text.
+/// Parses a file's text.
 pub(super) fn parse(file: &str, text: &str) -> Result<Vec<Section>, InputError> {
     let mut sections: Vec<Section> = Vec::new();
     for (line, full) in (1..).zip(text.lines()) {

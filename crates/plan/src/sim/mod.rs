@@ -1,9 +1,8 @@
-//! The simulator: jobs on an array under a virtual clock, over the dispatcher of a running one.
+//! The simulator: runs jobs on an array under a virtual clock, with the dispatcher of a running array.
 //!
-//! [`Platform`] is the array, [`Workflow`] the job with run times and sizes, [`Simulation`] runs the one on the
-//! other and gives a [`Report`]. The dispatcher, its policies and the book of what is free are those of
-//! `tidemill_core`: this module only carries out, in virtual time, what they decide. `docs/planning.md` is the
-//! user's page, and says what is modelled.
+//! [`Platform`] is the array, and [`Workflow`] is the job with run times and sizes; [`Simulation`] runs the job on the array and returns a
+//! [`Report`]. The dispatcher, its policies and the ledger of free resources are those of `tidemill_core`: this module only carries out
+//! their decisions in virtual time. `docs/planning.md` is the user's page, and describes the model.
 //!
 //! ```
 //! use tidemill_plan::sim::{Placement, Platform, Simulation, job};

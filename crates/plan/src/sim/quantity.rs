@@ -1,4 +1,4 @@
-//! Numbers with units as platform and costs files have them: `15`, `15 ms`, `550 MB/s`, `1.5 GiB`.
+//! Parser of numbers with units in platform and costs files: `15`, `15 ms`, `550 MB/s`, `1.5 GiB`.
 //!
 //! Units of bytes, rates and powers are those of [`crate::units`].
 
@@ -6,12 +6,12 @@ use super::error::Problem;
 use crate::units::{Bytes, BytesPerSecond, Quantity, Unit, Watts};
 use tidemill_core::time::Span;
 
-/// What a number measures, and so which units it may have and which it has without one.
+/// Kind of a number, which determines its possible units and its default unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// Bytes per second; MB/s without a unit.
     Bandwidth,
-    /// Milliseconds without a unit, as the paper's platform files count.
+    /// Milliseconds without a unit, as in the paper's platform files.
     Latency,
     /// Seconds without a unit.
     Duration,
@@ -24,7 +24,7 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// The unit of a number that has none.
+    /// Returns the default unit.
     fn usual(self) -> &'static str {
         match self {
             Self::Bandwidth => "MB/s",
@@ -36,7 +36,7 @@ impl Kind {
         }
     }
 
-    /// Its units with what one of each is in nanoseconds, bytes, bytes per second or watts.
+    /// Returns the units with their values in nanoseconds, bytes, bytes per second or watts.
     fn units(self) -> Vec<(&'static str, f64)> {
         let of = |units: &'static [Unit]| units.iter().map(|unit| (unit.name, unit.factor));
         match self {
@@ -58,16 +58,16 @@ impl Kind {
     }
 }
 
-/// Largest number that is taken, in the unit's base: half of what 64 bits hold, so that sums of two fit.
+/// Largest accepted number, in the base unit: half of the range of 64 bits, so that sums of two fit.
 const MAX: f64 = 9.2e18;
 
-/// Reads a number with a unit into the base of its kind. `what` names it in errors.
+/// Parses a number with a unit into the base unit of its kind. `what` is the name used in errors.
 pub(super) fn read(what: &str, text: &str, kind: Kind) -> Result<f64, Problem> {
     let text = text.trim();
     let end = text
         .find(|c: char| !(c.is_ascii_digit() || matches!(c, '.' | '-' | '+' | '_')))
         .unwrap_or(text.len());
-    // An exponent is part of the number, but the `e` of no unit starts one.
+    // An exponent is part of the number, but no unit begins with an `e`.
     let end = exponent_end(text, end);
     let (number, unit) = text.split_at(end);
     let number: f64 = number
@@ -117,7 +117,7 @@ fn exponent_end(text: &str, end: usize) -> usize {
     }
 }
 
-/// Reads a number that must not be zero.
+/// Parses a number that must not be zero.
 pub(super) fn positive(what: &str, text: &str, kind: Kind) -> Result<f64, Problem> {
     let value = read(what, text, kind)?;
     if value > 0.0 {
@@ -129,7 +129,7 @@ pub(super) fn positive(what: &str, text: &str, kind: Kind) -> Result<f64, Proble
     }
 }
 
-/// To whole units: the edge where the planning's floats end.
+/// Rounds to whole units: the border at which the floats of planning end.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -139,7 +139,7 @@ pub(super) fn whole(value: f64) -> u64 {
     value.round() as u64
 }
 
-/// Seconds as files have them, to nanoseconds; `None` if they are no length of time.
+/// Converts seconds of a file to nanoseconds; `None` if they are no valid length of time.
 pub(super) fn seconds(seconds: f64) -> Option<Span> {
     let ns = seconds * 1e9;
     (0.0..MAX).contains(&ns).then(|| Span(whole(ns)))

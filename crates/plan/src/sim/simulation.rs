@@ -1,4 +1,4 @@
-//! A simulation: which workflow on which platform, placed how, scheduled by whom.
+//! Simulations: define the workflow, the platform, the placement of files and the policy of a run.
 
 use super::engine::Engine;
 use super::error::SimError;
@@ -18,26 +18,26 @@ use tidemill_core::policy;
 use tidemill_core::random::Source;
 use tidemill_core::resources::{Place, Wants, why_nowhere};
 
-/// Where the files lie that are there before the job.
+/// Placement of the files that exist before the job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placement {
     /// On the elements in turn, in the order of the workflow's files.
     RoundRobin,
-    /// Drawn by the seed.
+    /// At random, by the seed.
     Random,
-    /// Where the workflow says that they were.
+    /// On the elements that the workflow records.
     Recorded,
 }
 
 impl Placement {
-    /// Names of the placements, as command lines and reports have them.
+    /// Names of the placements in command lines and reports.
     pub const NAMES: [(&'static str, Self); 3] = [
         ("round-robin", Self::RoundRobin),
         ("random", Self::Random),
         ("recorded", Self::Recorded),
     ];
 
-    /// Its name.
+    /// Returns the name.
     #[must_use]
     pub fn name(self) -> &'static str {
         let known = Self::NAMES.iter().find(|(_, one)| *one == self);
@@ -45,19 +45,20 @@ impl Placement {
     }
 }
 
-/// Which of the elements that sleep are woken (LABIOS §4.2.3). What only they have wakes them in any case.
+/// Choice of suspended elements to resume (LABIOS §4.2.3). Elements with data or programs that no other element has are resumed in any
+/// case.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Allocation {
-    /// None.
+    /// No elements.
     Static,
-    /// As many as pay, as in a running array.
+    /// As many as pays, as in a running array.
     #[default]
     Elastic,
-    /// All, at once.
+    /// All elements, at once.
     All,
 }
 
-/// A simulation that is ready to be run, as often as wanted: the same one gives the same report every time.
+/// Simulation that is ready to run, any number of times: the same simulation always gives the same report.
 #[derive(Clone, Debug)]
 pub struct Simulation<'a> {
     platform: &'a Platform,
@@ -69,7 +70,7 @@ pub struct Simulation<'a> {
 }
 
 impl<'a> Simulation<'a> {
-    /// With the workflow's policy or else the default of a running array, files placed round-robin, seed 0.
+    /// Returns a simulation with the workflow's policy or else the default of a running array, files placed round-robin, and seed 0.
     #[must_use]
     pub fn new(platform: &'a Platform, workflow: &'a Workflow) -> Self {
         let policy = workflow.policy.as_deref().unwrap_or(policy::DEFAULT);
@@ -83,38 +84,38 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Chooses the policy by name.
+    /// Sets the policy by name.
     #[must_use]
     pub fn policy(mut self, name: &str) -> Self {
         name.clone_into(&mut self.policy);
         self
     }
 
-    /// Chooses where files lie before the job.
+    /// Sets the placement of files before the job.
     #[must_use]
     pub fn placement(mut self, placement: Placement) -> Self {
         self.placement = placement;
         self
     }
 
-    /// Chooses which of the elements that sleep are woken.
+    /// Sets the suspended elements to resume.
     #[must_use]
     pub fn allocation(mut self, allocation: Allocation) -> Self {
         self.allocation = allocation;
         self
     }
 
-    /// Chooses the seed of all that is drawn.
+    /// Sets the seed of all random numbers.
     #[must_use]
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = seed;
         self
     }
 
-    /// Runs it.
+    /// Runs the simulation.
     ///
     /// # Errors
-    /// [`SimError`] if a name is not known or something is bound to an element that the platform lacks.
+    /// [`SimError`] if a name is not known, or a task or file is bound to an element that the platform lacks.
     pub fn run(&self) -> Result<Report, SimError> {
         let config = Config {
             policy: self.policy.clone(),
@@ -154,8 +155,8 @@ impl<'a> Simulation<'a> {
         ))
     }
 
-    /// The job as the dispatcher takes it. What only servers and elements read is left empty: it would be
-    /// copied with every label.
+    /// Returns the job as the dispatcher takes it. Fields that only servers and elements read are left empty, because they would be copied
+    /// with every label.
     fn submitted(&self, placed: &[Placed]) -> Result<Event, SimError> {
         self.check_wants()?;
         let mut tasks = Vec::with_capacity(self.workflow.tasks.len());
@@ -213,7 +214,7 @@ impl<'a> Simulation<'a> {
         })))
     }
 
-    /// The programs that a task must find; none where all elements have all.
+    /// Returns the programs that a task needs; empty if all elements have all programs.
     fn programs(&self, task: &Task) -> Vec<String> {
         let mut elements = self.platform.elements.iter().chain(&self.platform.host);
         match elements.any(|element| element.programs.is_some()) {
@@ -222,7 +223,7 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// That every task can run somewhere: an array refuses a job with one that can't.
+    /// Checks that every task can run on some element: an array refuses a job with a task that can't.
     fn check_wants(&self) -> Result<(), SimError> {
         let place = |element: ElementId, one: &Element, host: bool| Place {
             element,
@@ -268,7 +269,7 @@ impl<'a> Simulation<'a> {
         Ok(())
     }
 
-    /// All files where they would lie if they were there before the job.
+    /// Returns all files with their locations if they existed before the job.
     fn place_files(&self) -> Result<Vec<Placed>, SimError> {
         let count = self.platform.elements.len() as u64;
         let mut turn = 0;
@@ -300,7 +301,7 @@ impl<'a> Simulation<'a> {
         Ok(placed)
     }
 
-    /// The files that lie in several objects, with these, and the first number that no object has.
+    /// Returns the layouts of files that consist of several objects, and the first number that no object has.
     fn parted(&self, placed: &[Placed]) -> Result<(Vec<(ObjectId, Layout)>, u64), SimError> {
         let mut next = self.workflow.files.len() as u64 + 1;
         let mut parted = Vec::new();
@@ -332,7 +333,7 @@ impl<'a> Simulation<'a> {
     }
 }
 
-/// Ids one after the other; the engine's lists are indexed by those of labels.
+/// Source of consecutive ids; the engine's lists are indexed by those of labels.
 #[derive(Debug)]
 struct Counter {
     labels: u64,

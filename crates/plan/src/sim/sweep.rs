@@ -1,4 +1,4 @@
-//! One workflow on arrays of many shapes: elements × cores × policies, as in AnalyzeThis Fig. 10.
+//! Sweep: runs one workflow on arrays of many shapes, elements × cores × policies, as in AnalyzeThis Fig. 10.
 
 use super::error::SimError;
 use super::platform::{Element, Platform};
@@ -10,23 +10,23 @@ use std::fmt::Write as _;
 use std::ops::RangeInclusive;
 use tidemill_core::time::Span;
 
-/// What to try.
+/// Parameters of a sweep.
 #[derive(Clone, Debug)]
 pub struct Shapes {
     /// Numbers of elements; the paper's are 1 to 8.
     pub elements: RangeInclusive<u32>,
-    /// Numbers of cores of each; the paper's are 1 to 12.
+    /// Numbers of cores per element; the paper's are 1 to 12.
     pub cores: RangeInclusive<u32>,
     /// Names of policies.
     pub policies: Vec<String>,
-    /// Where files lie before.
+    /// Placement of files before the job.
     pub placement: Placement,
-    /// The seed of all that is drawn.
+    /// Seed of all random numbers.
     pub seed: u64,
 }
 
 impl Default for Shapes {
-    /// The paper's: 1 to 8 elements of 1 to 12 cores, round-robin and write amplification.
+    /// Returns the paper's parameters: 1 to 8 elements of 1 to 12 cores, round-robin and write amplification.
     fn default() -> Self {
         Self {
             elements: 1..=8,
@@ -43,13 +43,13 @@ impl Default for Shapes {
 pub struct Point {
     /// Name of the policy.
     pub policy: String,
-    /// Elements of the array.
+    /// Number of elements of the array.
     pub elements: u32,
-    /// Cores of each.
+    /// Number of cores per element.
     pub cores: u32,
-    /// From submission to end, in nanoseconds.
+    /// Time from submission to the end, in nanoseconds.
     pub makespan_ns: u64,
-    /// Bytes that went from one element to another.
+    /// Bytes that moved from one element to another.
     pub moved_bytes: u64,
     /// (input + moved) / input.
     pub write_amplification: f64,
@@ -57,8 +57,8 @@ pub struct Point {
     pub energy_joules: Option<f64>,
 }
 
-/// Runs a workflow on arrays of all shapes and gives the points by policy, elements, cores. The elements are like
-/// the first of `like`; its host and label latency are kept.
+/// Runs a workflow on arrays of all shapes and returns the points by policy, elements, cores. The elements are like the first element of
+/// `like`; its host and label latency are kept.
 ///
 /// # Errors
 /// [`SimError`] of the first run that can't be run.
@@ -100,7 +100,7 @@ pub fn sweep(
     Ok(points)
 }
 
-/// The points as an SVG document, the paper's Fig. 10: a chart a policy, all of one scale, with a line a number of
+/// Draws the points as an SVG document, the paper's Fig. 10: one chart per policy, all with the same scale, with one line per number of
 /// elements over the cores of each.
 #[must_use]
 pub fn svg(workflow: &str, points: &[Point]) -> String {
@@ -108,7 +108,7 @@ pub fn svg(workflow: &str, points: &[Point]) -> String {
     let least = points.iter().map(seconds).fold(f64::INFINITY, f64::min);
     let most = points.iter().map(seconds).fold(0.0, f64::max);
     let y = Axis::log("makespan in seconds");
-    // A scale of its own for each chart would hide what the policies make of the same array.
+    // Separate scales would hide the differences of the policies on the same array.
     let y = if least > 0.0 && least < most {
         y.from_to(least * 0.9, most * 1.1)
     } else {
@@ -125,7 +125,7 @@ pub fn svg(workflow: &str, points: &[Point]) -> String {
     chart::stack(&charts.collect::<Vec<_>>())
 }
 
-/// A line for each number of elements.
+/// Returns one line for each number of elements.
 fn lines(points: &[Point]) -> Vec<Line> {
     let lines = points.chunk_by(|a, b| a.elements == b.elements);
     let line = |line: &[Point]| {
@@ -141,8 +141,7 @@ fn lines(points: &[Point]) -> Vec<Line> {
     lines.map(line).collect()
 }
 
-/// The points as one table of makespans in seconds: a row a policy and number of elements, a column a number of
-/// cores.
+/// Formats the points as one table of makespans in seconds: one row per policy and number of elements, one column per number of cores.
 #[must_use]
 pub fn table(points: &[Point]) -> String {
     let mut text = String::new();

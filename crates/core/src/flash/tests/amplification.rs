@@ -1,4 +1,4 @@
-//! Simulated write amplification of uniform random writes against the closed forms.
+//! Comparison of simulated write amplification of uniform random writes with the closed forms.
 
 use super::super::ftl::{Config, Ftl};
 use super::super::gc::Collector;
@@ -8,7 +8,7 @@ use crate::random::Source;
 
 const PAGES_PER_BLOCK: u32 = 64;
 
-/// Four chips of 256 blocks.
+/// Returns four chips of 256 blocks.
 fn four_chips(over_provisioning: f64) -> Spec {
     Spec {
         channels: 2,
@@ -20,8 +20,8 @@ fn four_chips(over_provisioning: f64) -> Spec {
     }
 }
 
-/// Fills a device, ages it by random writes of three times its size, and measures over two more: (write
-/// amplification, pages in use over logical pages).
+/// Fills a device, ages it by random writes of three times its size, and measures over two more. Returns (write amplification, pages in use
+/// over logical pages).
 fn simulate(spec: Spec, collector: Collector) -> (f64, f64) {
     let page_bytes = u64::from(spec.page_bytes);
     let config = Config {

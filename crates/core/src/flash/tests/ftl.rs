@@ -1,5 +1,5 @@
-//! The translation layer on a model of flash that a page can be programmed in once between erases, and
-//! against a map of what the host wrote last.
+//! Tests of the translation layer against a flash that allows one programming of a page between erases, and against a map of the host's
+//! last writes.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use super::model::host::RangeError;
 use super::small;
 use crate::random::Source;
 
-/// What each physical page holds: (logical page, version).
+/// Content of each physical page: (logical page, version).
 struct Flash {
     pages: Vec<Option<(u32, u64)>>,
     pages_per_block: u32,
@@ -49,7 +49,7 @@ impl Flash {
     }
 
     fn program(&mut self, page: u32, data: (u32, u64)) {
-        // In order within a block, as NAND wants it, and never twice without an erase.
+        // Pages are programmed in order within a block, as NAND requires, and never twice without an erase.
         assert!(self.pages[page as usize].is_none(), "programmed twice");
         if !page.is_multiple_of(self.pages_per_block) {
             assert!(self.pages[page as usize - 1].is_some(), "out of order");
@@ -119,7 +119,7 @@ fn step(ftl: &mut Ftl, flash: &mut Flash, step: &Step) {
         }
         Step::Churn(seed, count) => {
             let mut source = Source::seeded(seed);
-            // Nine in ten writes go to a tenth of the pages, so that there is cold data to level.
+            // Nine in ten writes hit a tenth of the pages, so that there is cold data to level.
             for _ in 0..count {
                 let all = ftl.geometry().logical_pages();
                 let pages = if source.below(10) == 0 { all } else { all / 10 };
@@ -161,7 +161,7 @@ fn full_ftl_accepts_overwrites_without_end() {
             level_above: 4,
             ..Config::default()
         };
-        // The least over-provisioning that four chips allow: 17 blocks of 128.
+        // The smallest over-provisioning that four chips allow: 17 blocks of 128.
         let mut ftl = small(0.1533, config);
         let mut flash = Flash::of(&ftl);
         let all = ftl.geometry().logical_bytes();

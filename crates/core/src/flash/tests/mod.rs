@@ -1,5 +1,5 @@
-//! The flash model against references: a flash that refuses what real flash would, published write
-//! amplification, and the device's promises on delay.
+//! Tests of the flash model against references: a flash that refuses invalid operations like a real one, published write amplification, and
+//! the device's promises on delay.
 
 mod amplification;
 mod device;
@@ -12,7 +12,7 @@ mod wear;
 use super::ftl::{Config, Ftl};
 use super::geometry::{Geometry, Spec};
 
-/// A device of few, small blocks.
+/// Returns a device of few, small blocks.
 fn small(over_provisioning: f64, config: Config) -> Ftl {
     let spec = Spec {
         channels: 2,

@@ -1,5 +1,5 @@
-//! How fast the flash model is, and what its figures in `docs/flash.md` are:
-//! `cargo test --release -p tidemill-core --lib flash::tests::speed -- --ignored --nocapture --test-threads=1`.
+//! Speed of the flash model, and the source of the figures in `docs/flash.md`: `cargo test --release -p tidemill-core --lib
+//! flash::tests::speed -- --ignored --nocapture --test-threads=1`.
 #![expect(
     clippy::disallowed_methods,
     reason = "the measurement needs a clock; what is measured does not"
@@ -137,8 +137,7 @@ fn simulated_amplification_against_closed_form() -> Result<(), GeometryError> {
     Ok(())
 }
 
-/// (Write amplification, mean pages in use over logical pages) after three device sizes of random writes,
-/// over one more.
+/// Returns (write amplification, mean pages in use over logical pages) after three device sizes of random writes, over one more.
 fn steady_state(spec: Spec, collector: Collector) -> Result<(f64, f64), GeometryError> {
     let config = Config {
         collector,

@@ -1,10 +1,10 @@
-//! Levelling.
+//! Tests of levelling.
 
 use super::super::ftl::{Config, Ftl};
 use super::small;
 use crate::random::Source;
 
-/// Half of the device is written once and stays; the rest is written over and over.
+/// Writes half of the device once and the rest many times.
 fn half_cold(level_above: u32) -> Ftl {
     let config = Config {
         level_above,
@@ -33,7 +33,7 @@ fn levelling_bounds_spread_of_erases() {
     let spread = levelled.erases_max - levelled.erases_min;
     assert!(spread <= 30, "{levelled:?}");
     assert!(levelled.erases_max < wear.erases_max);
-    // What it costs: cold data is copied, but not more than a tenth of what is programmed.
+    // The cost of levelling: cold data is copied, but not more than a tenth of the programmed pages.
     let counts = with.counts();
     assert!(
         counts.levelled_pages * 10 < counts.flash_pages(),
@@ -50,8 +50,7 @@ fn wear_equals_counted_erases() {
     assert_eq!(sum, counts.erases);
     assert_eq!(erases.iter().min(), Some(&wear.erases_min));
     assert_eq!(erases.iter().max(), Some(&wear.erases_max));
-    // Without levelling, which closes blocks early, everything programmed was erased but for what fits on
-    // the device.
+    // Without levelling, which closes blocks early, all programmed pages were erased except for those that fit on the device.
     let counts = half_cold(u32::MAX).counts();
     let kept = counts.flash_pages().checked_sub(counts.erases * 8);
     assert!(kept.is_some_and(|kept| kept <= 1024), "{counts:?}");

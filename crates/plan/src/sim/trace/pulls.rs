@@ -1,22 +1,22 @@
-//! What pulls took in a run: the latency of one, and the rate of links.
+//! Measurements of pulls in a run: the latency of one pull, and the rate of links.
 
 use super::{Trace, TraceTask, rate};
 use std::collections::{BTreeMap, BTreeSet};
 use tidemill_core::time::Span;
 
-/// Fewer bytes than this say nothing about the rate of a link that is known to be faster.
+/// Minimum size of a pull whose rate is meaningful for a link that is known to be faster, in bytes.
 const MEASURED_BYTES_MIN: u64 = 1 << 20;
 
-/// What pulls took.
+/// Measurements of pulls.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Pulls {
-    /// From asking for an object to its first byte.
+    /// Time from the request for an object to its first byte.
     pub(super) latency: Span,
-    /// Of large pulls without their latencies; `None` if there were none.
+    /// Rate of large pulls without their latencies; `None` if there were none.
     pub(super) bytes_per_sec: Option<u64>,
 }
 
-/// The pulls of one task.
+/// Pulls of one task.
 struct Pull {
     bytes: u64,
     objects: u64,
@@ -24,7 +24,7 @@ struct Pull {
 }
 
 impl Trace {
-    /// The latency is the median over tasks that pulled little, the rate that of all others together.
+    /// Returns the median latency of tasks that pulled little, and the rate of all other tasks together.
     pub(super) fn pulls(&self) -> Pulls {
         let links = self.elements.iter().map(|one| one.link_bytes_per_sec);
         let reported = links.max().unwrap_or(0);
@@ -35,7 +35,7 @@ impl Trace {
         let mut latencies: Vec<u64> = small.iter().map(|pull| pull.ns / pull.objects).collect();
         latencies.sort_unstable();
         let latency = latencies.get(latencies.len() / 2).copied().unwrap_or(0);
-        // Where the median of others is far off, at least half of the time is left to the bytes.
+        // If the median of other tasks is far off, at least half of the time is left to the bytes.
         let bytes_ns = |pull: &Pull| {
             let waited = (pull.objects * latency).min(pull.ns / 2);
             (pull.bytes, pull.ns - waited)
@@ -46,7 +46,7 @@ impl Trace {
         }
     }
 
-    /// Every task that pulled something, with the objects that none before it had brought to its element.
+    /// Returns every task that pulled data, with the objects that no earlier task pulled to its element.
     fn pulled(&self) -> Vec<Pull> {
         let files = self.files.iter().map(|file| (&file.path, file.element));
         let made = self.tasks.iter().flat_map(|task| {
@@ -79,7 +79,7 @@ mod tests {
     use super::super::tests::TRACE;
     use super::*;
 
-    /// The trace with two tasks that pull `raw` for the second element and `part` for the first.
+    /// Returns the trace with two tasks that pull `raw` for the second element and `part` for the first.
     fn trace(moved: [u64; 2], ns: [u64; 2]) -> Trace {
         let mut trace = Trace::parse("t.json", TRACE).unwrap();
         trace.tasks[1].element = 3;

@@ -78,7 +78,7 @@ fn dependency_without_file_gets_an_empty_file() {
         (workflow.files[done].size, workflow.files[done].maker),
         (0, Some((1, 1)))
     );
-    // The first two are joined by a file already.
+    // A file joins the first two tasks already.
     assert_eq!(workflow.tasks[1].inputs.len(), 1);
 }
 
@@ -286,8 +286,8 @@ fn core_count_of_wfformat_sets_needed_cores() {
     }
 }
 
-/// Time of the longest chain of tasks on cores of speed 1 without any reading, writing or waiting: no run
-/// on such cores can be shorter.
+/// Returns the time of the longest chain of tasks on cores of speed 1 without any reading, writing or waiting: no run on such cores can be
+/// shorter.
 fn critical_path(workflow: &Workflow) -> Span {
     let mut ends = vec![Span(0); workflow.tasks.len()];
     for task in workflow.order().unwrap_or_default() {

@@ -1,13 +1,13 @@
-//! Published write amplification of uniform random writes, to hold the collector against.
+//! Published write amplification of uniform random writes, as a reference for the collector.
 //!
-//! P. Desnoyers, "Analytic Modeling of SSD Write Performance", SYSTOR 2012: Eq. 4 for cleaning in the order
-//! of writing, Eq. 12 for greedy cleaning with blocks of finite size. Eq. 4 is also what X. Luojie and
-//! B. Kurkoski found ("An improved analytic expression for write amplification in NAND flash", ICNC 2012).
+//! P. Desnoyers, "Analytic Modeling of SSD Write Performance", SYSTOR 2012: Eq. 4 for cleaning in the order of writing, Eq. 12 for greedy
+//! cleaning with blocks of finite size. X. Luojie and B. Kurkoski found Eq. 4, too ("An improved analytic expression for write
+//! amplification in NAND flash", ICNC 2012).
 //!
-//! Both take `alpha`, physical over logical pages *that hold data*: blocks that the collector keeps free,
-//! and the unwritten half of the open ones, are not part of it.
+//! Both take `alpha`, physical over logical pages *that hold data*: blocks that the collector keeps free, and the unwritten half of the
+//! open ones, are not part of it.
 
-/// Lambert's W, principal branch, on [−1/e, 0): the w ≥ −1 with w·eʷ = `x`.
+/// Returns Lambert's W, principal branch, on [−1/e, 0): the w ≥ −1 with w·eʷ = `x`.
 ///
 /// NaN outside of that range.
 pub(crate) fn lambert_w0(x: f64) -> f64 {
@@ -28,8 +28,8 @@ pub(crate) fn lambert_w0(x: f64) -> f64 {
     f64::midpoint(low, high)
 }
 
-/// Write amplification if the block written longest ago is always collected (Desnoyers Eq. 4):
-/// α / (α + W(−α·e^−α)). Also the limit of greedy collection for very large blocks.
+/// Returns the write amplification if the block written longest ago is always collected (Desnoyers Eq. 4): α / (α + W(−α·e^−α)). This is
+/// also the limit of greedy collection for very large blocks.
 ///
 /// NaN unless `alpha` > 1.
 pub(crate) fn oldest_first(alpha: f64) -> f64 {
@@ -40,8 +40,8 @@ pub(crate) fn oldest_first(alpha: f64) -> f64 {
     }
 }
 
-/// Write amplification if the block with the fewest valid pages is always collected (Desnoyers Eq. 12):
-/// Eq. 4 at k·α, divided by k, with k = 1 + 1 / (2 · `pages_per_block`).
+/// Returns the write amplification if the block with the fewest valid pages is always collected (Desnoyers Eq. 12): Eq. 4 at k·α, divided
+/// by k, with k = 1 + 1 / (2 · `pages_per_block`).
 ///
 /// NaN unless `alpha` > 1.
 pub(crate) fn greedy(alpha: f64, pages_per_block: u32) -> f64 {

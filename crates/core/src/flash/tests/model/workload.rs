@@ -1,4 +1,4 @@
-//! Seeded requests to try a device with: uniform random pages, arrivals of a Poisson process.
+//! Seeded requests for a device: uniform random pages, arrivals of a Poisson process.
 
 use crate::random::Source;
 use crate::time::{Span, Time};
@@ -6,7 +6,7 @@ use crate::time::{Span, Time};
 use super::device::{Kind, Request};
 
 impl Source {
-    /// An exponentially distributed span of the given mean, to the nanosecond.
+    /// Returns an exponentially distributed span with the given mean, to the nanosecond.
     pub(crate) fn exponential(&mut self, mean: Span) -> Span {
         #[expect(
             clippy::cast_precision_loss,
@@ -25,8 +25,8 @@ impl Source {
     }
 }
 
-/// `count` requests of one page each to uniformly random pages of the first `pages`, as a Poisson process
-/// with the given mean gap from `start` on. Each is a read or a write as `kind` says.
+/// Returns `count` requests of one page each to uniformly random pages of the first `pages`, as a Poisson process with the given mean gap
+/// from `start` on. `kind` decides whether each is a read or a write.
 pub(crate) fn poisson(
     source: &mut Source,
     kind: Kind,

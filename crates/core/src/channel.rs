@@ -13,7 +13,7 @@ pub const READERS_MAX: usize = 64;
 pub const PRODUCERS_MAX: usize = 1024;
 /// Maximum size of a message, in bytes.
 pub const MESSAGE_BYTES_MAX: u64 = 1 << 20;
-/// Maximum number of messages in a request. [`BATCH_BYTES_MAX`] bounds the size of the messages and their lengths.
+/// Maximum number of messages in a request. `BATCH_BYTES_MAX` bounds the size of the messages and their lengths.
 pub const BATCH_MESSAGES_MAX: u32 = 16_384;
 /// Maximum size of the messages of a request together with their lengths, in bytes.
 pub const BATCH_BYTES_MAX: u64 = 4 << 20;

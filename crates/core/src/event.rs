@@ -365,9 +365,9 @@ pub enum TaskState {
 /// State of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum JobState {
-    /// Some task is not at its end.
+    /// Some task has not ended.
     Running,
-    /// All tasks ended well.
+    /// All tasks succeeded.
     Done,
     /// Some task has not ended.
     Failed,

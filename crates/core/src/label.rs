@@ -131,7 +131,7 @@ impl Operation {
 /// Task as an element runs it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Analysis {
-    /// Task of which this label is a try.
+    /// Task that this label tries to run.
     pub task: TaskId,
     /// Job of the task.
     pub job: JobId,

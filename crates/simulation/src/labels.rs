@@ -1,4 +1,4 @@
-//! Labels on elements: they arrive, run for a while, end and are kept.
+//! Simulation of labels on elements: they arrive, run for a while, end and are recorded.
 
 use crate::element::{Did, broke, copied, done, removed};
 use crate::hooks::Hooked;

@@ -16,7 +16,7 @@ use crate::id::ObjectId;
 use crate::layout::{Layout, RECORD_BYTES_MAX, Selection};
 use crate::script::{Data, Group, Position, Setting, Value};
 
-/// First argument of a built-in kernel that returns its partial result for a component's piece. The kernel with [`MERGE`] puts the partial
+/// First argument of a built-in kernel that returns its partial result for a component's piece. The kernel with `MERGE` puts the partial
 /// results together.
 pub const PARTIAL: &str = " partial";
 /// First argument of a built-in kernel that puts partial results together; see [`PARTIAL`].

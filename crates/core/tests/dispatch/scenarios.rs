@@ -584,7 +584,7 @@ fn suspended_element_is_woken_and_its_data_not_recomputed() {
     assert_eq!(world.job_state(2), JobState::Done);
 }
 
-/// No element that is up can run the task. A suspended element that can run it is wanted; the others are not.
+/// No online element can run the task. A suspended element that can run it is wanted; the others are not.
 #[test]
 fn task_that_only_suspended_elements_can_run_wakes_one() {
     let mut world = with_nodes(&[

@@ -291,95 +291,95 @@ pub struct Site {
     pub kernels: Vec<Kernel>,
 }
 
-/// `[machine]`.
+/// Table `[machine]`.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Machine {
-    /// N.
+    /// N: number of compute nodes that simulate.
     pub nodes: Count<NODES_MAX>,
     /// Idle power of a simulation node.
     pub idle_power: Watts,
-    /// BW_PFS.
+    /// BW_PFS: bandwidth of the parallel file system, all nodes together.
     pub file_system: BytesPerSecond,
-    /// U_time.
+    /// U_time: time from one upgrade of the machine to the next.
     pub upgrade_interval: Seconds,
 }
 
-/// `[network]`.
+/// Table `[network]`.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Network {
-    /// BW_busylink, if it was measured.
+    /// BW_busylink: bandwidth of a link when all nodes use it, if it was measured.
     pub busy_bandwidth: Option<BytesPerSecond>,
-    /// BW_idlelink, to compute it from.
+    /// BW_idlelink: bandwidth of an idle link, from which BW_busylink is computed.
     pub idle_bandwidth: Option<BytesPerSecond>,
-    /// L.
+    /// L: number of links.
     pub links: Option<Count<LINKS_MAX>>,
-    /// d_max.
+    /// d_max: diameter, in hops.
     pub diameter: Option<Positive>,
-    /// m.
+    /// m: size of a packet.
     pub flit: Bytes,
-    /// d.
+    /// d: number of hops from the place of staging to the nearest I/O node.
     pub hops_to_io: Positive,
-    /// e(d).
+    /// e(d): energy of moving a byte over these hops.
     pub energy_to_io: JoulesPerByte,
-    /// e(d_s).
+    /// e(d_s): energy of moving a byte from a simulation node to the place of staging.
     pub energy_to_staging: JoulesPerByte,
 }
 
-/// `[run]`.
+/// Table `[run]`.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Running {
-    /// t_sim.
+    /// t_sim: compute time of a run.
     pub duration: Seconds,
-    /// t_iter.
+    /// t_iter: time from one output to the next.
     pub output_interval: Spanned<Seconds>,
-    /// num_chkpts.
+    /// num_chkpts: number of checkpoints kept at the place of staging.
     pub checkpoints_kept: Count<RUNS_MAX>,
-    /// f_op.
+    /// f_op: space bought for each byte of space needed.
     pub overprovisioning: Factor,
-    /// α.
+    /// α: size of the output of analysis, as a share of its input.
     pub reduction: Positive,
-    /// f_restart.
+    /// f_restart: share of the interval that reading a checkpoint may take.
     pub restart_fraction: Share,
     /// R for which energy and cost are computed.
     staging_ratio: Spanned<Factor>,
 }
 
-/// `[device]`.
+/// Table `[device]`.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Device {
     /// Model of the device.
     pub name: Name,
-    /// C_SSD.
+    /// C_SSD: capacity.
     pub capacity: Bytes,
-    /// BW_sim-SSD.
+    /// BW_sim-SSD: bandwidth of writes from simulation nodes.
     pub bandwidth: BytesPerSecond,
-    /// BW_fm2c.
+    /// BW_fm2c: bandwidth from flash to the controller.
     pub flash_to_controller: BytesPerSecond,
-    /// BW_c2m.
+    /// BW_c2m: bandwidth from the controller to its memory.
     pub controller_to_memory: BytesPerSecond,
-    /// P_busy.
+    /// P_busy: power when busy.
     pub busy_power: Watts,
-    /// P_idle.
+    /// P_idle: power when idle.
     pub idle_power: Spanned<Watts>,
-    /// W_endurance.
+    /// W_endurance: bytes that may be written during its life.
     pub endurance: Bytes,
     /// Price of one device.
     pub price: Spanned<Price<Money>>,
 }
 
-/// `[analysis-node]`.
+/// Table `[analysis-node]`.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct AnalysisNode {
-    /// Processors that analyse at the same time.
+    /// Number of processors that analyse at the same time.
     pub processors: Count<PROCESSORS_MAX>,
-    /// C_mem.
+    /// C_mem: capacity of the memory.
     pub memory: Bytes,
-    /// BW_mem.
+    /// BW_mem: bandwidth of the memory.
     pub memory_bandwidth: BytesPerSecond,
     /// P_busy of the whole node.
     pub busy_power: Watts,
@@ -391,7 +391,7 @@ pub struct AnalysisNode {
     pub memory_price: Spanned<Price<Money>>,
 }
 
-/// `[cost]`.
+/// Table `[cost]`.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Cost {
@@ -401,14 +401,14 @@ pub struct Cost {
     pub runs: Count<RUNS_MAX>,
 }
 
-/// `[[application]]`.
+/// Table `[[application]]`.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Application {
     name: Spanned<Name>,
-    /// λ_a.
+    /// λ_a: rate of data to analyse that one node produces.
     pub analysis: BytesPerSecond,
-    /// λ_c; `None` if the application writes no checkpoints.
+    /// λ_c: rate of checkpoint data that one node produces; `None` if the application writes no checkpoints.
     pub checkpoint: Option<BytesPerSecond>,
     /// t_sim of this application.
     pub duration: Option<Spanned<Seconds>>,
@@ -423,7 +423,7 @@ impl Application {
     }
 }
 
-/// `[[kernel]]`.
+/// Table `[[kernel]]`.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Kernel {

@@ -1,4 +1,5 @@
-//! The paper's own format (Active Burst-Buffer, Fig. 4): what its users write to `/dev/abbfs`, and here to `.tidemill/hooks`.
+//! Parser of the paper's own format (Active Burst-Buffer, Fig. 4): its users write this text to `/dev/abbfs`, and users of this system write
+//! it to `.tidemill/hooks`.
 //!
 //! ```text
 //! </run/*.dat>

@@ -39,12 +39,11 @@ pub struct Limits {
     /// Fill level down to which versions leave the element.
     pub low: u8,
     /// Handling of new files when the tier is full: if true, they are stored on elements that store at once; if false, they wait until a
-    /// file has drained.
+    /// file drains.
     pub pass: bool,
     /// Share of an element's capacity, in percent, that all reservations of users together may take ([`crate::promise`]).
     pub reserve: u8,
-    /// Share of an element's processors, in percent, that maps of hooks leave to writers on the element ([`share`]); 0 means that maps wait
-    /// for nobody.
+    /// Share of an element's processors, in percent, that maps of hooks leave to writers on the element ([`share`]); 0: maps do not wait.
     pub share: u8,
 }
 
@@ -110,8 +109,7 @@ pub struct Fill {
     pub used: u64,
     /// Part of `used` that is already being removed.
     pub going: u64,
-    /// Reserved part of the remaining space, for files that are being written and for reservations ([`crate::promise`]). It counts as
-    /// taken.
+    /// Part of the remaining space set aside for open files and for reservations ([`crate::promise`]). It counts as taken.
     pub aside: u64,
     /// Space that a new file needs in addition.
     pub least: u64,

@@ -480,8 +480,8 @@ mod tests {
                         let one = batch(who, sent[who as usize], count);
                         match log.append(one, size).unwrap() {
                             Placed::Here(record) => {
-                                // The record is torn, or the process crashes before it acknowledges the batch; the producer then sends the
-                                // batch again.
+                                // The record is torn, or the process crashes before it acknowledges the batch; the producer then repeats
+                                // the batch.
                                 if what < 10 {
                                     kept.write(record, what < 5);
                                     log = kept.recover(CAPACITY);

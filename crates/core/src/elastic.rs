@@ -112,8 +112,7 @@ impl Wakes {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sleeper {
     phase: Phase,
-    /// Whether some work waits for the element. The flag is also set while the element is being suspended, so that it is resumed
-    /// afterwards.
+    /// Whether some work waits for the element. It is also set while the element is being suspended, to resume it afterwards.
     wanted: bool,
     /// Number of failed attempts to resume the element.
     tries: u32,

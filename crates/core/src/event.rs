@@ -209,8 +209,7 @@ pub struct TaskSpec {
     pub retries: u32,
     /// Resources that must be free on the element before the task runs.
     pub needs: Needs,
-    /// Programs that the element's host must have, in order, each once; then folders that the host must expose, each with a slash at the
-    /// end.
+    /// Programs that the element's host must have, in order, each once; then folders that the host must expose, each with a final slash.
     pub programs: Vec<String>,
     /// Bounds on a run.
     pub limits: Limits,

@@ -104,8 +104,7 @@ impl Operation {
         }
     }
 
-    /// Returns the resources that the operation takes in addition to its lane while it runs. `None` means that no counted resource is
-    /// taken.
+    /// Returns the resources that the operation takes in addition to its lane while it runs. `None` means no counted resource.
     #[must_use]
     pub fn needs(&self) -> Option<&Needs> {
         match self {
@@ -344,8 +343,7 @@ pub struct Outcome {
     pub reused: Option<TaskId>,
     /// Hash of the kernel's code in hexadecimal (blake3); empty for labels without a kernel.
     pub kernel_hash: String,
-    /// BLAKE3 of the content of each input in hexadecimal; empty text for an input that was not hashed. The list is empty if no input was
-    /// hashed.
+    /// BLAKE3 of the content of each input in hexadecimal; empty text for an input that was not hashed. No entries if none was hashed.
     pub contents: Vec<String>,
     /// Objects that a failed removal removed nevertheless.
     pub removed: Vec<ObjectId>,

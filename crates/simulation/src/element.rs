@@ -180,8 +180,7 @@ impl Element {
         });
     }
 
-    /// Removes outputs that were written to the store but not recorded before the element was killed: their label may be aborted before it
-    /// runs again.
+    /// Removes outputs that were written to the store but not recorded before the element was killed: their label may never run.
     fn remove_unkept(&mut self) {
         let open = self.read(records::open_labels);
         for record in open.iter().filter(|record| record.outcome.is_none()) {

@@ -312,8 +312,7 @@ impl World {
         }
     }
 
-    /// Checks that each existing hook mapped each version once and in order, that results are reduced once, and that files to delete were
-    /// deleted.
+    /// Checks that each existing hook mapped each version once and in order, that results are reduced once, and that files were deleted.
     pub(crate) fn check_hooks(&self) {
         let Some(hooked) = &self.hooked else { return };
         for (name, hook) in &hooked.hooks {

@@ -455,8 +455,7 @@ impl Reference {
         self.reduces += 1;
     }
 
-    /// Checks an output of a job: its content must be the task's result for the recorded inputs. These inputs must not be older than the
-    /// job.
+    /// Checks an output of a job: its content must be the task's result for the recorded inputs. The inputs must not predate the job.
     fn published(&mut self, db: &Connection, entry: &Entry, elements: &[Element]) {
         if self.objects.get(&entry.ino) == Some(&entry.object) {
             return;

@@ -249,8 +249,7 @@ impl Shuffler {
         }
     }
 
-    /// Takes labels that were published since, and splits them into groups. The labels of a group begin only after all earlier groups are
-    /// done.
+    /// Takes labels that were published since, and splits them into groups. Each group begins after all earlier groups are done.
     fn take(&mut self) {
         // At random times the agent closes its open files.
         if self.dice.chance(100) {

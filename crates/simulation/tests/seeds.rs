@@ -7,8 +7,7 @@ use tidemill_simulation::{Options, run};
 
 const SEEDS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/seeds.txt");
 
-/// Parses a line of the file: a range of seeds, the faults that are left out, the number of copies of versions, and words for further
-/// options.
+/// Parses a line of the file: a range of seeds, the faults that are left out, the number of copies of versions, and further options.
 fn parse(line: &str) -> Option<(Range<u64>, Options)> {
     let line = line.split('#').next()?.trim();
     let mut options = Options::default();

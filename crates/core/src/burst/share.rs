@@ -71,8 +71,7 @@ impl Pace {
         }
     }
 
-    /// Returns the time for which a map must rest so that it leaves `leaves` percent of the processors to writers; `None` if it may
-    /// continue.
+    /// Returns the time for which a map must rest so that it leaves `leaves` percent of the processors to writers; `None` for no rest.
     pub fn rest(&mut self, leaves: u8, now: Time) -> Option<Span> {
         let part = u64::from(100 - leaves.min(99)) * u64::from(self.cores);
         if leaves == 0 || !self.bursts(now) {

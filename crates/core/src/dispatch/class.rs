@@ -2,8 +2,8 @@
 //! and are not being drained.
 //!
 //! Tasks with equal requirements form a class. The elements that a class excludes are determined once. They are updated only when an
-//! element connects, disconnects, changes its offers, or gains or loses a program. So most tasks, which need one core and nothing else,
-//! cost nothing here.
+//! element connects, disconnects, changes its offers, or gains or loses a program. So most tasks, which need only one core, cost nothing
+//! here.
 
 use super::elements::Elements;
 use super::{Dispatcher, Line, Turn};

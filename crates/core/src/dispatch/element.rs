@@ -1,5 +1,4 @@
-//! State of an element in the dispatcher: its presence, its queue, and the expected time of its work. This module only computes; it sends
-//! no actions.
+//! State of an element in the dispatcher: its presence, its queue, and the expected time of its work. It sends no actions.
 
 use super::short::Short;
 use super::{LEFT_PART, QUEUE_FACTOR, QUEUE_FACTOR_MAX, QUEUE_MIN, QUEUE_TARGET};
@@ -40,8 +39,7 @@ pub(super) struct Element {
     light: usize,
     /// Needs of the labels in `outstanding` that need more than cores.
     choosy: BTreeMap<LabelId, Needs>,
-    /// Labels in `outstanding` that can't begin before another one has ended, and their needs from then on. These needs are not counted
-    /// before.
+    /// Labels in `outstanding` that can't begin before another one has ended, and their needs from then on. They are not counted before.
     following: BTreeMap<LabelId, Needs>,
     spent: Spent,
 }
@@ -167,8 +165,7 @@ impl Element {
         self.load < self.cores() as u64
     }
 
-    /// Returns whether `cores` cores are free, not counting those that labels of the queue need. Labels that wait for other labels need
-    /// none yet.
+    /// Returns whether `cores` cores are free, not counting those that labels of the queue need. Labels that follow others need none yet.
     pub(super) fn has_room_for(&self, cores: u32) -> bool {
         self.load + u64::from(cores) <= self.cores() as u64
     }
@@ -381,8 +378,7 @@ impl Element {
         }
     }
 
-    /// Records that the label before this one has ended: this label runs as soon as its needs are free. Returns whether it followed another
-    /// label.
+    /// Records that the label before this one has ended: this label runs as soon as its needs are free. Returns whether it followed one.
     pub(super) fn follows_no_more(&mut self, label: LabelId) -> bool {
         let needs = self.following.remove(&label);
         needs.map(|needs| self.count(label, needs)).is_some()

@@ -35,8 +35,8 @@ impl Dispatcher {
         self.presence(element) == Presence::Up
     }
 
-    /// Returns whether a selection of a sealed object can be read now. A file that never contained a byte has no object and can be read on
-    /// all elements.
+    /// Returns whether a selection of a sealed object can be read now. A file that never contained a byte has no object and is always
+    /// readable.
     pub(super) fn reachable(&self, placed: Placed, selection: &Selection) -> bool {
         if let Some(parts) = self.copies.selected(placed.object, selection) {
             let mut parts = parts.into_iter();

@@ -232,8 +232,8 @@ impl Dispatcher {
         })
     }
 
-    /// Disables [`Action::Decided`], for a driver that keeps no explanations. With many elements, the estimates of all elements for every
-    /// task take much time.
+    /// Disables [`Action::Decided`], for a driver that keeps no explanations. With many elements, the estimates for every task take much
+    /// time.
     #[must_use]
     pub fn without_explanations(mut self) -> Self {
         self.explains = false;

@@ -135,8 +135,8 @@ impl Dispatcher {
         }
     }
 
-    /// Revokes the labels of a lost element and returns their tasks. The tasks are Waiting, or Failed if they were lost too often; the
-    /// caller settles them.
+    /// Revokes the labels of a lost element and returns their tasks. The tasks are Waiting, or Failed after too many losses; the caller
+    /// settles them.
     pub(super) fn take_back(&mut self, id: ElementId, turn: &mut Turn<'_>) -> Vec<TaskId> {
         let element = self.element_mut(id);
         let labels: Vec<LabelId> = element.outstanding.keys().collect();

@@ -1,5 +1,4 @@
-//! View of the array for a policy that places a task: computes the costs of the task on the elements that the policy requests, and on no
-//! others.
+//! View of the array for a policy that places a task: computes its costs only on the elements that the policy requests.
 
 use super::element::{Element, Mean, expected_run, transfer};
 use super::elements::Elements;

@@ -26,8 +26,7 @@ pub(super) const ALL_INPUTS: &str = "{inputs}";
 pub trait Files {
     /// Returns the names in a folder, given by its full path. Returns an empty list if the folder can't be listed.
     fn list(&self, folder: &str) -> Vec<Listed>;
-    /// Returns the sealed version and the layout of a file. Returns `None` unless the job's owner may read the file and nobody is writing
-    /// it.
+    /// Returns the sealed version and the layout of a file. Returns `None` unless the job's owner may read the file and nobody writes it.
     fn made_of(&self, path: &str) -> Option<Made>;
     /// Returns the selections that a mapper finds in a file: one for each part, or for each piece.
     ///

@@ -29,8 +29,7 @@ pub trait Outside {
     fn is_builtin(&self, name: &str) -> bool;
     /// Returns the reason for which a built-in kernel refuses these arguments; `None` if it accepts them.
     fn refuses(&self, name: &str, args: &[String]) -> Option<String>;
-    /// Returns the elements of the array, online or not, with those of the job's programs that each has. Returns an empty list if this is
-    /// unknown.
+    /// Returns the elements of the array, online or not, with those of the job's programs that each has. Empty if this is unknown.
     fn places(&self) -> &[Place];
 }
 

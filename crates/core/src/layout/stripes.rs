@@ -195,8 +195,7 @@ impl Striped {
         }
     }
 
-    /// Returns the size of the file with parts of these sizes: the file ends with the last byte of any part. Returns `None` if the size
-    /// overflows.
+    /// Returns the size of the file with parts of these sizes: the file ends with the last byte of any part. `None` on overflow.
     #[must_use]
     pub fn size_of(unit: u64, sizes: &[u64]) -> Option<u64> {
         let width = sizes.len() as u64;

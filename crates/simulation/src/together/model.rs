@@ -1,6 +1,5 @@
 //! Model of the bytes of files that several mounts write, from the view of programs. For each byte it records when a program began to write
-//! it, and since when all programs have to see it. It also determines which bytes must not be read any more because newer bytes must be
-//! visible.
+//! it, and since when all programs have to see it. It also determines which bytes must not be read any more because of newer bytes.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

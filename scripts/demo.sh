@@ -28,8 +28,8 @@ say() { printf '\n\033[1m== %s\033[0m\n' "$*"; }
 check_rust() {
   local version
   version=$(cargo --version 2>/dev/null | cut -d' ' -f2) || version=
-  if [ -z "$version" ] || [ "$(printf '%s\n' 1.90 "$version" | sort -V | head -1)" != 1.90 ]; then
-    echo "demo: Rust 1.90 or newer is needed, found ${version:-none}; Debian 12's own is too old." >&2
+  if [ -z "$version" ] || [ "$(printf '%s\n' 1.91 "$version" | sort -V | head -1)" != 1.91 ]; then
+    echo "demo: Rust 1.91 or newer is needed, found ${version:-none}; Debian 12's own is too old." >&2
     echo "demo: install it from https://rustup.rs (apt-get install rustup && rustup default stable on newer Debian)" >&2
     exit 1
   fi

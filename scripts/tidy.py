@@ -161,14 +161,22 @@ def check_texts(found):
                 found["docs/long-cell"].append(f"{name}:{line}: {cell[:140]}")
 
 
+def anchor(heading):
+    heading = re.sub(r"`|\[|\]\([^)]*\)", "", heading.lstrip("#"))
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
 def check_links(found):
-    for name in files("*.md"):
-        text = re.sub(r"```.*?(?:```|\Z)", "", read(name), flags=re.S)
+    pages = {name: re.sub(r"```.*?(?:```|\Z)", "", read(name), flags=re.S) for name in files("*.md")}
+    anchors = {name: {anchor(line) for line in text.split("\n") if line.startswith("#")} for name, text in pages.items()}
+    for name, text in pages.items():
         for target in re.findall(r"\]\(([^)\s]+)\)", text):
-            path = target.split("#")[0]
-            if path and "://" not in path and not target.startswith("mailto:"):
-                if not os.path.exists(os.path.join(ROOT, os.path.dirname(name), path)):
-                    found["links"].append(f"{name}: {target}")
+            if "://" in target or target.startswith("mailto:"):
+                continue
+            path, _, heading = target.partition("#")
+            page = os.path.normpath(os.path.join(os.path.dirname(name), path)) if path else name
+            if not os.path.exists(os.path.join(ROOT, page)) or heading and heading not in anchors.get(page, {heading}):
+                found["links"].append(f"{name}: {target}")
 
 
 def check_subjects(found):

@@ -76,7 +76,7 @@ fn refused(array: &Array, args: &[&str]) -> String {
 }
 
 #[test]
-fn a_striped_variable_is_reduced_where_its_stripes_are() {
+fn striped_variable_is_reduced_on_elements_of_its_stripes() {
     for remote in [false, true] {
         let options = Options {
             elements: 3,
@@ -232,7 +232,7 @@ fn refusals(array: &Array) {
 }
 
 #[test]
-fn another_copy_is_asked_where_one_is_lost() {
+fn reduce_falls_back_to_another_copy() {
     let options = Options {
         elements: 3,
         ..Options::default()
@@ -258,7 +258,7 @@ fn another_copy_is_asked_where_one_is_lost() {
 
 /// Files of all formats, put whole and in stripes: each variable of numbers as in the local file.
 #[test]
-fn variables_of_all_formats_are_reduced_as_in_a_local_file() {
+fn reduce_matches_local_result_for_all_formats() {
     let options = Options {
         elements: 2,
         ..Options::default()
@@ -315,7 +315,7 @@ fn variables_of_all_formats_are_reduced_as_in_a_local_file() {
 }
 
 #[test]
-fn a_chunk_that_does_not_decode_is_named() {
+fn reduce_names_undecodable_chunk() {
     let options = Options {
         elements: 2,
         ..Options::default()
@@ -354,7 +354,7 @@ fn a_chunk_that_does_not_decode_is_named() {
 }
 
 #[test]
-fn several_files_are_one_and_a_rule_makes_monthly_means() {
+fn rule_makes_monthly_means_of_several_files() {
     let Some(array) = Array::start() else { return };
     let rule = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/rules/monthly.rule");
     array.sh("mkdir -p cmip/in");
@@ -400,7 +400,7 @@ fn several_files_are_one_and_a_rule_makes_monthly_means() {
 }
 
 #[test]
-fn a_result_in_the_cluster_has_its_lineage() {
+fn reduce_to_cluster_records_lineage() {
     let Some(array) = Array::start() else { return };
     std::fs::write(array.path("daily.nc"), daily()).unwrap();
     array.sh("mkdir d");
@@ -455,7 +455,7 @@ fn sparse(folder: &Path) {
 }
 
 #[test]
-fn a_result_of_any_size_is_written_slab_by_slab() {
+fn reduce_writes_large_result_slab_by_slab() {
     let Some(array) = Array::start() else { return };
     let folder = array.path("cube.zarr");
     sparse(&folder);

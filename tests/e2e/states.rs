@@ -290,7 +290,7 @@ const ELEMENTS: &[Case] = &[
 ];
 
 #[test]
-fn states_of_elements_have_a_name_an_exit_code_and_one_line_of_log() {
+fn element_states_have_name_exit_code_and_one_log_line() {
     let options = Options {
         elements: 3,
         server_args: ["--repair-after", "14s"].map(str::to_owned).into(),
@@ -488,7 +488,7 @@ const FILES: &[Case] = &[
 ];
 
 #[test]
-fn states_of_files_and_of_the_server_have_a_name_an_exit_code_and_one_line_of_log() {
+fn file_states_have_name_exit_code_and_one_log_line() {
     let options = Options {
         elements: 3,
         server_args: ["--repair-after", "1h"].map(str::to_owned).into(),
@@ -537,7 +537,7 @@ fn fill(bench: &mut Bench) {
 
 /// A small array: no element, full elements, an incomplete rebuild.
 #[test]
-fn states_of_a_small_array_have_a_name_an_exit_code_and_one_line_of_log() {
+fn small_array_states_have_name_exit_code_and_log_line() {
     let options = Options {
         elements: 0,
         mount: false,
@@ -602,7 +602,7 @@ fn states_of_a_small_array_have_a_name_an_exit_code_and_one_line_of_log() {
 
 /// An element that is taken out ends, does not start again, is left out by `rebuild`, and is no member after it.
 #[test]
-fn element_that_was_taken_out_stays_out_after_rebuild() {
+fn removed_element_stays_out_after_rebuild() {
     let options = Options {
         elements: 3,
         mount: false,
@@ -667,7 +667,7 @@ fn element_that_was_taken_out_stays_out_after_rebuild() {
 
 /// Files that were given up with their element are told as lost for good, not as waiting for it.
 #[test]
-fn files_of_an_element_that_was_given_up_are_lost_for_good() {
+fn files_of_abandoned_element_are_lost_for_good() {
     let options = Options {
         mount: false,
         ..Options::default()
@@ -706,7 +706,7 @@ fn files_of_an_element_that_was_given_up_are_lost_for_good() {
 
 /// A command or a process that can't go on says so by a word and an exit code.
 #[test]
-fn commands_and_processes_that_can_not_go_on_name_their_state() {
+fn failing_commands_and_processes_name_their_state() {
     let options = Options {
         elements: 1,
         mount: false,
@@ -809,7 +809,7 @@ fn named(ended: &Said, state: &str, code: i32) {
 
 /// The book has a row for each state, with its exit code, in cells that fit.
 #[test]
-fn book_has_a_row_for_each_state() {
+fn operating_page_has_a_row_for_each_state() {
     let book = include_str!("../../docs/operating.md");
     let (_, section) = book
         .split_once("\n## States that need an administrator\n")

@@ -86,7 +86,7 @@ fn give_token(array: &Array, host: &ClientHost, uid: u32) -> u64 {
 }
 
 #[test]
-fn variables_of_others_files_are_neither_shown_nor_reduced() {
+fn variables_and_reduce_refuse_files_of_other_users() {
     let Some(array) = Array::with(remote()) else {
         return;
     };
@@ -114,7 +114,7 @@ fn variables_of_others_files_are_neither_shown_nor_reduced() {
 }
 
 #[test]
-fn a_zarr_with_files_that_its_reader_may_not_read_is_no_input() {
+fn zarr_with_unreadable_chunk_is_refused_as_input() {
     let Some(array) = Array::with(remote()) else {
         return;
     };
@@ -146,7 +146,7 @@ fn a_zarr_with_files_that_its_reader_may_not_read_is_no_input() {
 }
 
 #[test]
-fn a_user_with_a_token_has_the_command_line_and_is_nobody_else() {
+fn token_gives_command_line_rights_of_its_user_only() {
     let Some(array) = Array::with(remote()) else {
         return;
     };
@@ -281,7 +281,7 @@ fn revoked(array: &Array, host: &ClientHost, token: u64) {
 }
 
 #[test]
-fn a_right_that_was_given_ends_with_a_change_of_the_files_mode() {
+fn chmod_revokes_granted_capability() {
     let Some(array) = Array::with(remote()) else {
         return;
     };
@@ -349,7 +349,7 @@ fn a_right_that_was_given_ends_with_a_change_of_the_files_mode() {
 /// The rights of a submission are those that its opener had while it opened: whoever has the descriptor, or the number,
 /// afterwards adds nothing to them.
 #[test]
-fn a_submitters_groups_are_those_of_the_open() {
+fn submission_uses_groups_of_the_open() {
     let Some(array) = Array::start() else {
         return;
     };
@@ -402,7 +402,7 @@ fn a_submitters_groups_are_those_of_the_open() {
 
 /// A name or a message of somebody else is not obeyed by the terminal of whoever looks at it.
 #[test]
-fn what_others_are_called_is_shown_and_not_obeyed() {
+fn terminal_escapes_in_names_are_not_printed() {
     let Some(array) = Array::start() else {
         return;
     };
@@ -433,7 +433,7 @@ fn what_others_are_called_is_shown_and_not_obeyed() {
 /// Sealed objects belong to a user of their own, so `nobody` has kernels like everybody; objects that were sealed when
 /// they were `nobody`'s can be read by them and not changed.
 #[test]
-fn nobody_runs_jobs_too() {
+fn user_nobody_runs_jobs() {
     const NOBODY: u32 = 65534;
     let Some(array) = Array::start() else {
         return;

@@ -154,7 +154,7 @@ async fn user(running: &Running) -> (Channel, Credential) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_call_ends_hostile_requests_of_a_user() {
+async fn every_call_ends_oversized_requests_of_user() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let operator = running.client().await;

@@ -16,7 +16,7 @@ fn lookup(name: &str) -> Op {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_file_is_written_sealed_and_found_again_after_a_crash() {
+async fn sealed_file_exists_after_server_crash() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let element = running.element(0).await;
@@ -76,7 +76,7 @@ async fn a_file_is_written_sealed_and_found_again_after_a_crash() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tcp_needs_the_token() {
+async fn tcp_requires_token() {
     let dir = tempfile::tempdir().unwrap();
     for tls in [true, false] {
         let config = Config {
@@ -106,7 +106,7 @@ async fn tcp_needs_the_token() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_is_taken_for_the_server_who_is_not() {
+async fn client_refuses_server_with_other_certificate() {
     let (dir, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let running = Running::start_with(Config::new(dir.path())).await;
     let stranger = Running::start_with(Config::new(other.path())).await;
@@ -143,7 +143,7 @@ async fn nobody_is_taken_for_the_server_who_is_not() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn authority_and_token_stay_when_the_server_starts_again() {
+async fn authority_and_token_survive_restart() {
     let dir = tempfile::tempdir().unwrap();
     let mut seen = Vec::new();
     for _ in 0..2 {
@@ -174,7 +174,7 @@ async fn refused(client: &Client, version: u32) -> tonic::Status {
 
 /// One that knows no needs, surroundings and folders would leave them out without a word.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_element_of_another_release_is_refused() {
+async fn element_of_another_release_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
@@ -186,7 +186,7 @@ async fn an_element_of_another_release_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_array_with_tls_takes_no_element_without() {
+async fn array_with_tls_refuses_plain_element() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start_with(Config::new(dir.path())).await;
     let client = running.client().await;
@@ -198,7 +198,7 @@ async fn an_array_with_tls_takes_no_element_without() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_mount_hears_of_others_changes_and_not_of_its_own() {
+async fn mount_receives_changes_of_other_mounts_only() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
@@ -230,7 +230,7 @@ async fn a_mount_hears_of_others_changes_and_not_of_its_own() {
 
 /// Whoever looks at a file that a mount writes gets what was closed last, as the mount says.
 #[tokio::test(flavor = "multi_thread")]
-async fn who_looks_at_a_file_that_is_written_waits_for_the_mounts_word() {
+async fn stat_of_file_being_written_waits_for_its_mount() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let _element = running.element(0).await;
@@ -320,7 +320,7 @@ async fn who_looks_at_a_file_that_is_written_waits_for_the_mounts_word() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_ends_is_waited_for() {
+async fn client_waits_for_restarting_server() {
     let dir = tempfile::tempdir().unwrap();
     drop(Running::start(dir.path()).await);
     let held = std::fs::File::open(dir.path().join("server.lock")).unwrap();
@@ -334,7 +334,7 @@ async fn a_server_that_ends_is_waited_for() {
 }
 
 #[tokio::test]
-async fn two_servers_do_not_share_a_folder() {
+async fn second_server_in_same_folder_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let _running = Running::start(dir.path()).await;
     let second = tidemill_server::Server::start(tidemill_server::Config::new(dir.path())).await;

@@ -1018,7 +1018,7 @@ fn conflicting_output_folders_are_refused() {
 { name = "a"; kernel = "k"; "#;
     let whole = |below: &str| {
         format!(
-            "\"{below}\" lies in \"/w/d/\", a folder that a task makes as a whole; read all of it, as \"/w/d/\", or write elsewhere"
+            "\"{below}\" is in \"/w/d/\", a folder that a task makes as a whole; read all of it, as \"/w/d/\", or write elsewhere"
         )
     };
     let both = "\"/w/d\" is a folder for one task and a file for another; write it with a slash at its end in both, or in neither";
@@ -1058,7 +1058,7 @@ fn conflicting_output_folders_are_refused() {
         ),
         (
             "output = [ \"e/\" ]; input = [ \"e/x\" ];",
-            "\"e/x\" lies in \"e/\", a folder that a task makes as a whole".to_owned(),
+            "\"e/x\" is in \"e/\", a folder that a task makes as a whole".to_owned(),
         ),
     ];
     for (end, message) in cases {

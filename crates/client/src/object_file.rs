@@ -1,7 +1,7 @@
 //! Object files in place: on the host where their element stores them. The module opens, locks, copies and names them.
 //!
 //! A sealed file never changes for its openers. But a mount whose programs read a version may take that version's file for the version that
-//! they write next, if no other process has it open (`docs/decisions/0007-one-file-while-written.md`). The earlier version then continues
+//! they write next, if no other process has it open (`docs/decisions/0007-one-inode-per-file.md`). The earlier version then continues
 //! in a copy. So each direct opener of an object file holds a shared lock on it, and checks whether the file still belongs to the object.
 //!
 //! Programs with a descriptor of a file can hold the other kind of lock on it for as long as they like. Readers that find such a lock put a

@@ -1,5 +1,5 @@
 //! The server's description of a version that several mounts write: which bytes of the file are where
-//! (`docs/decisions/0026-several-writers.md`).
+//! (`docs/decisions/0025-concurrent-writers.md`).
 
 use tidemill_core::id::{ElementId, ObjectId};
 use tidemill_core::layout::{Extents, Layout, LayoutError, Part, decode_pieces};

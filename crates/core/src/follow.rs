@@ -1,6 +1,6 @@
 //! Attached stores: decides the step for a changed file of a store whose objects appear as files in a folder of the array. This module does
 //! no I/O: an element compares store and folder and carries out the steps
-//! ([0069](../../../docs/decisions/0069-folders-that-are-stores.md)).
+//! ([0067](../../../docs/decisions/0067-attached-directories.md)).
 
 use crate::id::ObjectId;
 use There::File;

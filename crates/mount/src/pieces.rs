@@ -1,6 +1,6 @@
 //! A mount's state of a version that several mounts write, or have written: which bytes of the file are where. It has neither clock nor
 //! network: its user passes in the server's answers, and moves the bytes (next: `mount/src/fs/together.rs`;
-//! `docs/decisions/0026-several-writers.md`).
+//! `docs/decisions/0025-concurrent-writers.md`).
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};

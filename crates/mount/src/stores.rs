@@ -1,5 +1,5 @@
 //! The interface to stores outside of the array: requests that the mount makes. The mounting program implements it, and knows the stores
-//! and their keys. The mount knows neither addresses nor protocols ([0063](../../../docs/decisions/0063-bridges-in-the-mount.md)).
+//! and their keys. The mount knows neither addresses nor protocols ([0061](../../../docs/decisions/0061-remotes-in-the-mount.md)).
 
 use bytes::Bytes;
 use rustix::io::Errno;

@@ -1,5 +1,5 @@
 //! Folders of the array that are bound to a store: the bindings, the known objects of each store, and the objects that were deleted. An
-//! element reads the store itself ([0069](../../../docs/decisions/0069-folders-that-are-stores.md)).
+//! element reads the store itself ([0067](../../../docs/decisions/0067-attached-directories.md)).
 
 use crate::bridges;
 use crate::names::attribute::FOLDER_ELEMENT;

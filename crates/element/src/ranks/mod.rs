@@ -1,5 +1,5 @@
 //! Tasks with ranks: one process on each element that has a part of their input. The processes communicate by MPI
-//! (`docs/decisions/0066-mpi-hooks.md`). The module defines the messages between the elements.
+//! (`docs/decisions/0064-mpi-hooks.md`). The module defines the messages between the elements.
 //!
 //! The element that has the label [leads](lead). It asks the other elements, and itself, to start one rank each, over a connection that
 //! lasts as long as the rank. It distributes the values of the ranks when all of them wait for each other, and joins their outputs. An

@@ -3,7 +3,7 @@
 //!
 //! Messages are sent to the server one after the other, in the order in which they arose. The server's messages arrive on its stream, after
 //! the changes that were made before them. So the next holder of a lock sees the changes of the previous holder. See
-//! `docs/decisions/0013-locks-between-mounts.md`.
+//! `docs/decisions/0013-lock-leases.md`.
 
 use super::backend::attr_of;
 use super::table::{Key, Node};

@@ -1,5 +1,5 @@
 //! A version that several mounts write, or have written. A reader sees the published writes of every mount, and all writes made here at
-//! once. Each writer has an object of its own, its part, to which it appends its writes (`docs/decisions/0026-several-writers.md`). Writes
+//! once. Each writer has an object of its own, its part, to which it appends its writes (`docs/decisions/0025-concurrent-writers.md`). Writes
 //! are published to the server (next: `server/src`).
 
 use super::backend::{Backend, Place};

@@ -2,7 +2,7 @@
 //!
 //! Programs talk to it over a Unix socket. Names and attributes are requested. To open a file, a program gets a descriptor: of the object's
 //! file in its element's folder, or of a copy if the object is on another host. It then reads and writes the file without this process
-//! (`docs/decisions/0045-programs-without-a-mount.md`).
+//! (`docs/decisions/0044-preload-client.md`).
 //!
 //! | file | subject |
 //! |---|---|

@@ -1,4 +1,4 @@
-//! Files by URL: `GET` and `HEAD /files/PATH`, for programs without knowledge of Tidemill (`docs/decisions/0025-files-by-url.md`). Only
+//! Files by URL: `GET` and `HEAD /files/PATH`, for programs without knowledge of Tidemill (`docs/decisions/0024-files-over-http.md`). Only
 //! this module sends bytes of files through the server to a client.
 //!
 //! The user of a request is known before ([`crate::gate`]). The rights are those of that user to the file at the time of the request. The

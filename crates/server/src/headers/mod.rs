@@ -1,5 +1,5 @@
 //! Headers of scientific files, read once for each version and stored, so that files can be found by their content
-//! (`docs/decisions/0034-finding-files.md`).
+//! (`docs/decisions/0033-metadata-search.md`).
 //!
 //! A Zarr that is a folder (`zarr`) has its header in many files. One of them stands for it.
 //!

@@ -1,5 +1,5 @@
 //! Reductions by URL: `POST /v2/{count,min,max,sum,select}/` in the interface of reductionist's clients
-//! (`docs/decisions/0030-reductions-by-url.md`).
+//! (`docs/decisions/0029-reductions-over-http.md`).
 //!
 //! The server finds the version of a URL, with the rights of the request's user, and the element that has the bytes. That element decodes
 //! and reduces them, in a process of that user, and returns the values. The server never decodes users' data. Next: `element/src`, which

@@ -1,5 +1,5 @@
 //! Stores outside of the array as folders, `/bridges/NAME/…`: read-only, for the mount's own user and root
-//! ([0063](../../../../../docs/decisions/0063-bridges-in-the-mount.md)). Requests are sent to the stores (next: `mount/src/stores.rs`).
+//! ([0061](../../../../../docs/decisions/0061-remotes-in-the-mount.md)). Requests are sent to the stores (next: `mount/src/stores.rs`).
 //!
 //! A version of a file is an inode of its own. So the kernel never uses cached pages of one version for another, whichever programs have
 //! them open. A name gets another inode when its file changes. No thread waits for a store: a dead store only delays programs that use it,

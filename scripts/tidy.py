@@ -179,6 +179,28 @@ def check_links(found):
                 found["links"].append(f"{name}: {target}")
 
 
+RECORD_LINES = {
+    "status": re.compile(r"^Status: (?:accepted\b|superseded by \[\d{4}\]\()", re.M),
+    "date": re.compile(r"^Date: \d{4}-\d{2}$", re.M),
+}
+RECORD_HEADINGS = ["Context", "Decision", "Consequences", "Alternatives"]
+
+
+def check_decisions(found):
+    """Decision records follow the template of `docs/decisions/README.md`, are numbered without gaps and stand in its index."""
+    index = read("docs/decisions/README.md")
+    for number, name in enumerate(sorted(files("docs/decisions/[0-9]*.md")), 1):
+        text, base = read(name), os.path.basename(name)
+        lacks = [part for part, pattern in RECORD_LINES.items() if not pattern.search(text)]
+        if re.findall(r"^## (.+)$", text, re.M) != RECORD_HEADINGS:
+            lacks.append(f"headings {', '.join(RECORD_HEADINGS)}")
+        if not base.startswith(f"{number:04}-") or not text.startswith(f"# {base[:4]}: "):
+            lacks.append(f"number {number:04}")
+        if f"]({base})" not in index:
+            lacks.append("line in the index")
+        found["decisions"] += [f"{name}: no {part}" for part in lacks]
+
+
 def check_subjects(found):
     listed = subprocess.run(["git", "log", "--format=%h %s", f"{SUBJECTS_SINCE}..HEAD"], cwd=ROOT, capture_output=True, text=True)
     # A shallow clone does not have the commit.
@@ -225,7 +247,7 @@ def main():
     parser.add_argument("--write", action="store_true", help="lower budgets to the counts of now")
     args = parser.parse_args()
     found = collections.defaultdict(list)
-    for check in (check_texts, check_links, check_subjects, check_structure, check_lines):
+    for check in (check_texts, check_links, check_decisions, check_subjects, check_structure, check_lines):
         check(found)
     if args.list:
         for place in found.get(args.list, []):

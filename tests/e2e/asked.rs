@@ -180,7 +180,7 @@ fn failing_program_mapper_is_reported() {
         ),
         (&map(r#""dtype":"int32","chunk":[9],"codecs":["rot13"],"pieces":[{"bytes":[[0,8]]}]"#), "rot13".into()),
         (&map(r#""pieces":[{"byte":[0,8]}]"#), "unknown field `byte`".into()),
-        ("echo hello", r#"what it printed is no map: expected value at line 1 column 1; it begins with "hello"#.into()),
+        ("echo hello", r#"its output is not a map: expected value at line 1 column 1; it begins with "hello"#.into()),
         (":", "it begins with nothing".into()),
         ("echo why >&2; cat /dev/zero", r#"it printed "why"#.into()),
         ("echo slow; sleep 100", "time limit".into()),

@@ -218,10 +218,6 @@ fn unknown(db: &Connection, element: &Path) -> Result<u64, Problem> {
 
 /// Returns the objects that the element stores outside of the array (`element/src/outside`).
 fn outside(db: &Connection) -> Result<BTreeSet<u64>, Problem> {
-    let version: i64 = db.pragma_query_value(None, "user_version", |row| row.get(0))?;
-    if version < 3 {
-        return Ok(BTreeSet::new());
-    }
     let mut statement = db.prepare("SELECT object FROM outside WHERE gone = 0")?;
     let rows = statement.query_map([], |row| Ok(row.get::<_, i64>(0)?.cast_unsigned()))?;
     Ok(rows.collect::<Result<_, _>>()?)

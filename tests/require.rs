@@ -1,18 +1,18 @@
-//! What a test says that can't run here. It goes past the capture of tests that pass, so that it is seen; where all
-//! tests must run (`TIDEMILL_TEST_REQUIRE` is set, as CI does), it fails instead.
+//! Messages of tests that can't run on this machine. They bypass the capture of output, so that they are visible for passing
+//! tests. If `TIDEMILL_TEST_REQUIRE` is set, as in CI, such a test fails instead.
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 use std::io::Write as _;
 
-/// Tells that a test, or the rest of it, is skipped, and what is missing.
+/// Reports that a test, or its rest, is skipped, and names the missing requirement.
 pub(crate) fn skip(missing: &str) {
     let required = std::env::var_os("TIDEMILL_TEST_REQUIRE").is_some();
     assert!(!required, "TIDEMILL_TEST_REQUIRE is set, but {missing}");
     tell(missing);
 }
 
-/// Tells what is not tested on this machine and can't be: nobody can install it.
+/// Reports an untested feature whose requirement can't be installed on this machine.
 pub(crate) fn tell(missing: &str) {
     let thread = std::thread::current();
     let test = thread.name().unwrap_or("a test");

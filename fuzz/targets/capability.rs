@@ -1,4 +1,4 @@
-//! Capabilities: only those that were signed pass, and only for what they say.
+//! Capabilities: only signed capabilities pass, and only with unchanged contents.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -7,7 +7,7 @@ use tidemill_wire::capability::{Attributes, Capability, Key};
 
 fuzz_target!(|bytes: &[u8]| {
     let key = Key::new([7; 32]);
-    // Nobody who does not know the key finds one.
+    // Bytes that were made without the key are no capability.
     assert!(key.read(bytes).is_err());
     let number = |at: usize| {
         let bytes = bytes.get(at..at + 8).and_then(|part| part.try_into().ok());

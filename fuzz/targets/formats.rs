@@ -1,4 +1,4 @@
-//! Formats: what lies in files and comes in bodies of requests is read or refused.
+//! Formats: contents of files and bodies of requests are parsed or refused.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -10,7 +10,7 @@ fuzz_target!(|bytes: &[u8]| {
     match kind % 3 {
         0 => {
             if let Ok(ledger) = Ledger::restore(bytes) {
-                // What was read is written as something that reads the same.
+                // A ledger that was read survives being written and read again.
                 let again = Ledger::restore(&ledger.save()).expect("its own snapshot");
                 assert_eq!(again.save(), ledger.save());
             }

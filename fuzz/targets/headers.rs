@@ -1,4 +1,4 @@
-//! Headers of scientific files: read or refused, and what they say of their bytes lies in the file.
+//! Headers of scientific files are parsed or refused, and their ranges are within the file.
 #![no_main]
 
 use std::io;
@@ -8,7 +8,7 @@ use tidemill_format::time::Units;
 use tidemill_format::csv::Csv;
 use tidemill_format::{Folder, Header, Range, Store, columns, pieces, zarr, zip::Zip};
 
-/// A Zarr whose metadata is all in one file, and whose chunks have some bytes.
+/// Zarr with all metadata in one file, and with chunks of some bytes.
 struct One<'a>(&'a str, &'a [u8]);
 
 impl Folder for One<'_> {
@@ -74,7 +74,7 @@ impl Folder for Many<'_> {
     }
 }
 
-/// What a user says of a text file in its first line, and the file.
+/// Reads the first line as a user's description of a text file, and the rest as that file.
 fn text(bytes: &[u8]) {
     let end = bytes.iter().position(|&byte| byte == b'\n').unwrap_or(bytes.len());
     let (said, file) = bytes.split_at(end);

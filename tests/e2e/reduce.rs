@@ -331,7 +331,7 @@ fn reduce_names_undecodable_chunk() {
     ]);
     assert_eq!(shown["variables"][0]["name"], "deflated");
     let mut bytes = std::fs::read(fixtures().join("netcdf4.nc")).unwrap();
-    // Zlib streams of the file lose what is behind their first bytes.
+    // This overwrites the third to sixth byte of each zlib stream of the file.
     let heads: Vec<usize> = (0..bytes.len() - 8)
         .filter(|at| bytes[*at] == 0x78 && matches!(bytes[at + 1], 0x01 | 0x5e | 0x9c | 0xda))
         .collect();
@@ -421,7 +421,7 @@ fn reduce_to_cluster_records_lineage() {
     for word in ["/d/daily.nc", "op=mean", "by=month"] {
         assert!(lineage.contains(word), "{word}: {lineage}");
     }
-    // A result that is there stays, and so does what is of this machine.
+    // An existing result is not replaced, and local files can't be reduced into the array.
     let said = to("cluster:/results/monthly.nc");
     assert!(
         !said.ok && said.err.contains("/results/monthly.nc"),
@@ -435,7 +435,7 @@ fn reduce_to_cluster_records_lineage() {
     assert!(said.contains("leave out one of the two"), "{said}");
 }
 
-/// A Zarr of more cells than are found at once, of which one chunk in six was written.
+/// Writes a Zarr with more cells than one slab; one of its six chunks exists.
 fn sparse(folder: &Path) {
     std::fs::create_dir_all(folder.join("x")).unwrap();
     let array = serde_json::json!({

@@ -1,5 +1,5 @@
-//! States that an administrator must act on: real processes bring each about, and `status`, `health`, its exit code and the
-//! server's log name it. `docs/operating.md` has a row for each.
+//! States that need an administrator. Real processes cause each state, and `status`, `health`, its exit code and the server's
+//! log name it. `docs/operating.md` has a row for each state.
 
 use crate::array::{Array, Device, Options, Said, said, wait};
 use crate::stand_in::StandIn;
@@ -12,17 +12,17 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use tidemill_wire::condition;
 
-/// An array and what the cases need beside it.
+/// Array with the devices and processes that the cases need.
 struct Bench {
     array: Array,
     device: Option<Device>,
-    /// A process that a case has begun.
+    /// Process that a case has started.
     other: Option<Child>,
     store: StandIn,
     _runtime: tokio::runtime::Runtime,
 }
 
-/// A state, the element that is in it, the exit code of `health`, and what begins and ends it.
+/// State, its element, the exit code of `health`, and functions that begin and end the state.
 struct Case {
     state: &'static str,
     element: Option<u64>,
@@ -60,7 +60,7 @@ impl Bench {
         child.wait().unwrap();
     }
 
-    /// An element beside those of the array.
+    /// Command of an additional element.
     fn element(&self, id: u32, folder: &str) -> Command {
         let mut command = self.array.tidemill();
         command.args(["element", "--cores", "1", "--listen", "127.0.0.1:0", "--id"]);
@@ -71,7 +71,7 @@ impl Bench {
         command
     }
 
-    /// Keeps others from writing to a database, as a backup that hangs does.
+    /// Blocks all writes to a database, as a hanging backup does.
     fn lock(&mut self, database: &str) {
         let database = self.array.path(database);
         let program = "import sqlite3,sys,time\nd=sqlite3.connect(sys.argv[1],isolation_level=None,timeout=60)\n\
@@ -105,7 +105,7 @@ impl Bench {
         )
     }
 
-    /// What a command says of a state.
+    /// Returns the exit code of a command and its report of a state.
     fn find(&self, command: &str, case: &Case) -> Option<(Option<i32>, Value)> {
         let (code, shown) = self.json(command);
         let states = shown["states"].as_array().unwrap();
@@ -115,7 +115,7 @@ impl Bench {
         found.map(|found| (code, found.clone()))
     }
 
-    /// Lines of the server's log by which a state begins.
+    /// Returns the number of lines of the server's log that begin this state.
     fn logged(&self, case: &Case) -> usize {
         let element = case.element.map(|element| format!("element {element}: "));
         let begin = format!("state {}: {}", case.state, element.unwrap_or_default());
@@ -126,7 +126,7 @@ impl Bench {
         lines.count()
     }
 
-    /// Brings a state about, sees what is said of it, and ends it.
+    /// Causes a state, checks its reports, and ends the state.
     fn check(&mut self, case: &Case) {
         let name = case.state;
         let before = self.logged(case);
@@ -399,7 +399,7 @@ const FILES: &[Case] = &[
         exit: 3,
         begin: |bench| {
             bench.lock("server/server.db");
-            // It is refused, or made when the lock is gone.
+            // The server refuses the request, or makes the folder after the lock is released.
             drop(
                 bench
                     .array
@@ -665,7 +665,7 @@ fn removed_element_stays_out_after_rebuild() {
     assert_eq!(elements, 2);
 }
 
-/// Files that were given up with their element are told as lost for good, not as waiting for it.
+/// Files of a removed element are reported as lost for good, not as offline.
 #[test]
 fn files_of_abandoned_element_are_lost_for_good() {
     let options = Options {

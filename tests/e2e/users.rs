@@ -1,4 +1,4 @@
-//! Ordinary users, each with an adversary: on a client host with a token of their own, and at the control folder.
+//! Ordinary users and their adversaries: on a client host with tokens of their own, and at the control folder.
 
 use crate::array::{Array, Options, Said, said, wait};
 use std::io::Write;
@@ -16,7 +16,7 @@ const ALICE: u32 = 4_000_001;
 const BOB: u32 = 4_000_002;
 const GROUP: u32 = 4_005_050;
 
-/// A client host: a home for each user and nothing of the array but what they are given.
+/// Client host with a home for each user, and no data of the array except the tokens of its users.
 struct ClientHost {
     folder: tempfile::TempDir,
     server: String,
@@ -26,7 +26,7 @@ impl ClientHost {
     fn of(array: &Array) -> Self {
         let folder = tempfile::tempdir().unwrap();
         std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755)).unwrap();
-        // Users may not pass through to where it was built.
+        // Users can't search the folder of the build.
         std::fs::copy(
             env!("CARGO_BIN_EXE_tidemill"),
             folder.path().join("tidemill"),
@@ -62,7 +62,7 @@ impl ClientHost {
         said(command.arg(&self.server).args(args).output().unwrap())
     }
 
-    /// As [`Self::run`], and it must succeed; gives what it printed.
+    /// Runs a command as [`Self::run`] does, requires success, and returns the standard output.
     fn done(&self, uid: u32, args: &[&str]) -> String {
         let said = self.run(uid, args);
         assert!(said.ok, "{args:?}\n{}{}", said.out, said.err);
@@ -175,10 +175,10 @@ fn token_gives_command_line_rights_of_its_user_only() {
     host.done(ALICE, &["mkdir", "/w/sub"]);
     host.done(ALICE, &["submit", "--watch", "job.conf"]);
     host.done(ALICE, &["get", "/w/n", "n"]);
-    // Names are told to whoever may list them, and to nobody else.
+    // Errors suggest names only to users who may list them.
     let own = host.run(ALICE, &["cat", "/w/inn"]);
     assert!(own.err.contains("did you mean /w/in?"), "{}", own.err);
-    // What they are told is the same whether it is there or not.
+    // The error for Bob is the same for existing and missing files.
     for (there, missing) in [("/ww/in", "/ww/zz"), ("/w/inn", "/w/zzz")] {
         let [there, missing] = [there, missing].map(|path| host.run(BOB, &["cat", path]).err);
         let missing = missing.replace("/zzz", "/inn").replace("/zz", "/in");
@@ -208,8 +208,8 @@ fn token_gives_command_line_rights_of_its_user_only() {
     revoked(&array, &host, token);
 }
 
-/// The token that the configuration names is the host's, for its mount: a user's own counts, and who has none is told
-/// how to get one. One that is broken is told to all, whatever they have.
+/// The configuration names the host's token, for its mount. A user's own token takes precedence; without one, the error
+/// explains how to get a token. A corrupt token file is reported to all users.
 fn hosts_token(array: &Array, host: &ClientHost) {
     let (token, config) = (
         host.folder.path().join("host-token"),
@@ -235,7 +235,7 @@ fn hosts_token(array: &Array, host: &ClientHost) {
     );
 }
 
-/// Neither root nor another user, and nothing that only parts of the array may do.
+/// A user can't act as root, as another user, or as a daemon of the array.
 fn nobody_else(host: &ClientHost) {
     for args in [
         &["cat", "/of-root"][..],
@@ -250,7 +250,7 @@ fn nobody_else(host: &ClientHost) {
         assert!(!host.run(ALICE, args).ok, "{args:?}");
     }
     assert!(!host.run(BOB, &["logs", "1"]).ok && !host.run(BOB, &["cancel", "1"]).ok);
-    // Another user's token file, even if it can be read, makes one nobody else's equal.
+    // A copy of another user's token file is refused, even if it is readable.
     std::fs::copy(host.token(ALICE), host.home(BOB).join("stolen")).unwrap();
     std::fs::set_permissions(
         host.home(BOB).join("stolen"),
@@ -346,8 +346,8 @@ fn chmod_revokes_granted_capability() {
     assert_eq!(read(&open().unwrap()).unwrap(), "open to all\n");
 }
 
-/// The rights of a submission are those that its opener had while it opened: whoever has the descriptor, or the number,
-/// afterwards adds nothing to them.
+/// A submission has the rights of its process at the open of the file. Later changes of the process, or another holder of
+/// the descriptor, add no rights.
 #[test]
 fn submission_uses_groups_of_the_open() {
     let Some(array) = Array::start() else {
@@ -400,7 +400,7 @@ fn submission_uses_groups_of_the_open() {
     assert!(!array.at("b/gained").exists());
 }
 
-/// A name or a message of somebody else is not obeyed by the terminal of whoever looks at it.
+/// Control characters in names and messages of other users do not reach the reader's terminal.
 #[test]
 fn terminal_escapes_in_names_are_not_printed() {
     let Some(array) = Array::start() else {

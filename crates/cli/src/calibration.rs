@@ -5,26 +5,26 @@ use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
-/// Version of the format. Files of later ones are refused: measuring again takes a minute. Those of version 1 say
-/// nothing of what starting a command takes.
+/// Version of the format. Files of later versions are refused: a new measurement takes a minute. Files of version 1 lack
+/// the time to start a command.
 pub(crate) const VERSION: u32 = 2;
 
-/// What was measured.
+/// Measurements of one machine and of elements.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Calibration {
     version: u32,
     /// Name of the machine that measured.
     pub(crate) host: String,
-    /// Its cores.
+    /// Cores of that machine.
     pub(crate) cores: u32,
-    /// What starting a command takes there, in nanoseconds: the median; 0 if it was not measured.
+    /// Median time to start a command there, in nanoseconds; 0 if it was not measured.
     #[serde(default)]
     pub(crate) command_ns: u64,
-    /// Kernels on it.
+    /// Kernels on that machine.
     #[serde(default, rename = "kernel")]
     pub(crate) kernels: Vec<KernelSpeed>,
-    /// Elements and the kernels on them.
+    /// Elements with their kernels.
     #[serde(default, rename = "element")]
     pub(crate) elements: Vec<ElementSpeed>,
 }
@@ -33,35 +33,35 @@ pub(crate) struct Calibration {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct KernelSpeed {
-    /// Its name, as in a job script.
+    /// Name, as in a job script.
     pub(crate) name: String,
-    /// Its arguments.
+    /// Arguments.
     pub(crate) args: Vec<String>,
-    /// Hash of its code, as lineage has it.
+    /// Hash of its code, as in lineage.
     pub(crate) hash: String,
-    /// When, in UTC.
+    /// Time of the measurement, in UTC.
     pub(crate) measured: String,
-    /// What its input was made from.
+    /// Seed of its generated input.
     pub(crate) seed: u64,
     /// Bytes of its input.
     pub(crate) input_bytes: u64,
     /// Bytes of its result.
     pub(crate) output_bytes: u64,
-    /// Runs.
+    /// Number of runs.
     pub(crate) runs: u32,
-    /// What a run over next to nothing takes, in nanoseconds: the median.
+    /// Median time of a run over almost no bytes, in nanoseconds.
     pub(crate) start_ns: u64,
-    /// Bytes of input per second on one core in the fastest run, the start not counted.
+    /// Bytes of input per second on one core in the fastest run, without the start.
     pub(crate) bytes_per_sec: f64,
-    /// The share of a processor that a kernel got right before.
+    /// Share of a processor that a kernel got just before the measurement.
     #[serde(default = "whole")]
     pub(crate) share: f64,
-    /// The same on all cores together, one run on each; only of the machine that measured.
+    /// The same rate on all cores together, with one run on each; only for the machine that measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) all_cores_bytes_per_sec: Option<f64>,
 }
 
-/// What files of version 1 don't say.
+/// Default share, for files of version 1.
 fn whole() -> f64 {
     1.0
 }
@@ -77,57 +77,57 @@ impl KernelSpeed {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ElementSpeed {
-    /// The array's id, in hexadecimal.
+    /// Id of its array, in hexadecimal.
     pub(crate) array: String,
-    /// The element's.
+    /// Id of the element.
     pub(crate) id: u32,
     /// Bytes per second that the machine read from it.
     pub(crate) link_bytes_per_sec: f64,
-    /// Until a small file was read, in nanoseconds.
+    /// Time to read a small file, in nanoseconds.
     pub(crate) link_latency_ns: u64,
-    /// Until a command is connected with the array, in nanoseconds: the median; 0 if it was not measured.
+    /// Median time until a command is connected with the array, in nanoseconds; 0 if it was not measured.
     #[serde(default)]
     pub(crate) connect_ns: u64,
-    /// Kernels on it. `start_ns` of these is from submission until whoever watches the job
-    /// knows that it ended.
+    /// Kernels on the element. Their `start_ns` lasts from the submission until the watching client knows the end of the
+    /// job.
     #[serde(default, rename = "kernel")]
     pub(crate) kernels: Vec<KernelSpeed>,
 }
 
-/// Something is wrong with a calibration file.
+/// Error of a calibration file.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CalibrationError {
-    /// There is none.
+    /// The file does not exist.
     #[error("no calibration: {} does not exist; measure with `tidemill bench kernel`", .0.display())]
     Missing(PathBuf),
-    /// It can't be read or written.
+    /// The file can't be read or written.
     #[error("can't read or write {}", path.display())]
     File {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// It is no calibration.
+    /// The file is no calibration.
     #[error("{} is not a calibration file", path.display())]
     Text {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// Where and what.
+        /// Place and cause.
         source: toml::de::Error,
     },
-    /// It is of another version.
+    /// The file has another version.
     #[error("{} is of version {found}, this program reads 1 to {VERSION}; remove it and measure again with `tidemill bench kernel`", path.display())]
     Version {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// Its version.
+        /// Version of the file.
         found: i64,
     },
-    /// A measurement that can't be.
+    /// A measurement has an impossible value.
     #[error("{}: kernel {kernel}: `{field}` can't be that; measure again with `tidemill bench kernel {kernel}`", path.display())]
     NotPositive {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
         /// The kernel.
         kernel: String,
@@ -137,7 +137,7 @@ pub(crate) enum CalibrationError {
 }
 
 impl Calibration {
-    /// Nothing measured yet.
+    /// Returns a calibration without measurements.
     pub(crate) fn new(host: String, cores: u32) -> Self {
         Self {
             version: VERSION,
@@ -152,7 +152,7 @@ impl Calibration {
     /// Reads a file.
     ///
     /// # Errors
-    /// If there is none or it is no calibration of this version.
+    /// If the file does not exist, or is no calibration of a known version.
     pub(crate) fn load(path: &Path) -> Result<Self, CalibrationError> {
         let text = fs::read_to_string(path).map_err(|source| match source.kind() {
             io::ErrorKind::NotFound => CalibrationError::Missing(path.into()),
@@ -203,7 +203,7 @@ impl Calibration {
         Ok(read)
     }
 
-    /// Writes it, whole or not at all.
+    /// Writes the file as a whole, or leaves the previous file.
     ///
     /// # Errors
     /// If the file can't be written.
@@ -224,19 +224,19 @@ impl Calibration {
         Ok(())
     }
 
-    /// A kernel on the machine that measured.
+    /// Returns a kernel on the machine that measured.
     pub(crate) fn kernel(&self, name: &str) -> Option<&KernelSpeed> {
         self.kernels.iter().find(|kernel| kernel.name == name)
     }
 
-    /// An element of an array.
+    /// Returns an element of an array.
     pub(crate) fn element(&self, array: &str, id: u32) -> Option<&ElementSpeed> {
         self.elements
             .iter()
             .find(|element| element.array == array && element.id == id)
     }
 
-    /// Keeps what was measured of an element, in place of what was before: its link, and kernels by name.
+    /// Replaces the measured link of an element, and its kernels by name.
     pub(crate) fn keep_element(&mut self, new: ElementSpeed) {
         let same = |old: &&mut ElementSpeed| old.array == new.array && old.id == new.id;
         if let Some(old) = self.elements.iter_mut().find(same) {
@@ -252,7 +252,7 @@ impl Calibration {
     }
 }
 
-/// Keeps a kernel's measurement in place of the one of the same name.
+/// Replaces the measurement of a kernel by its name.
 pub(crate) fn keep(kernels: &mut Vec<KernelSpeed>, new: KernelSpeed) {
     kernels.retain(|kernel| kernel.name != new.name);
     kernels.push(new);

@@ -2,7 +2,7 @@
 //!
 //! Every key is also a flag of the same name: a key of `[element]` is a flag of `tidemill element`, one of
 //! `[client]` is a flag of every command. The order is flag, environment (`TIDEMILL_*`), file, default; clap
-//! takes care of the first two. This file reads, it never writes.
+//! handles the first two. This module reads the file and never writes it.
 
 use crate::format::{Copies, Length, OrOff, QueueText, Size};
 use serde::Deserialize;
@@ -12,7 +12,7 @@ use std::str::FromStr;
 use tidemill_element::outside::packs::Packing;
 use tidemill_plan::units::{MoneyPerJoule, Price, Watts};
 
-/// What the file may say. A key that is not here is an error.
+/// Contents of the file. Any other key is an error.
 #[derive(Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub(crate) struct Config {
@@ -234,18 +234,18 @@ pub(crate) struct Up {
     pub(crate) outside_as: Option<Packing>,
 }
 
-/// The file can't be used.
+/// Error of the configuration file.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConfigError {
-    /// It can't be read.
+    /// The file can't be read.
     #[error("can't read the configuration: {path}: {source}; name another file with --config")]
     Read {
         /// The file.
         path: String,
-        /// What the system said.
+        /// Error of the operating system.
         source: std::io::Error,
     },
-    /// It is not what it should be.
+    /// The file is not TOML, or has an unknown key or a bad value.
     #[error(
         "bad configuration: {path}:{line}: {what}; examples/tidemill.toml shows every key there is"
     )]
@@ -254,13 +254,13 @@ pub(crate) enum ConfigError {
         path: String,
         /// The line, from 1.
         line: usize,
-        /// What is wrong, with the key's name.
+        /// The cause, with the name of the key.
         what: String,
     },
 }
 
 impl Config {
-    /// Reads `named`, or else the first of the usual places that exists, or else says nothing at all.
+    /// Reads `named`, or else the first of the usual places that exists. Without a file, the configuration is empty.
     ///
     /// # Errors
     /// If the file can't be read or has a key that does not exist.
@@ -290,7 +290,7 @@ impl Config {
     }
 }
 
-/// Where the file is looked for when nobody names one.
+/// Returns the places to search for the file if no flag names it.
 fn usual_places() -> Vec<PathBuf> {
     let home = std::env::var_os("XDG_CONFIG_HOME")
         .map(PathBuf::from)

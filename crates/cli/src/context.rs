@@ -1,4 +1,4 @@
-//! What every command starts from: the configuration, where things are, how to print, a connection.
+//! Context of every command: the configuration, paths, the printer and the connection.
 
 use crate::args::Global;
 use crate::config::{Config, Tls};
@@ -19,9 +19,9 @@ pub(crate) struct Context {
     pub(crate) global: Global,
     /// The configuration file.
     pub(crate) config: Config,
-    /// How results are printed.
+    /// Printer of results.
     pub(crate) output: Box<dyn Output>,
-    /// What `up` makes, and where.
+    /// Folder of the array of `up`.
     pub(crate) array: ArrayDir,
 }
 
@@ -50,22 +50,22 @@ impl ArrayDir {
         self.0.join(format!("element-{id}"))
     }
 
-    /// What the element in memory may take, as text, if there is one.
+    /// File with the capacity of the element in memory, as text; it exists only with such an element.
     pub(crate) fn warehouse(&self) -> PathBuf {
         self.0.join("warehouse")
     }
 
-    /// Where the files of the element outside are, as text, and in a second line the file of its keys, if there is one.
+    /// File with the address of the store of the external element. A second line can name the file of its keys.
     pub(crate) fn outside(&self) -> PathBuf {
         self.0.join("outside.uri")
     }
 
-    /// The folder of the element of the burst tier, as text, if there is one.
+    /// File with the folder of the element of the burst tier; it exists only with such an element.
     pub(crate) fn burst(&self) -> PathBuf {
         self.0.join("burst")
     }
 
-    /// What `tidemill bench kernel` measured.
+    /// File with the measurements of `tidemill bench kernel`.
     pub(crate) fn calibration(&self) -> PathBuf {
         self.0.join("calibration.toml")
     }
@@ -87,12 +87,12 @@ impl ArrayDir {
         ids
     }
 
-    /// Where the array is mounted unless told otherwise.
+    /// Default mountpoint.
     pub(crate) fn mount(&self) -> PathBuf {
         self.0.join("mnt")
     }
 
-    /// Remembers where `up` mounts it.
+    /// Records the mountpoint that `up` uses.
     ///
     /// # Errors
     /// If the file can't be written.
@@ -103,7 +103,7 @@ impl ArrayDir {
         written.with_context(|| note.display().to_string())
     }
 
-    /// Where `up` has mounted it last.
+    /// Returns the mountpoint of the last `up`, or the default.
     pub(crate) fn noted_mountpoint(&self) -> PathBuf {
         std::fs::read(self.mountpoint_note()).map_or_else(
             |_| self.mount(),
@@ -115,22 +115,22 @@ impl ArrayDir {
         self.0.join("run").join("mountpoint")
     }
 
-    /// The log of one of its processes.
+    /// The log of a process of the array.
     pub(crate) fn log(&self, process: &str) -> PathBuf {
         self.0.join("log").join(format!("{process}.log"))
     }
 
-    /// The pid file of one of its processes.
+    /// The pid file of a process of the array.
     pub(crate) fn pid_file(&self, process: &str) -> PathBuf {
         self.0.join("run").join(format!("{process}.pid"))
     }
 }
 
 impl Context {
-    /// Reads the configuration and sets up logging.
+    /// Reads the configuration and determines the folder of the array.
     ///
     /// # Errors
-    /// If the configuration is wrong or nothing says where the array's folder is.
+    /// If the configuration is wrong, or neither flags nor environment give a folder for the array.
     pub(crate) fn new(global: &Global) -> anyhow::Result<Self> {
         let config = Config::load(global.config.as_deref())?;
         let dir = global.dir.clone().or_else(|| config.dir.clone());
@@ -144,7 +144,7 @@ impl Context {
         })
     }
 
-    /// Sends the program's events to standard error. `level` counts when neither -v nor `TIDEMILL_LOG` is given.
+    /// Sends the program's events to standard error. `level` applies if neither -v nor `TIDEMILL_LOG` is given.
     pub(crate) fn start_log(&self, level: &str) {
         let level = match self.global.verbose {
             0 => level,
@@ -178,7 +178,7 @@ impl Context {
         }
     }
 
-    /// Flags that have another process of this program find the same array, wherever that is started.
+    /// Returns the flags by which another process of this program finds the same array from any working folder.
     pub(crate) fn forwarded(&self) -> Vec<OsString> {
         let mut flags: Vec<OsString> = vec!["--dir".into(), self.array.path().into()];
         let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.into());
@@ -197,8 +197,8 @@ impl Context {
         flags
     }
 
-    /// The credential to show: the one that is named; else the one of the configuration, if this user may read it; else
-    /// the user's own; else that of the array of `tidemill up`.
+    /// Returns the credential to show: the named file; else the file of the configuration, if this user may read it; else
+    /// the user's own file; else the token of the array of `tidemill up`.
     fn shown_credential(&self) -> anyhow::Result<Credential> {
         if let Some(named) = &self.global.token_file {
             return Ok(Credential::read(named)?);
@@ -206,7 +206,7 @@ impl Context {
         let own = own_token_file().filter(|path| path.exists());
         if let Some(path) = &self.config.client.token_file {
             match Credential::read(path) {
-                // That of the host, which is for root and its mounts.
+                // The host's token is for root and its mounts.
                 Err(error) if own.is_some() && error.is_absent_or_private() => {}
                 read => return Ok(read?),
             }
@@ -220,7 +220,7 @@ impl Context {
         }
     }
 
-    /// Where an array, its keys and its tokens are on this host, as far as is known here; not all of it need exist.
+    /// Returns the known paths of an array, its keys and its tokens on this host; some may not exist.
     pub(crate) fn private(&self) -> Vec<PathBuf> {
         let folders = [
             Some(self.array.path().to_owned()),
@@ -241,10 +241,10 @@ impl Context {
         chosen.unwrap_or(Tls::On) == Tls::On
     }
 
-    /// The content of the token file, when the server is reached by a way that needs it.
+    /// Returns the content of the token file, if the endpoint needs a token.
     ///
     /// # Errors
-    /// If the file can't be read, or its content would cross the network for all to see.
+    /// If the file can't be read, or its content would cross the network unencrypted.
     pub(crate) fn credential(&self, endpoint: &Endpoint) -> anyhow::Result<Option<Credential>> {
         match endpoint {
             Endpoint::Unix(_) => return Ok(None),
@@ -261,7 +261,7 @@ impl Context {
     /// Connects to the server.
     ///
     /// # Errors
-    /// If it can't be reached.
+    /// If the server can't be reached.
     pub(crate) async fn connect(&self) -> anyhow::Result<Server> {
         let endpoint = self.endpoint()?;
         let credential = self.credential(&endpoint)?;
@@ -293,12 +293,12 @@ impl Context {
         !self.global.quiet && !self.global.json && std::io::stderr().is_terminal()
     }
 
-    /// Whether results only are wanted.
+    /// Whether the user wants results only.
     pub(crate) fn quiet(&self) -> bool {
         self.global.quiet
     }
 
-    /// Tells something beside the result.
+    /// Prints a note on standard error, unless `--quiet` is given.
     pub(crate) fn note(&self, text: impl std::fmt::Display) {
         if !self.global.quiet {
             eprintln!("{}", tidemill_core::shown::lines(&text.to_string()));
@@ -306,14 +306,14 @@ impl Context {
     }
 }
 
-/// Where a user's own token is looked for.
+/// Path of the user's own token.
 pub(crate) fn own_token_file() -> Option<PathBuf> {
     let config = std::env::var_os("XDG_CONFIG_HOME").map(PathBuf::from);
     let home = || Some(PathBuf::from(std::env::var_os("HOME")?).join(".config"));
     Some(config.or_else(home)?.join("tidemill/token"))
 }
 
-/// The rights of whoever calls.
+/// Returns the rights of this process.
 pub(crate) fn credentials() -> v1::Credentials {
     v1::Credentials {
         uid: rustix::process::geteuid().as_raw(),

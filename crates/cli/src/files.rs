@@ -9,25 +9,25 @@ use tidemill_client::{Error, Server};
 use tidemill_core::shown;
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
-/// Entries asked for at once.
+/// Entries in one request.
 const PAGE: u32 = 4096;
 
 /// A path of the array: bytes, as the names in it. It is printed in one line, with a mark for bytes that are not UTF-8;
-/// JSON has it as [`shown::escaped`].
+/// JSON output uses [`shown::escaped`].
 #[derive(Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Path(Vec<u8>);
 
 impl Path {
-    /// The path of an entry of this folder.
+    /// Returns the path of an entry of this folder.
     pub(crate) fn join(&self, name: impl AsRef<[u8]>) -> Self {
         let folder = self.0.strip_suffix(b"/").unwrap_or(&self.0);
         Self([folder, b"/", name.as_ref()].concat())
     }
 
-    /// The folder and the last component.
+    /// Splits the path into its folder and its last component.
     ///
     /// # Errors
-    /// If it is the root.
+    /// If the path is the root.
     pub(crate) fn split(&self) -> anyhow::Result<(Self, &[u8])> {
         let slash = self.0.iter().rposition(|&byte| byte == b'/');
         let (folder, name) = slash.map_or((&[][..], &self.0[..]), |at| {
@@ -41,15 +41,15 @@ impl Path {
         Ok((Self(folder.to_vec()), name))
     }
 
-    /// The bytes, as the server takes them.
+    /// Returns the bytes, as in requests to the server.
     pub(crate) fn into_bytes(self) -> Vec<u8> {
         self.0
     }
 
-    /// The path, if it is UTF-8.
+    /// Returns the path as text.
     ///
     /// # Errors
-    /// If it is not; `what` needs such a path.
+    /// If the path is not UTF-8; `what` names the feature that needs UTF-8.
     pub(crate) fn text(&self, what: &str) -> anyhow::Result<&str> {
         std::str::from_utf8(&self.0)
             .map_err(|_| anyhow::anyhow!("bad path: {self}: {what} needs a path in UTF-8"))
@@ -80,10 +80,10 @@ impl Serialize for Path {
     }
 }
 
-/// A path of the array as a user may write it: relative ones start at the root, `.` and empty parts go.
+/// A path of the array as a user may write it: relative paths start at the root; `.` and empty parts are removed.
 ///
 /// # Errors
-/// If it has `..`, whose meaning would depend on symbolic links.
+/// If the path has `..`, whose meaning would depend on symbolic links.
 pub(crate) fn path(text: impl AsRef<OsStr>) -> anyhow::Result<Path> {
     let text = text.as_ref();
     let mut clean = Vec::new();
@@ -107,10 +107,10 @@ pub(crate) fn path(text: impl AsRef<OsStr>) -> anyhow::Result<Path> {
     }))
 }
 
-/// Looks a path up that should be there.
+/// Looks up a path that should exist.
 ///
 /// # Errors
-/// If nothing is there; with what may have been meant.
+/// If the path does not exist; the error suggests similar names.
 pub(crate) async fn resolve(
     server: &Server,
     path: impl AsRef<[u8]>,
@@ -119,10 +119,10 @@ pub(crate) async fn resolve(
     look_up(server, path.as_ref(), follow, true).await
 }
 
-/// Looks a path up that need not be there.
+/// Looks up a path that may not exist.
 ///
 /// # Errors
-/// If nothing is there.
+/// If the path does not exist.
 pub(crate) async fn find(
     server: &Server,
     path: impl AsRef<[u8]>,
@@ -148,19 +148,19 @@ async fn look_up(
     }
 }
 
-/// The inode a path names.
+/// Returns the inode of a path.
 ///
 /// # Errors
-/// If nothing is there.
+/// If the path does not exist.
 pub(crate) async fn inode(server: &Server, path: impl AsRef<[u8]>) -> Result<u64, Error> {
     let entry = resolve(server, path, true).await?;
     Ok(entry.attr.ok_or(Error::Answer("Resolve"))?.ino)
 }
 
-/// All entries of a folder but `.` and `..`, by name.
+/// Returns all entries of a folder except `.` and `..`, sorted by name.
 ///
 /// # Errors
-/// If it is no folder or may not be read.
+/// If the inode is no folder, or the caller may not read it.
 pub(crate) async fn list(server: &Server, ino: u64) -> Result<Vec<v1::Entry>, Error> {
     let mut all: Vec<v1::Entry> = Vec::new();
     loop {
@@ -187,10 +187,10 @@ pub(crate) async fn list(server: &Server, ino: u64) -> Result<Vec<v1::Entry>, Er
     Ok(all)
 }
 
-/// Makes a folder. With `parents`, one that is there already is fine, and those above it are made.
+/// Makes a folder. With `parents`, an existing folder is no error, and missing parents are made.
 ///
 /// # Errors
-/// If it is there, or may not be made.
+/// If the name exists, or the caller may not make the folder.
 pub(crate) async fn make_folder(server: &Server, path: &Path, parents: bool) -> anyhow::Result<()> {
     if parents && let Ok(entry) = find(server, path, true).await {
         let is_folder = entry
@@ -199,7 +199,7 @@ pub(crate) async fn make_folder(server: &Server, path: &Path, parents: bool) -> 
         anyhow::ensure!(is_folder, "not a folder: {path}; remove or rename it first");
         return Ok(());
     }
-    // Few enough of them that one reservation each does no harm.
+    // Folders are few, so one reservation for each does no harm.
     let (ino, _) = server.reserve(1, 0).await?;
     let me = credentials();
     let create = v1::Create {
@@ -216,7 +216,7 @@ pub(crate) async fn make_folder(server: &Server, path: &Path, parents: bool) -> 
     Ok(())
 }
 
-/// The caller's file mode creation mask.
+/// Returns the caller's file mode creation mask.
 pub(crate) fn umask() -> u32 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("Umask:"));

@@ -1,7 +1,7 @@
-//! The `tidemill` binary: every part of an array and everything that people do with one.
+//! The `tidemill` binary: all daemons of an array and all commands of its users.
 //!
-//! One file a command under `command/`. What is printed goes through [`output::Output`]; what is set goes
-//! through [`config`]. Errors end here, as one line and an exit code.
+//! Each command has a file under `command/`. [`output::Output`] prints results, and [`config`] reads settings. `main` turns
+//! errors into one line and an exit code.
 
 mod args;
 mod calibration;
@@ -22,24 +22,24 @@ use std::path::Path;
 use std::process::ExitCode;
 use tidemill_wire::condition;
 
-/// It was carried out, but what it was about failed (a job, a check).
+/// Exit code if the command ran, but its job or check failed.
 pub(crate) const FAILED: u8 = 1;
 
-/// The element was taken out of the array: starting it again is of no use.
+/// Exit code if the element was taken out of the array: a restart has no use.
 const GONE: u8 = 3;
 
-/// The state of such an element.
+/// State of a removed element.
 const REMOVED: &str = condition::ELEMENT_REMOVED.name;
 
 fn main() -> ExitCode {
-    // Elements start this program again to run kernels; that must come before anything else happens.
+    // Elements start this program again to run kernels; this check must be the first action.
     tidemill_kernel::child::main_if_child();
     let matches = args::command_line().try_get_matches();
     let cli = match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
         Err(error) => return misused(&error),
     };
-    // What `cat` prints are the bytes of files.
+    // `cat` prints the bytes of files, not JSON.
     let json = cli.global.json && !matches!(cli.command, args::Command::Cat(_));
     match start(cli) {
         Ok(code) => code,
@@ -56,7 +56,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// The state that made the command or the process fail, as `docs/operating.md` names it, and the exit code.
+/// Returns the state that made the command fail, by its name in `docs/operating.md`, and the exit code.
 fn state(error: &anyhow::Error) -> (Option<&'static str>, u8) {
     let name = error.chain().find_map(|cause| {
         let client = cause.downcast_ref().and_then(of_client);
@@ -105,7 +105,7 @@ fn of_server(error: &tidemill_server::StartError) -> Option<&'static str> {
     }
 }
 
-/// The error with its causes, each said once, and what can be done where the cause itself doesn't say.
+/// Returns the text of an error with its causes, each cause once, and advice if the text has none.
 fn told(error: &anyhow::Error) -> String {
     let mut text = String::new();
     let mut advice = None;
@@ -128,7 +128,7 @@ fn told(error: &anyhow::Error) -> String {
     }
 }
 
-/// What is not there may have been called by where the array is mounted.
+/// Advises a user who named a missing file by its path below a mount of the array.
 fn of_a_mount(text: &str) -> Option<String> {
     if !text.contains("no such file") {
         return None;
@@ -144,7 +144,8 @@ fn of_a_mount(text: &str) -> Option<String> {
     })
 }
 
-/// What the system says of a path has no hint that it is one of this machine; what the array says tells itself what to do.
+/// Advice for errors of the operating system, which do not say that a path is a local path. Errors of the array have their
+/// own advice.
 fn of_this_machine(cause: &(dyn std::error::Error + 'static)) -> Option<&'static str> {
     match cause.downcast_ref::<std::io::Error>()?.kind() {
         std::io::ErrorKind::NotFound => {
@@ -157,25 +158,25 @@ fn of_this_machine(cause: &(dyn std::error::Error + 'static)) -> Option<&'static
     }
 }
 
-/// Help, the version, or what is wrong with the command line.
+/// Prints help, the version, or the error of the command line.
 fn misused(error: &clap::Error) -> ExitCode {
-    // Nothing to do about a terminal that is gone.
+    // A closed terminal needs no action.
     let _ = error.print();
-    // What is said could not be read, so the flag is not known; but who gave it reads nothing else.
+    // The command line could not be parsed, so this looks for the flag itself: a caller that gave `--json` reads only JSON.
     if error.use_stderr() && std::env::args_os().any(|arg| arg == "--json") {
         tell_failure(error.to_string().trim_end(), None);
     }
     ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(FAILED))
 }
 
-/// With `--json`, standard output is JSON however it ends.
+/// Prints the failure as JSON: with `--json`, standard output is JSON after errors, too.
 fn tell_failure(error: &str, state: Option<&str>) {
     let mut said = serde_json::json!({ "error": error });
     if let Some(state) = state {
         said["state"] = state.into();
     }
     let said = output::Said::new("", said);
-    // The same: who reads it is gone.
+    // A closed standard output needs no action.
     let _ = output::choose(true).step(&said);
 }
 
@@ -190,7 +191,7 @@ fn start(cli: Cli) -> anyhow::Result<ExitCode> {
     done
 }
 
-/// Whether the reader of our output went away (`tidemill ls | head`), which is its right.
+/// Whether the reader of the output has closed it, as in `tidemill ls | head`; that is no error.
 fn is_closed_pipe(error: &anyhow::Error) -> bool {
     error
         .downcast_ref::<std::io::Error>()

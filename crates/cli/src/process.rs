@@ -1,8 +1,8 @@
-//! Processes that outlive the command that started them: started in a session of their own, known by pid
-//! files, ended by signals.
+//! Processes that outlive the command that started them. They have sessions of their own and pid files, and end by
+//! signals.
 //!
-//! A pid file says the pid and when that process began, so that a pid that the system has given to another
-//! process is never signalled. Signals go through a pidfd, which can't change its process.
+//! A pid file contains the pid and the start time of the process. So a process that got the same pid later is never
+//! signalled. Signals use a pidfd, which always refers to one process.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
@@ -14,11 +14,11 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// How long a process that was killed may take to end.
+/// Longest time that a killed process may need to end.
 const ENDING_PATIENCE: Duration = Duration::from_secs(10);
-/// How often its lock is tried meanwhile.
+/// Time between two attempts to lock its pid file.
 const ENDING_PERIOD: Duration = Duration::from_millis(5);
-/// The kernel's flag of a thread that ends.
+/// Flag of the Linux kernel for a thread that ends.
 const EXITING: u64 = 4;
 /// The bit of SIGKILL among pending signals.
 const KILLED: u64 = 1 << 8;
@@ -34,10 +34,10 @@ pub(crate) struct Foreground {
     pub(crate) own_session: bool,
 }
 
-/// Something about a pid file is wrong.
+/// Error of a pid file or a signal.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ProcessError {
-    /// Somebody holds the file.
+    /// Another process holds the file.
     #[error(
         "already running: {0} is held by another process; stop that one first (`tidemill down`)"
     )]
@@ -47,7 +47,7 @@ pub(crate) enum ProcessError {
     File {
         /// The file.
         path: String,
-        /// What the system said.
+        /// Error of the operating system.
         source: std::io::Error,
     },
     /// A process can't be signalled.
@@ -55,12 +55,12 @@ pub(crate) enum ProcessError {
     Signal {
         /// The process.
         pid: i32,
-        /// What the system said.
+        /// Error of the operating system.
         source: std::io::Error,
     },
 }
 
-/// Held as long as the process runs; the file goes with it.
+/// Pid file, locked while the process runs and removed at its end.
 #[derive(Debug)]
 pub(crate) struct PidFile {
     path: PathBuf,
@@ -69,19 +69,19 @@ pub(crate) struct PidFile {
 
 impl Drop for PidFile {
     fn drop(&mut self) {
-        // Gone already is as good.
+        // The file may be removed already.
         let _ = std::fs::remove_file(&self.path);
     }
 }
 
 impl Foreground {
-    /// Does what the flags say. Keep the answer until the end.
+    /// Applies the flags. Keep the result until the process ends.
     ///
     /// # Errors
     /// If another process holds the pid file.
     pub(crate) fn enter(&self) -> Result<Option<PidFile>, ProcessError> {
         if self.own_session {
-            // Fails only for a leader of a group, which then has a session of its own by other means.
+            // This fails only for the leader of a process group.
             let _ = rustix::process::setsid();
         }
         open_many_files();
@@ -89,8 +89,8 @@ impl Foreground {
     }
 }
 
-/// Lets this process have as many files open as it may: a mount has one for each file that programs have open, a server one
-/// for each connection.
+/// Raises the limit of open files to its maximum. A mount needs a descriptor for each file that programs have open, a server
+/// one for each connection.
 fn open_many_files() {
     use rustix::process::{Resource, getrlimit, setrlimit};
     let mut limit = getrlimit(Resource::Nofile);
@@ -109,7 +109,7 @@ fn write_pid_file(path: &Path) -> Result<PidFile, ProcessError> {
         std::fs::create_dir_all(parent).map_err(at)?;
     }
     let mut file = lock(path).map_err(at)?.ok_or_else(|| {
-        // Whoever holds it lives, or does not end.
+        // The holder still runs, or did not end in time.
         ProcessError::Held(path.display().to_string())
     })?;
     let pid = std::process::id();
@@ -123,8 +123,8 @@ fn write_pid_file(path: &Path) -> Result<PidFile, ProcessError> {
     })
 }
 
-/// Opens a pid file and locks it; `None` if another process holds it. One that was killed keeps its locks until
-/// the last of its threads has ended: that is waited for.
+/// Opens and locks a pid file; returns `None` if another process holds the file. A killed process keeps its locks until its
+/// last thread has ended, so this waits for that end.
 fn lock(path: &Path) -> std::io::Result<Option<File>> {
     let deadline = Instant::now() + ENDING_PATIENCE;
     loop {
@@ -134,7 +134,7 @@ fn lock(path: &Path) -> std::io::Result<Option<File>> {
             .write(true)
             .open(path)?;
         let locked = flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok();
-        // The holder before removes the file at its end: a lock on that one is worth nothing.
+        // The previous holder removes the file at its end, and a lock on the removed file is worthless.
         let there = std::fs::metadata(path).ok();
         let ours = file.metadata()?;
         if locked
@@ -153,22 +153,22 @@ fn lock(path: &Path) -> std::io::Result<Option<File>> {
 /// A process that a pid file names and that still runs.
 #[derive(Debug)]
 pub(crate) struct Running {
-    /// Its pid.
+    /// Pid of the process.
     pub(crate) pid: i32,
-    /// It was killed long ago and has not ended yet, as when it waits for a disk.
+    /// Whether the process was killed, but has not ended in time, for example because it waits for a disk.
     pub(crate) ending: bool,
     handle: OwnedFd,
 }
 
-/// The process that a pid file names, if it is still the same one. The end of one that was killed is waited for:
-/// it does nothing any more, but holds its files and locks until then.
+/// Returns the process of a pid file, if that very process still runs. If the process was killed, this waits for its end: a
+/// killed process holds its files and locks until then.
 pub(crate) fn running(pid_file: &Path) -> Option<Running> {
     let text = std::fs::read_to_string(pid_file).ok()?;
     let mut words = text.split_whitespace();
     let pid: i32 = words.next()?.parse().ok()?;
     let began: u64 = words.next()?.parse().ok()?;
     let handle = pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()?;
-    // Looked at after the handle was taken: from here on the pid can't pass to another process unseen.
+    // The start time is read after the handle was opened, so a later reuse of the pid can't be confused with it.
     if start_time(pid)? != began {
         return None;
     }
@@ -193,7 +193,7 @@ impl Running {
     /// Asks the process to end.
     ///
     /// # Errors
-    /// If it belongs to another user.
+    /// If the process belongs to another user.
     pub(crate) fn signal(&self, signal: Signal) -> Result<(), ProcessError> {
         match pidfd_send_signal(&self.handle, signal) {
             Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
@@ -204,7 +204,7 @@ impl Running {
         }
     }
 
-    /// Waits until the process has ended; `false` if it has not within `limit`.
+    /// Waits until the process has ended; returns `false` if it runs longer than `limit`.
     pub(crate) fn wait(&self, limit: Duration) -> bool {
         let limit = Timespec {
             tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
@@ -215,21 +215,20 @@ impl Running {
     }
 }
 
-/// The fields of `/proc/PID/stat` from the third on.
+/// Returns the fields of `/proc/PID/stat` from the third on.
 fn stat(pid: i32) -> Option<Vec<String>> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The second field is the program's name in brackets, which may hold spaces and brackets itself.
+    // The second field is the program's name in brackets; the name may contain spaces and brackets.
     let (_, rest) = text.rsplit_once(')')?;
     Some(rest.split_whitespace().map(str::to_owned).collect())
 }
 
-/// When a process began, in clock ticks since boot.
+/// Returns the start time of a process, in clock ticks since boot.
 fn start_time(pid: i32) -> Option<u64> {
     stat(pid)?.get(19)?.parse().ok()
 }
 
-/// Whether a process was killed or ends by itself: its first thread may be gone while others still are on their
-/// way out.
+/// Whether a process was killed or is ending. Its first thread may have ended while other threads still run.
 fn is_ending(pid: i32) -> bool {
     let Some(fields) = stat(pid) else { return true };
     let state = fields.first().map(String::as_str);
@@ -249,14 +248,15 @@ fn is_ending(pid: i32) -> bool {
     pending.fold(0, |all, mask| all | mask) & KILLED != 0
 }
 
-/// Becomes this program anew, with the same arguments and process number, and a variable that is set or not. Gives why it can't.
+/// Replaces this process by a new run of its program, with the same arguments and pid, and with `variable` set or unset.
+/// Returns only if that fails, with the error.
 pub(crate) fn again(variable: &str, set: bool) -> std::io::Error {
     use std::os::unix::process::CommandExt as _;
     let program = match std::env::current_exe() {
         Ok(program) => program,
         Err(error) => return error,
     };
-    // Another release may have taken its place.
+    // An upgrade may have replaced the file of the program.
     let program = program.to_string_lossy();
     let program = program.strip_suffix(" (deleted)").unwrap_or(&program);
     let mut command = std::process::Command::new(program);
@@ -268,8 +268,8 @@ pub(crate) fn again(variable: &str, set: bool) -> std::io::Error {
     command.exec()
 }
 
-/// Starts this program again with other arguments, and perhaps one more variable of the environment, in the background; what it
-/// prints goes to `log`.
+/// Starts this program in the background with other arguments and an optional variable of the environment. Its output is
+/// appended to `log`.
 ///
 /// # Errors
 /// If the log can't be written or the program can't be started.
@@ -307,14 +307,14 @@ pub(crate) fn start(
         .map_err(at(&program))
 }
 
-/// The last lines of a log, for telling why a process ended.
+/// Returns the last lines of a log, which explain why a process ended.
 pub(crate) fn tail(log: &Path, lines: usize) -> String {
     let text = std::fs::read_to_string(log).unwrap_or_default();
     let all: Vec<&str> = text.lines().collect();
     all[all.len().saturating_sub(lines)..].join("\n")
 }
 
-/// Ends when the system or the user asks us to.
+/// Waits for SIGTERM or SIGINT.
 ///
 /// # Errors
 /// If signals can't be caught.

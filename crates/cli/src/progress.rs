@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tidemill_core::shown::line;
 
-/// How long a copy may take unseen.
+/// Time without a bar at the start of a copy.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Bytes copied so far, drawn only when it takes long.
+/// Number of copied bytes, drawn as a bar if the copy takes long.
 #[derive(Debug)]
 pub(crate) struct Progress {
     bar: ProgressBar,
@@ -19,7 +19,7 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// `total` is 0 where it is not known.
+    /// Starts at 0 bytes; `total` is 0 if unknown.
     pub(crate) fn new(context: &Context, total: u64) -> Self {
         let bar = match total {
             0 => ProgressBar::no_length(),
@@ -42,7 +42,7 @@ impl Progress {
         }
     }
 
-    /// So many more bytes were copied.
+    /// Adds copied bytes.
     pub(crate) fn add(&self, bytes: u64) {
         self.bar.inc(bytes);
         if self.may_draw
@@ -53,12 +53,12 @@ impl Progress {
         }
     }
 
-    /// What is copied now.
+    /// Shows the name of the current file.
     pub(crate) fn now(&self, name: impl std::fmt::Display) {
         self.bar.set_message(line(&name.to_string()));
     }
 
-    /// Takes the bar away.
+    /// Removes the bar.
     pub(crate) fn end(&self) {
         self.bar.finish_and_clear();
     }

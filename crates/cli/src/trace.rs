@@ -1,4 +1,4 @@
-//! How a job went, from the server's answer to the trace that the simulator reads.
+//! Converts the server's record of a job into the trace that the simulator reads.
 
 use crate::context::credentials;
 use anyhow::Context as _;
@@ -14,11 +14,10 @@ use tidemill_plan::sim::trace::{
 use tidemill_wire::convert::role_name;
 use tidemill_wire::v1;
 
-/// Asks for the trace of a job.
+/// Fetches the trace of a job.
 ///
 /// # Errors
-/// If there is no such job that the caller may see, it has not ended well, or the server does not know enough
-/// of it.
+/// If the caller may see no such job, the job has not succeeded, or the server lacks data about it.
 pub(crate) async fn fetch(server: &Server, job: u64) -> anyhow::Result<Trace> {
     let request = v1::GetJobRequest {
         credentials: Some(credentials()),
@@ -29,10 +28,10 @@ pub(crate) async fn fetch(server: &Server, job: u64) -> anyhow::Result<Trace> {
     trace(reply).with_context(|| format!("job {job} has no trace"))
 }
 
-/// The trace that an answer of the server tells.
+/// Converts an answer of the server.
 ///
 /// # Errors
-/// If it is not whole.
+/// If the answer is incomplete.
 pub(crate) fn trace(reply: v1::JobTrace) -> anyhow::Result<Trace> {
     let job = reply.job.context("the server's answer is not whole")?;
     anyhow::ensure!(
@@ -40,7 +39,7 @@ pub(crate) fn trace(reply: v1::JobTrace) -> anyhow::Result<Trace> {
         "what the elements were like was not kept: no element was up when it was submitted, an earlier release ran it, \
          or the server's database was made again since; submit it again"
     );
-    // Histories are kept under the kernel's name in the script, traces name stored code by its path.
+    // Histories use the kernel's name in the script; traces name stored code by its path.
     let names: BTreeMap<String, String> = job
         .tasks
         .iter()
@@ -56,7 +55,7 @@ pub(crate) fn trace(reply: v1::JobTrace) -> anyhow::Result<Trace> {
     let random_state = states.filter_map(|state| state.source).next();
     let submitted = job.submitted;
     let policy = Some(job.policy).filter(|policy| !policy.is_empty());
-    // A release that did not ask knows of none.
+    // A release that did not ask for programs lists none.
     let asked = reply.elements.iter().any(|one| !one.programs.is_empty());
     let elements = reply.elements.iter().map(|one| {
         let programs = || one.programs.iter().cloned().collect();
@@ -191,7 +190,7 @@ fn task(task: v1::Task, traced: v1::TracedTask, submitted: i64) -> anyhow::Resul
     })
 }
 
-/// Nanoseconds from one point in time to another; 0 if clocks of two hosts disagree so much that it lies before.
+/// Returns the nanoseconds between two times; 0 if the second is earlier, as clocks of hosts may disagree.
 fn since(from: i64, to: i64) -> u64 {
     u64::try_from(to.saturating_sub(from)).unwrap_or(0)
 }

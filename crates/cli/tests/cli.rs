@@ -1,10 +1,10 @@
-//! The binary as a user meets it without an array: help, completions, error messages, exit codes, and which
-//! of flag, environment and file wins.
+//! The binary without an array: help, completions, error messages, exit codes, and the precedence of flags, environment and
+//! file.
 
 use std::path::Path;
 use std::process::{Command, Output};
 
-/// The binary with an environment that says nothing about Tidemill.
+/// The binary, with an environment without variables of Tidemill.
 fn tidemill(home: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tidemill"));
     command
@@ -15,7 +15,7 @@ fn tidemill(home: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-/// What it says and how it ends.
+/// Runs the binary and returns its output and exit code.
 fn run(home: &Path, arguments: &[&str]) -> Output {
     tidemill(home, arguments)
         .output()
@@ -94,7 +94,7 @@ fn unknown_config_key_error_names_line() {
     );
 }
 
-/// The error that the server can't be reached names the server that was tried.
+/// The error about an unreachable server names its address.
 #[test]
 fn flag_overrides_environment_then_file_then_default() {
     let home = tempfile::tempdir().unwrap();
@@ -163,7 +163,7 @@ fn down_reports_that_nothing_runs() {
     assert_eq!(answer["stopped"], serde_json::json!([]));
 }
 
-/// The system has given the pid to another process since: `down` must not touch that process.
+/// The operating system gave the pid to another process: `down` must not touch that process.
 #[test]
 fn down_ignores_process_that_only_has_the_pid() {
     let home = tempfile::tempdir().unwrap();

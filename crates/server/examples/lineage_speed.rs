@@ -1,9 +1,9 @@
-//! How long lineage takes to answer in a large graph.
+//! Measures the time of lineage queries in a large graph.
 //!
 //! `cargo run --release -p tidemill-server --example lineage_speed -- [VERSIONS [QUESTIONS]]` fills a new database with
-//! workflows of several sizes, a million versions in all, asks the server through its socket where random files come
-//! from and what was made of them, as an ordinary user whose rights are looked at for each, and prints a line of JSON for
-//! each size of workflow.
+//! workflows of several sizes, by default with a million versions in all. It then asks the server through its socket for the
+//! ancestors and descendants of random files, as an ordinary user whose rights are checked for each file. It prints a line of
+//! JSON for each size of workflow.
 #![allow(clippy::print_stdout, reason = "its output")]
 
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
@@ -20,15 +20,15 @@ const SEED: u64 = 7;
 const UID: u32 = 1000;
 /// Versions in one workflow.
 const SIZES: [i64; 3] = [10, 100, 300];
-/// A task reads what was made shortly before.
+/// Number of preceding versions from which a task chooses its inputs.
 const WINDOW: i64 = 30;
-/// The first inode and object that are ours.
+/// First inode and object of the example.
 const FIRST: i64 = 1000;
 const SPEC: &str = r#"{"name":"step","kernel_kind":"builtin","kernel":"max","args":["a","b"],"stages":[],"inputs":[],
 "outputs":[],"stdin":null,"stdout":null,"element":null,"retries":0,"time_ns_max":0,"memory_bytes_max":0,
 "output_bytes_max":0,"lifetime":"keep"}"#;
 
-/// Workflows of one size: each of its versions but the first few is made of up to three before it.
+/// Inserts workflows of one size. Each version except the first few is made from up to three earlier versions.
 fn fill(
     db: &Connection,
     size: i64,
@@ -50,7 +50,7 @@ fn fill(
     let mut input = db.prepare("INSERT INTO task_input VALUES (?1, ?2, 'in', ?3, '')")?;
     let mut output = db.prepare("INSERT INTO task_output VALUES (?1, 0, 'out', ?1, ?1, 0, 100)")?;
     for start in (from..from + count).step_by(usize::try_from(size)?) {
-        // Objects, inodes and tasks have the same numbers; the folder one that none of them has.
+        // Objects, inodes and tasks have the same numbers; the number of the folder is unused by them.
         let dir = start + (1 << 40);
         folder.execute(params![dir, UID])?;
         entry.execute(params![1, format!("w{start}").into_bytes(), dir])?;

@@ -158,7 +158,7 @@ async fn authority_and_token_survive_restart() {
     assert_eq!(seen[0], seen[1]);
 }
 
-/// What element 3, which serves without TLS, is told.
+/// Returns the error that refuses element 3, which serves without TLS.
 async fn refused(client: &Client, version: u32) -> tonic::Status {
     let hello = v1::Hello {
         version,
@@ -228,7 +228,7 @@ async fn mount_receives_changes_of_other_mounts_only() {
     );
 }
 
-/// Whoever looks at a file that a mount writes gets what was closed last, as the mount says.
+/// A query for a file that a mount writes returns the attributes of the last close, as the mount reports them.
 #[tokio::test(flavor = "multi_thread")]
 async fn stat_of_file_being_written_waits_for_its_mount() {
     let dir = tempfile::tempdir().unwrap();
@@ -296,7 +296,7 @@ async fn stat_of_file_being_written_waits_for_its_mount() {
         assert_eq!(size, if open { 0 } else { 12 });
     }
 
-    // A mount that goes away without a word is waited for until what it wrote has been given up.
+    // After a mount has disconnected without an answer, the query waits until the mount's version is abandoned.
     let (_, object) = client.reserve(1, 1).await.unwrap();
     let new = v1::NewVersion {
         ino: ino.0,

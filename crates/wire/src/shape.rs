@@ -1,54 +1,54 @@
-//! The messages and calls of the protocol as its definition has them, for what concerns all of them alike.
+//! Messages and calls from the definition of the protocol, for code that treats all of them alike.
 
-/// A call.
+/// Call of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Method {
-    /// Its path in a request.
+    /// Path in a request.
     pub path: &'static str,
-    /// The message that is its request.
+    /// Name of the request message.
     pub request: &'static str,
-    /// Whether the client sends any number of them.
+    /// Whether the client sends a stream of requests.
     pub streams: bool,
 }
 
-/// What a field holds.
+/// Kind of the value of a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A message, by its index in the table.
+    /// Message, by its index in the table.
     Message(usize),
-    /// A string, or bytes.
+    /// String or bytes.
     Bytes,
-    /// A number.
+    /// Number.
     Number,
-    /// Any number of numbers.
+    /// Repeated numbers.
     Numbers,
 }
 
-/// A field of a message.
+/// Field of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Field {
-    /// Its number.
+    /// Number of the field.
     pub number: u32,
-    /// What it holds.
+    /// Kind of its value.
     pub kind: Kind,
 }
 
 include!(concat!(env!("OUT_DIR"), "/shape.rs"));
 
-/// All calls.
+/// Returns all calls.
 #[must_use]
 pub fn methods() -> &'static [Method] {
     METHODS
 }
 
-/// The fields of a message.
+/// Returns the fields of a message; `None` for an unknown message.
 #[must_use]
 pub fn fields(message: &str) -> Option<&'static [Field]> {
     let at = MESSAGES.binary_search_by_key(&message, |(name, _)| *name);
     at.ok().map(|at| MESSAGES[at].1)
 }
 
-/// The fields of the message with this index.
+/// Returns the fields of the message with this index; none for an unknown index.
 #[must_use]
 pub fn fields_at(index: usize) -> &'static [Field] {
     MESSAGES.get(index).map_or(&[], |(_, fields)| fields)

@@ -1,8 +1,8 @@
-# `make demo` and `make test` are all a newcomer needs; `make ci` is what CI runs.
+# Newcomers need only `make demo` and `make test`; CI runs `make ci`.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 
-# All packages with the same features, so that tests of all kinds build each crate once.
+# All packages have the same features, so that tests of all kinds build each crate once.
 WHOLE := --locked --workspace --features tidemill-cli/wasm
 
 PREFIX ?= /usr/local
@@ -10,15 +10,15 @@ PREFIX ?= /usr/local
 .PHONY: help build install package demo test ci tidy fmt clippy layering unit e2e faults conformance doc deny audit setup clean bench lines nats stores writers
 
 help:
-	@echo 'make demo         bring up an array and make a real mosaic inside it'
-	@echo 'make test         everything CI runs except lints and documentation'
-	@echo 'make ci           everything CI runs'
-	@echo 'make build        target/release/tidemill'
-	@echo 'make install      the program, its manual pages and completions, below PREFIX (/usr/local)'
-	@echo 'make package      a Debian package of the same, in target/'
-	@echo 'make bench        every claim of bench/README.md in short form, and one table of them'
-	@echo 'make audit        known vulnerabilities of the crates that are built in; needs the network'
-	@echo 'make setup        install what tests and demo need (Debian 12, as root)'
+	@echo 'make demo         start an array and make a real mosaic inside it'
+	@echo 'make test         all checks of CI except lints and documentation'
+	@echo 'make ci           all checks of CI'
+	@echo 'make build        build target/release/tidemill'
+	@echo 'make install      install the program, manual pages and completions below PREFIX (/usr/local)'
+	@echo 'make package      make a Debian package of the same files in target/'
+	@echo 'make bench        measure each claim of bench/README.md in short form, and print one table'
+	@echo 'make audit        check the dependencies for known vulnerabilities; needs the network'
+	@echo 'make setup        install the requirements of tests and demo (Debian 12, as root)'
 
 build:
 	cargo build --release --locked -p tidemill-cli -p tidemill-label -p tidemill-preload
@@ -39,7 +39,7 @@ ci: setup tidy fmt clippy layering deny doc unit e2e faults conformance
 setup:
 	scripts/setup.sh
 
-# Budgets of text and structure, which only fall.
+# Checks text and structure against budgets that only fall.
 tidy:
 	scripts/tidy.py
 
@@ -57,50 +57,52 @@ layering:
 deny:
 	cargo deny --locked check licenses bans sources
 
-# Known vulnerabilities of what is built in. Not in CI: it needs the advisory database, and a new advisory is no change of the tree.
+# Checks the dependencies for known vulnerabilities. CI does not run this check: it needs the advisory database, and new
+# advisories appear without a change of the tree.
 audit:
 	scripts/audit.sh
 
 doc:
 	RUSTDOCFLAGS='-D warnings' cargo doc --locked --workspace --no-deps
 
-# All but the end-to-end tests.
-# What sends labels is tested with the second queue, too.
+# All tests except the end-to-end tests. Tests that send labels run with the second queue, too.
 unit:
 	scripts/test.sh $(WHOLE)
 	TIDEMILL_TEST_QUEUE=memory scripts/test.sh $(WHOLE) --test ends --test jobs --test posix --test serving
 
-# Each test has an array of its own, and waits much: with two at once two cores are idle for most of the time.
+# Each test has its own array and mostly waits, so several tests run at once.
 e2e:
 	scripts/test.sh $(WHOLE) --test e2e -- --test-threads=4
 
-# Processes killed, stopped and restarted at random, in short; longer by hand, with another seed. After `e2e`, which builds.
+# Kills, stops and restarts processes at random, in a short run. Run it longer by hand, with another seed. `e2e` builds the
+# binary.
 faults:
 	bench/faults.py --binary target/debug/tidemill --faults 12 --seed 21
 
 conformance:
 	scripts/conformance.sh
 
-# What sends labels, with a queue in NATS; not in CI. `scripts/nats.sh install` builds its server.
+# Tests that send labels, with a queue in NATS; not in CI. `scripts/nats.sh install` builds the NATS server.
 nats:
 	scripts/nats.sh test
 
-# Bridges to stores of all kinds, by real servers; not in CI but for SFTP. `scripts/stores.sh install` gets them.
+# Tests bridges to all kinds of stores with real servers; CI runs only SFTP. `scripts/stores.sh install` gets the servers.
 stores:
 	scripts/stores.sh test
 
-# Random files of netCDF4, h5py, zarr and xarray, which PYTHON must have, reduced and compared with numpy; not in CI. After `e2e`, which builds.
+# Reduces random files of netCDF4, h5py, zarr and xarray, and compares the results with numpy; not in CI. PYTHON needs these
+# packages. `e2e` builds the binary.
 writers:
 	$(or $(PYTHON),python3) tests/writers.py target/debug/tidemill $(or $(CASES),1000) $(or $(SEED),1)
 
-# About ten minutes on a quiet machine. Peers that are not installed are left out, and said to be.
+# Takes about ten minutes on a quiet machine. Peers that are not installed are skipped and reported.
 bench: build
 	cargo build --release --locked -p tidemill-bench-loopback
 	cargo build --release --locked -p tidemill-kernel --features wasm --examples
 	cargo build --release --locked -p tidemill-plan --example simulate_large
 	bench/short.py
 
-# Lines of Rust without tests, crate by crate.
+# Prints the lines of Rust of each crate, without tests.
 lines:
 	scripts/lines.sh
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Guards the directions between crates: an arrow of ARCHITECTURE.md may only point down.
+# Checks the dependencies between crates: each arrow of ARCHITECTURE.md must point down.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 status=0
 
-# forbid CRATE NAME...: none of the names may be among the crate's normal dependencies, however far down.
+# forbid CRATE NAME...: fails if a name is among the normal dependencies of the crate, direct or indirect.
 forbid() {
   local crate=$1 tree name
   shift

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# POSIX conformance of the mount: pjdfstest (all cases but those of docs/semantics.md) and fsx, on a real array.
-# `conformance.sh preload`: of programs without a mount, with the cases of docs/preload.md.
-# Needs root and /dev/fuse. TIDEMILL names the binary; default: the one that the tests built.
+# Tests the POSIX conformance of the mount with pjdfstest and fsx on a real array. Cases in the table of docs/semantics.md
+# may fail. `conformance.sh preload` tests programs without a mount, with the table of docs/preload.md.
+# Needs root and /dev/fuse. TIDEMILL names the binary [default: the binary that the tests built].
 set -euo pipefail
 cd "$(dirname "$0")/.."
 preload=
@@ -13,19 +13,19 @@ if [ "$(id -u)" != 0 ] || [ ! -e /dev/fuse ]; then
 fi
 
 tools=${XDG_CACHE_HOME:-$HOME/.cache}/tidemill/tools
-# tool NAME VERSION BINARY: a test program, built once.
+# tool NAME VERSION BINARY: builds a test program if it is missing.
 tool() {
   [ -x "$tools/bin/$3" ] || { echo "conformance: building $1"; cargo install --quiet --locked --root "$tools" "$1" --version "$2"; }
 }
 tool pjdfstest 0.2.2 pjdfstest
 tool fsx 0.3.2 fsx
 
-# Users that pjdfstest acts as; made if they are missing.
+# Users of pjdfstest; missing users are made.
 for user in tidemill-test-a tidemill-test-b tidemill-test-c; do
   id "$user" >/dev/null 2>&1 || useradd --system --no-create-home --user-group "$user"
 done
 
-# As the tests build it, so that nothing is built twice.
+# The flags are those of the tests, so that nothing is built twice.
 [ -n "${TIDEMILL:-}" ] || cargo test --locked --workspace --features tidemill-cli/wasm --test e2e --no-run
 tidemill=${TIDEMILL:-target/debug/tidemill}
 work=$(mktemp -d /tmp/tidemill-conformance-XXXXXX)
@@ -45,7 +45,7 @@ if [ -n "$preload" ]; then
   "$tidemill" --dir "$work/array" preload --serve --allow-other --folder "$work/preload" >"$work/serve.log" 2>&1 &
   serving=$!
   while [ ! -e "$work/preload/s" ]; do sleep 0.1; done
-  # Where the tests built it.
+  # The tests built the library in this place.
   [ ! -f "${tidemill%/*}/deps/libtidemill_preload.so" ] || export TIDEMILL_PRELOAD_LIBRARY=${tidemill%/*}/deps/libtidemill_preload.so
   run() { "$tidemill" --dir "$work/array" preload --folder "$work/preload" -- "$@"; }
 else
@@ -70,7 +70,7 @@ pjdfstest() { run "$tools/bin/pjdfstest" -c "$work/pjdfstest.toml" -p "$top/pjd"
 if [ -n "$preload" ]; then
   pjdfstest || true
   grep -q ' ok$' "$work/pjd.log"
-  # A case that fails, but is none with a socket and not in the table.
+  # Failed cases, except those with a socket; each must be in the table.
   failed=$(sed -n 's/^\([a-z_:0-9]*\) *FAILED$/\1/p' "$work/pjd.log" | grep -v '::socket$' || true)
   for case in $failed; do
     grep -q "^| \`$case\` |" "$table" || { grep -A3 "^$case " "$work/pjd.log"; exit 1; }

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Brings up an array on this machine and makes a real astronomical mosaic inside it.
+# Starts an array on this machine and makes a real astronomical mosaic inside it.
 #
 # usage: demo.sh [--down] [--policy POLICY] [--tile WIDTHxHEIGHT] [DIR]
 #
-#   --down     stop the array at the end; otherwise it is left up to look around in
-#   --policy   who chooses elements (default: the array's, min-wait)
+#   --down     stop the array at the end; without it the array stays up for a look
+#   --policy   placement policy (default: the array's, min-wait)
 #   --tile     size of the ten images (default 768x640)
-#   DIR        where data and array go (default: demo in the repository)
+#   DIR        folder for data and array (default: demo in the repository)
 #
-# Everything is computed here and now. Only downloads and the ten input images are kept from run to run.
+# Each run computes everything again. Only downloads and the ten input images are kept between runs.
 set -euo pipefail
 repo=$(cd "$(dirname "$0")/.." && pwd)
 
@@ -35,7 +35,7 @@ check_rust() {
   fi
 }
 
-# Why the array can't be mounted here; nothing if it can.
+# Prints the reason why the array can't be mounted here; prints nothing if it can.
 no_mount_reason() {
   if [ ! -e /dev/fuse ]; then
     echo "/dev/fuse is missing"
@@ -54,7 +54,7 @@ check_rust
 mkdir -p "$dir"
 dir=$(cd "$dir" && pwd)
 export PATH="$repo/target/release:$PATH" TIDEMILL_DIR="$dir/array"
-# Settings of the user's own arrays are not for this one.
+# Settings of the user's own arrays must not affect this array.
 unset TIDEMILL_SERVER TIDEMILL_TOKEN_FILE TIDEMILL_CONFIG TIDEMILL_MOUNT_PATH
 mount=$dir/array/mnt
 
@@ -67,7 +67,7 @@ if [ -z "$reason" ] && ! tidemill up --elements 4 --host-cores 1; then
   reason="mounting failed, see $dir/array/log/mount.log"
 fi
 if [ -n "$reason" ]; then
-  echo "demo: no mount: $reason. Going on through the client: tidemill put, submit, get."
+  echo "demo: no mount: $reason. The demo continues with the client: tidemill put, submit, get."
   tidemill up --elements 4 --host-cores 1 --no-mount
 fi
 if [ "$down" = yes ]; then
@@ -75,7 +75,7 @@ if [ "$down" = yes ]; then
 fi
 tidemill status
 
-# A folder of its own for every run: the array refuses to write a job's outputs over files that are there.
+# Each run has its own folder: the array refuses a job whose outputs would replace existing files.
 folder=/montage
 for ((n = 2; ; n++)); do
   tidemill --json ls / | json "any(e['name'] == '${folder#/}' for e in v['entries'])" | grep -q True || break
@@ -94,7 +94,7 @@ if [ -z "$reason" ]; then
   say "Copying the images in: cp ... $mount$folder/"
   mkdir "$mount$folder"
   cp "$dir"/data/images/*.fits "$dir"/data/plan/* "$script" "$mount$folder/"
-  # A file is sealed just after its last close.
+  # A file is sealed shortly after its last close.
   while tidemill --json ls "$folder" | json "any(e['writing'] for e in v['entries'])" | grep -q True; do
     sleep 0.1
   done
@@ -121,13 +121,13 @@ if ! tidemill watch "$job"; then
   exit 1
 fi
 
-say "What it cost: tidemill report $job"
+say "Costs of the job: tidemill report $job"
 tidemill report "$job"
 
-say "What made the mosaic, the last two steps: tidemill lineage --depth 2 $folder/mosaic.png"
+say "The last two steps of the mosaic: tidemill lineage --depth 2 $folder/mosaic.png"
 tidemill lineage --depth 2 "$folder/mosaic.png"
 tidemill lineage --format svg -o "$dir/lineage.svg" "$folder/mosaic.png"
-echo "All of it as a picture: $dir/lineage.svg"
+echo "The whole lineage as a picture: $dir/lineage.svg"
 
 say "The mosaic"
 if [ -z "$reason" ]; then
@@ -147,8 +147,8 @@ if [ "$down" = no ]; then
   say "The array is still up"
   echo "export PATH=$repo/target/release:\$PATH TIDEMILL_DIR=$TIDEMILL_DIR"
   echo "tidemill status              the elements"
-  echo "tidemill explain $job           why each task ran where it did"
-  echo "tidemill ls -l $folder     which element holds what"
+  echo "tidemill explain $job           the reason for each task's element"
+  echo "tidemill ls -l $folder     files with their elements"
   [ -n "$reason" ] || echo "ls $mount                    the array as a file system"
   echo "tidemill down                stop it"
 fi

@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# Fuzzes what strangers and users send, guided by coverage: `scripts/fuzz.sh SECONDS [TARGET…]` (script wire capability formats headers packs
-# labels; all without). Needs a C++ compiler and no nightly toolchain. What was found worth keeping is in fuzz/corpus, what failed in fuzz/artifacts.
+# Fuzzes input from strangers and users, guided by coverage: `scripts/fuzz.sh SECONDS [TARGET…]`. Targets: script wire capability
+# formats headers packs labels [default: all]. Needs a C++ compiler and no nightly toolchain. New inputs are kept in fuzz/corpus,
+# failing inputs in fuzz/artifacts.
 set -euo pipefail
 cd "$(dirname "$0")/../fuzz"
-seconds=${1:?how many seconds for each target}
+seconds=${1:?usage: fuzz.sh SECONDS [TARGET…], seconds for each target}
 shift
 targets=("$@")
 [ ${#targets[@]} -gt 0 ] || targets=(script wire capability formats headers packs labels)
 triple=$(rustc -vV | sed -n 's/^host: //p')
-# What cargo-fuzz gives the compiler, without a sanitizer: only logs of labels are read by unsafe code, and their target checks bounds itself.
+# Flags of cargo-fuzz without a sanitizer: only logs of labels are read by unsafe code, and their target checks bounds itself.
 flags=(-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters
   -Cllvm-args=-sanitizer-coverage-pc-table -Cllvm-args=-sanitizer-coverage-trace-compares --cfg=fuzzing -Ccodegen-units=1)
 CARGO_ENCODED_RUSTFLAGS=$(IFS=$'\x1f'; echo "${flags[*]}")

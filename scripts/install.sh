@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the program with its manual pages and completions.
+# Installs the program, its manual pages and completions, and the libraries that were built with it.
 #
 # usage: install.sh PROGRAM PREFIX
 set -euo pipefail
@@ -7,7 +7,7 @@ program=${1:?usage: install.sh PROGRAM PREFIX} prefix=${2:?usage: install.sh PRO
 
 install -Dm755 "$program" "$prefix/bin/tidemill"
 "$program" --quiet man "$prefix/share/man/man1" >/dev/null
-# The library of labels, where it was built.
+# The library of labels, if it was built.
 built=$(dirname "$program")
 library=$built/libtidemill_label
 if [ -f "$library.so" ]; then
@@ -19,13 +19,13 @@ if [ -f "$library.so" ]; then
   cat >"$prefix/lib/pkgconfig/tidemill-label.pc" <<END
 prefix=\${pcfiledir}/../..
 Name: tidemill-label
-Description: requests that an application gives away
+Description: asynchronous requests of an application
 Version: $("$program" --version | cut -d' ' -f2)
 Cflags: -I\${prefix}/include
 Libs: -L\${prefix}/lib -ltidemill_label
 END
 fi
-# The library of `tidemill preload`.
+# The library of `tidemill preload`, if it was built.
 [ ! -f "$built/libtidemill_preload.so" ] || install -Dm755 "$built/libtidemill_preload.so" "$prefix/lib/libtidemill_preload.so"
 completions() { mkdir -p "$(dirname "$2")" && "$program" completions "$1" >"$2"; }
 completions bash "$prefix/share/bash-completion/completions/tidemill"

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Counts lines of Rust a crate, without tests: what is in src, less modules and items under `#[cfg(test)]`.
-# With --strip FILE… it prints the files as they are counted.
+# Counts the lines of Rust of each crate, without tests: the files in src without modules and items under `#[cfg(test)]`.
+# With --strip FILE… the script prints the counted lines of these files.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-# An item under `#[cfg(test)]` ends at the line that closes it at its own indentation, or at its semicolon.
+# An item under `#[cfg(test)]` ends at its closing line with the same indentation, or at its semicolon.
 strip() {
   awk '
     function indent(line) { match(line, /^ */); return RLENGTH }
@@ -17,7 +17,7 @@ strip() {
   ' "$@"
 }
 
-# A file is a test of its crate if it is named `tests.rs` or `fuzzing.rs`; `mod tests;` is what the convention has for those.
+# A file is a test of its crate if its name is `tests.rs` or `fuzzing.rs`, by convention.
 sources() {
   find "$1/src" -name '*.rs' ! -name tests.rs ! -name fuzzing.rs ! -path '*/tests/*' | sort
 }

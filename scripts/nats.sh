@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Labels in NATS JetStream, with real servers: `install` builds nats-server into /usr/local/bin (needs Go, of the version that it asks
-# for), `test` runs what sends labels with it. NATS_SERVER names another program.
+# Tests labels in NATS JetStream with real servers. `install` builds nats-server into /usr/local/bin, or FOLDER, and needs a
+# recent Go. `test` runs the tests that send labels with that server. NATS_SERVER names another program.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Installs what the tests and the demo need on Debian 12. Does nothing where all of it is there already.
+# Installs the requirements of tests and demo on Debian 12. Installed packages and tools are skipped.
 set -euo pipefail
 
 packages=(fuse3 e2fsprogs acl attr libacl1-dev iproute2 rsync sqlite3 git curl gcc libc6-dev python3 python3-venv)
-# Modules from C and kernels that use MPI, which tests make, and a server of SFTP, where all tests must run.
+# If all tests must run: compilers for modules from C and for kernels with MPI, and a server of SFTP.
 [ -z "${TIDEMILL_TEST_REQUIRE:-}" ] || packages+=(clang lld mpich libmpich-dev openssh-client openssh-server)
 missing=()
 for package in "${packages[@]}"; do
@@ -24,7 +24,7 @@ if ! command -v cargo >/dev/null; then
   exit 1
 fi
 
-# tool NAME VERSION: a cargo tool, built once.
+# tool NAME VERSION: builds a cargo tool if it is missing.
 tool() {
   command -v "$1" >/dev/null || { echo "setup: building $1"; cargo install --quiet --locked "$1" --version "$2"; }
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Stores that bridges lead to, by real servers: `install` gets them into FOLDER (/opt/tidemill-stores; needs Go, npm, Maven, Java and
-# Python, as root for openssh-server), `test` runs with those that are there, and says of which there are none.
+# Tests bridges with real servers of stores. `install` gets the servers into FOLDER (/opt/tidemill-stores); it needs Go, npm,
+# Maven, Java and Python, and root for openssh-server. `test` uses the installed servers and reports missing ones.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# cargo test with these arguments. What fails is run once more, alone and one test at a time: machines that run this are slow and
-# shared, and a test that waits for processes may wait in vain there. What fails twice fails. What passed the second time is named.
+# Runs cargo test with these arguments. Failed tests run once more, one at a time: on slow, shared machines a test that waits
+# for processes may time out. A test that fails twice fails. A test that passes the second time is reported as unsteady.
 #   scripts/test.sh --locked --workspace --test e2e -- --test-threads=2
 set -uo pipefail
 
-# More than this many is no accident.
+# More failures than this are no accident.
 readonly FAILED_MAX=8
 
 log=$(mktemp)

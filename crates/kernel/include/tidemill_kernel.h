@@ -1,22 +1,22 @@
 /* The interface of kernels in C and C++, version 2.
  *
- * A kernel is a shared object (.so) or a WebAssembly module (.wasm) with one of these forms; if it has more, the
- * first of them is used:
+ * A kernel is a shared object (.so) or a WebAssembly module (.wasm) with one of these forms. If a kernel has several
+ * forms, the first of this list is used:
  *
- *   start   start_kernel                    is called once with all inputs in memory (AnalyzeThis)
- *   fold    tidemill_fold_init, _update,    is fed pieces and puts partial states together, so that it runs on
- *           _merge, _state, _finish         whole files, on stripes and on several elements alike
- *   map     tidemill_map, or func           is called for one slice after the other (Active Burst-Buffer, III-D);
- *                                           shared objects only
+ *   start   start_kernel                    One call with all inputs in memory (AnalyzeThis).
+ *   fold    tidemill_fold_init, _update,    One call for each piece; partial states are merged. So a fold runs on
+ *           _merge, _state, _finish         whole files, on stripes and on several elements.
+ *   map     tidemill_map, or func           One call for each slice, in order (Active Burst-Buffer, III-D). Only for
+ *                                           shared objects.
  *
- * It runs in a confined process of its own: no network, no files but the task's own, bounded time, memory and
- * output. It may crash; that is the task's failure and nobody else's. A shared object may use threads and
- * libraries of the host. A module reaches nothing but what this file names.
+ * A kernel runs in a confined process of its own: without network, with no files except those of its task, and with
+ * bounded time, memory and output. If a kernel crashes, only its task fails. A shared object may use threads and
+ * libraries of the host. A module can only use the functions of this file.
  *
  *   cc -O2 -shared -fPIC -I <this folder> -o kernel.so kernel.c
  *   clang --target=wasm32 -O2 -nostdlib -Wl,--no-entry,--export-dynamic -I <this folder> -o kernel.wasm kernel.c
  *
- * or, for either, `tidemill kernel build kernel.c`.
+ * `tidemill kernel build kernel.c` does either.
  *
  * Licence: Apache-2.0 OR MIT.
  */
@@ -32,40 +32,41 @@ extern "C" {
 
 #define TIDEMILL_ABI_VERSION 2
 
-/* Since version 2: pieces of a fold begin at multiples of this, in bytes, of their input, and all but the last of
- * an input are multiples of this long. So values of 1, 2, 4, … 4096 bytes are never cut. */
+/* Since version 2: alignment of the pieces of a fold, in bytes. Each piece begins at a multiple of this number in its
+ * input. The length of a piece is a multiple, too, except for the last piece of an input. So values of 1, 2, 4, … 4096
+ * bytes are never cut. */
 #define TIDEMILL_PIECE_ALIGN 4096
 
-/* Since version 2: the length, in bytes, of all slices of a map but the last of each input. */
+/* Since version 2: length of the slices of a map, in bytes, except for the last slice of each input. */
 #define TIDEMILL_SLICE_BYTES (4 << 20)
 
-/* An input: the whole file in memory, to be read. */
+/* Input: the whole file in memory, for reading. */
 struct tidemill_input {
-    const char *name; /* its name in the job script */
+    const char *name; /* name in the job script */
     const void *data; /* never null; page aligned if the size is not 0 (modules: 16 bytes) */
     uint64_t size;    /* in bytes */
 };
 
-/* An output: an empty file, open to be written. */
+/* Output: an empty file, open for writing. */
 struct tidemill_output {
-    const char *name; /* its name in the job script */
-    int fd;           /* do not close (modules: not to be used) */
+    const char *name; /* name in the job script */
+    int fd;           /* do not close it; modules must not use it */
 };
 
 struct tidemill_task {
-    uint32_t abi_version; /* of the program; at least the kernel's */
-    uint32_t struct_size; /* of this structure, in bytes; later versions only append to it */
+    uint32_t abi_version; /* version of the program, at least the version of the kernel */
+    uint32_t struct_size; /* size of this structure in bytes; later versions only append fields */
 
-    int argc;                /* arguments, the kernel's path first */
+    int argc;                /* number of arguments, with the kernel's path first */
     const char *const *argv; /* argc strings, then a null pointer */
 
-    size_t input_count; /* 0 in a fold, which gets its input in pieces */
+    size_t input_count; /* 0 in a fold, as a fold gets its input in pieces */
     const struct tidemill_input *inputs;
 
     size_t output_count;
     const struct tidemill_output *outputs;
 
-    /* Use tidemill_write and tidemill_error below instead: they work in modules too, where these are null. */
+    /* Use tidemill_write and tidemill_error below instead: these pointers are null in modules. */
     int (*write)(const struct tidemill_task *task, size_t output, const void *data, size_t size);
     void (*error)(const struct tidemill_task *task, const char *message);
 };
@@ -82,7 +83,7 @@ TIDEMILL_IMPORT("write") int tidemill_import_write(size_t output, const void *da
 TIDEMILL_IMPORT("error") void tidemill_import_error(const char *message, size_t size);
 #endif
 
-/* Appends size bytes to an output; without any, output 0 is standard output. Returns 0, or an errno value. */
+/* Appends `size` bytes to an output. If the task has no outputs, output 0 is standard output. Returns 0, or an errno value. */
 static inline int tidemill_write(const struct tidemill_task *task, size_t output, const void *data, size_t size)
 {
 #if defined(__wasm__)
@@ -93,7 +94,7 @@ static inline int tidemill_write(const struct tidemill_task *task, size_t output
 #endif
 }
 
-/* Shows a message to the user who runs the job. */
+/* Shows a message to the user of the job. */
 static inline void tidemill_error(const struct tidemill_task *task, const char *message)
 {
 #if defined(__wasm__)
@@ -107,13 +108,13 @@ static inline void tidemill_error(const struct tidemill_task *task, const char *
 #endif
 }
 
-/* ---- Other bytes of the inputs, for a task that says `whole = true`; not in modules. Programs may use it, too. It needs files of the
- * C library, so define TIDEMILL_WHOLE before this file is included.
+/* ---- Other bytes of the inputs, for tasks with `whole = true`. Shared objects and programs can use this function; modules can't.
+ * Define TIDEMILL_WHOLE before you include this file, as the function needs headers of the C library.
  *
- * Reads up to size bytes of an input, by its name in the job script, from offset of the whole file on, whatever of it the kernel finds as
- * a file: from this element or, through it, from another one. Returns how many were read, fewer only at the end of the file and beyond
- * TIDEMILL_READ_BYTES, or an errno value, negative: -ENOSYS if the task does not say so, -ENOENT for what is no input, -EIO for bytes that
- * can't be had now. By one thread at a time. */
+ * Reads up to `size` bytes from `offset` of the whole input file, even if the kernel sees only a part as its file. The name of the input
+ * is that of the job script. The bytes come from this element or, through this element, from another element. Returns the number of bytes,
+ * which is smaller only at the end of the file and for sizes above TIDEMILL_READ_BYTES; or a negative errno value: -ENOSYS without
+ * `whole = true`, -ENOENT for an unknown input, -EIO for bytes that are unavailable now. Call it from one thread at a time. */
 #if defined(TIDEMILL_WHOLE) && !defined(__wasm__)
 #include <errno.h>
 #include <fcntl.h>
@@ -122,7 +123,7 @@ static inline void tidemill_error(const struct tidemill_task *task, const char *
 #include <stdlib.h>
 #include <unistd.h>
 
-/* Most bytes that are read at once. */
+/* Maximum number of bytes of one read. */
 #define TIDEMILL_READ_BYTES (4 << 20)
 
 static inline int64_t tidemill_read(const char *input, uint64_t offset, void *data, size_t size)
@@ -169,38 +170,39 @@ static inline int64_t tidemill_read(const char *input, uint64_t offset, void *da
 }
 #endif
 
-/* ---- Start. All that the task points to stays valid until it returns. Returns 0 when all went well, else an exit
- * code from 1 to 255. */
+/* ---- Start. All pointers in the task stay valid until the function returns. Returns 0 for success, else an exit code
+ * from 1 to 255. */
 TIDEMILL_EXPORT int start_kernel(const struct tidemill_task *task);
 
 /* ---- Fold, since version 2.
  *
- * A fold must keep this law: the result does not depend on how the input was cut, in which order the pieces came,
- * nor on what was merged with what. `tidemill kernel test --law` tries it.
+ * A fold must obey this law: the result does not depend on the cuts of the input, on the order of the pieces, or on the
+ * order of merges. `tidemill kernel test --law` tests the law.
  *
- * Memory: the state belongs to the kernel. The program keeps the pointer that init returned, hands it back, and
- * looks no further. It makes one state in a process, so that may be a static variable; tidemill_fold_state or
- * tidemill_fold_finish is its last use. What else the program hands over (data, partial, task)
- * is the program's and valid during the call; the task of init stays valid as long as the state. All but init
- * return 0 when all went well, else an exit code from 1 to 255. Calls come one after the other. */
+ * Memory: the state belongs to the kernel. The program keeps the pointer of init and passes it to later calls, and never
+ * reads the state. A process has one state, so the state may be a static variable. Its last use is tidemill_fold_state or
+ * tidemill_fold_finish. The other arguments (data, partial, task) belong to the program and are valid during the call; the
+ * task of init is valid as long as the state. All functions except init return 0 for success, else an exit code from 1 to
+ * 255. The program never makes two calls at the same time. */
 
-/* Makes an empty state for these arguments. Returns null if they are wrong, after tidemill_error. */
+/* Makes an empty state for the arguments of the task. If these are wrong, it calls tidemill_error and returns null. */
 TIDEMILL_EXPORT void *tidemill_fold_init(const struct tidemill_task *task);
 
-/* Takes in a piece, which begins at offset bytes of input number `input`, counted from 0. */
+/* Adds a piece to the state. The piece begins at byte `offset` of input number `input`, counted from 0. */
 TIDEMILL_EXPORT int tidemill_fold_update(void *state, size_t input, uint64_t offset, const void *data, size_t size);
 
-/* Writes the state as bytes to output 0 by tidemill_write. They must mean the same on every machine: little-endian,
- * no pointers. The program adds what ties them to this kernel and its arguments. */
+/* Writes the state as bytes to output 0 by tidemill_write. The bytes must mean the same on every machine: little-endian,
+ * without pointers. The program adds data that bind the bytes to this kernel and its arguments. */
 TIDEMILL_EXPORT int tidemill_fold_state(void *state, const struct tidemill_task *task);
 
-/* Takes in what tidemill_fold_state wrote for other pieces, for the same arguments, perhaps on another machine. */
+/* Merges the bytes that tidemill_fold_state wrote for other pieces, with the same arguments, perhaps on another machine. */
 TIDEMILL_EXPORT int tidemill_fold_merge(void *state, const void *partial, size_t size);
 
 /* Writes the result. */
 TIDEMILL_EXPORT int tidemill_fold_finish(void *state, const struct tidemill_task *task);
 
-/* Writes tidemill_fold_state for a state that is a structure without pointers and padding: its own bytes. */
+/* Defines tidemill_fold_state for a state that is a structure without pointers and padding: it writes the bytes of the
+ * structure. */
 #define TIDEMILL_PLAIN_STATE(type) \
     TIDEMILL_EXPORT int tidemill_fold_state(void *state, const struct tidemill_task *task) \
     { \
@@ -208,16 +210,16 @@ TIDEMILL_EXPORT int tidemill_fold_finish(void *state, const struct tidemill_task
     } \
     TIDEMILL_EXPORT int tidemill_fold_state(void *state, const struct tidemill_task *task)
 
-/* ---- Map, since version 2: the form of Active Burst-Buffer (III-D), there called func.
+/* ---- Map, since version 2: the form of Active Burst-Buffer (III-D), which calls it func.
  *
- * Called for each slice in order: all of the first input, then all of the next. A slice is TIDEMILL_SLICE_BYTES
- * long, the last of an input what is left; none spans two inputs. buf is page aligned and may be changed. What is
- * written to fd goes to the task's output, which can be one at most; without it fd is standard output. It cannot
- * fail other than by exit(3). */
+ * The program calls the function for each slice in order: all slices of the first input, then all slices of the next.
+ * A slice has TIDEMILL_SLICE_BYTES bytes; the last slice of an input has the remaining bytes. No slice spans two inputs.
+ * `buf` is page aligned, and the function may change it. `fd` is the task's output, or standard output if the task has no
+ * output; a task can have one output at most. The function can only fail by exit(3). */
 TIDEMILL_EXPORT void tidemill_map(void *buf, size_t size, int fd);
 
-/* ---- Modules export their memory, and this, which returns size bytes aligned to 16 that stay the program's, or
- * null. In C the macro below makes one that never gives memory back. */
+/* ---- Modules export their memory and this function. It returns `size` bytes, aligned to 16, which then belong to the
+ * program, or null. For C, the macro below defines a function that never frees memory. */
 #if defined(__wasm__)
 TIDEMILL_EXPORT void *tidemill_alloc(size_t size);
 extern unsigned char __heap_base;
@@ -238,7 +240,7 @@ extern unsigned char __heap_base;
 #define TIDEMILL_ALLOC
 #endif
 
-/* Put this once into the kernel's source, so that a program too old for it says so. */
+/* Put this macro once into the kernel's source, so that programs that are too old for the kernel refuse it. */
 #define TIDEMILL_KERNEL \
     TIDEMILL_ALLOC \
     TIDEMILL_EXPORT extern const uint32_t tidemill_kernel_abi_version; \

@@ -24,7 +24,7 @@ typedef struct tidemill_label tidemill_label;
 #define TIDEMILL_LABEL_DURABLE 1u
 /* Truncates the file to no bytes first. */
 #define TIDEMILL_LABEL_TRUNCATE 2u
-/* Fails with EAGAIN instead of waiting for room. */
+/* Fails with EAGAIN instead of waiting for space. */
 #define TIDEMILL_LABEL_NOWAIT 4u
 /* Runs the label only if the label `after` is done, or only if that label has failed or was cancelled; otherwise cancels it. */
 #define TIDEMILL_LABEL_IF_DONE 8u
@@ -33,8 +33,8 @@ typedef struct tidemill_label tidemill_label;
 /* Registers under a name. `mount`: NULL for the only array that is mounted on this host. `capacity`: bytes for unfinished
  * labels; 0 for 64 MiB. */
 tidemill_app *tidemill_app_register(const char *name, const char *mount, uint64_t capacity);
-/* The same, with the goal of the application: others see written bytes soon; high throughput; few wake-ups. docs/labels.md
- * describes the effects. */
+/* Registers with a goal of the application. LOW_LATENCY: others see written bytes soon. BANDWIDTH: high throughput. ENERGY: few
+ * wake-ups. docs/labels.md describes the effects. */
 #define TIDEMILL_INTENT_NONE 0u
 #define TIDEMILL_INTENT_LOW_LATENCY 1u
 #define TIDEMILL_INTENT_BANDWIDTH 2u
@@ -45,15 +45,16 @@ int tidemill_app_flush(const tidemill_app *app);
 /* Ends the application. Its published labels are carried out all the same. */
 void tidemill_app_close(tidemill_app *app);
 
-/* `after`: NULL, or a label that has to be done before, whichever files they use. */
+/* Writes bytes to a file. `after`: NULL, or a label that must be done before, regardless of the files of both labels. */
 tidemill_label *tidemill_label_write(const tidemill_app *app, const char *to, uint64_t offset, const void *data,
                                      size_t size, unsigned flags, const tidemill_label *after);
 /* Creates a file with these bytes, in place of an existing file. tidemill_app_get() of this user's applications on this host
  * returns the bytes as soon as this function returns; all other clients see them when the label is stored. The size is at most
  * a quarter of the application's capacity. */
 tidemill_label *tidemill_label_put(const tidemill_app *app, const char *to, const void *data, size_t size, unsigned flags);
-/* Reads a whole file: the bytes of a put, stored or not, else the content of the file. Waits for the file for up to `wait_ms`.
- * Copies as much as fits into `buffer`, and returns the size of the file; or -1, with ENOENT if the file does not exist by then. */
+/* Reads a whole file: the bytes of a put, even if they are not stored yet, else the content of the file. Waits for the file for
+ * up to `wait_ms`. Copies as much as fits into `buffer`, and returns the size of the file; or -1, with ENOENT if the file does
+ * not exist after the wait. */
 int64_t tidemill_app_get(const tidemill_app *app, const char *from, void *buffer, size_t size, uint64_t wait_ms);
 tidemill_label *tidemill_label_append(const tidemill_app *app, const char *to, const void *data, size_t size,
                                       unsigned flags, const tidemill_label *after);
@@ -67,7 +68,7 @@ tidemill_label *tidemill_label_rename(const tidemill_app *app, const char *path,
 tidemill_label *tidemill_label_copy(const tidemill_app *app, const char *path, const char *to, unsigned flags,
                                     const tidemill_label *after);
 
-/* A kernel, or a stack of kernels ("a | b"), that is to run on files. Lists end with NULL and may be NULL, except `outputs`.
+/* Kernel or stack of kernels ("a | b") with its files. Lists end with NULL and may be NULL, except `outputs`.
  * The kernel finds the files below the folder of its first output by their names relative to that folder, and all other files
  * by their last name; `args` use these names. */
 typedef struct tidemill_analysis {
@@ -89,7 +90,7 @@ tidemill_label *tidemill_label_job(const tidemill_app *app, const char *script, 
                                    unsigned flags, const tidemill_label *after);
 tidemill_label *tidemill_label_fence(const tidemill_app *app);
 
-/* Size of the longest address with its zero. */
+/* Size of the longest address with its final zero. */
 #define TIDEMILL_ADDRESS_BYTES 4160
 
 /* Waits for a file of any user whose path matches the pattern, as in "tidemill:/run/step-*": the file is closed with new content,
@@ -98,7 +99,8 @@ tidemill_label *tidemill_label_fence(const tidemill_app *app);
 tidemill_label *tidemill_label_await(const tidemill_app *app, const char *pattern, const char *since, unsigned flags,
                                      const tidemill_label *after);
 
-/* All such files in order, from now on or, if `since` is not NULL, from a cursor on. For one thread at a time. */
+/* Subscription to all such files in order, from now on or, if `since` is not NULL, from a cursor on. Use it in one thread at a
+ * time. */
 typedef struct tidemill_subscription tidemill_subscription;
 tidemill_subscription *tidemill_subscribe(const tidemill_app *app, const char *pattern, const char *since);
 /* Waits for the next file: without a limit if `limit_ms` is negative, else for up to `limit_ms`, after which it returns -1 with
@@ -109,7 +111,7 @@ int64_t tidemill_subscription_next(tidemill_subscription *subscription, char *pa
 int64_t tidemill_subscription_cursor(const tidemill_subscription *subscription, char *cursor, size_t size);
 void tidemill_subscription_close(tidemill_subscription *subscription);
 
-/* Whether the label is stored, has failed, or was cancelled. */
+/* Returns whether the label is stored, has failed, or was cancelled. */
 int tidemill_label_test(const tidemill_label *label);
 /* Cancels the label. Returns whether it was cancelled. A label that has begun is finished, except that jobs and waits for files are
  * asked to stop: the wait for such a label reports whether it was cancelled (ECANCELED). */

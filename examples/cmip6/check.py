@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Compares means that rules have made with those of xarray: `check.py FOLDER`, where in/, monthly/, annual/ and maybe cdo/ are."""
+"""Compares the means of the rules with those of xarray: `check.py FOLDER`, with in/, monthly/, annual/ and perhaps cdo/ in it."""
 import pathlib
 import sys
 
 import numpy as np
 import xarray as xr
 
-# What the netCDF library fills with where a file does not say: `reduce` leaves it out, xarray and CDO do not.
+# Default fill value of the netCDF library, for files without `_FillValue`: `reduce` skips it, xarray and CDO do not.
 FILL = np.float32(9.969209968386869e36)
 folder = pathlib.Path(sys.argv[1])
 
@@ -34,7 +34,7 @@ for made, period in [("monthly", "month"), ("annual", "year"), ("cdo", "month")]
         if made != "cdo":
             got = np.where(got == FILL, np.nan, got)
         if made == "cdo":
-            # CDO means are of the file's own type.
+            # Means of CDO have the type of the file.
             wanted = wanted.astype("f4").astype("f8")
         if got.shape != wanted.shape or (np.isnan(got) != np.isnan(wanted)).any():
             print(f"{path}: {got.shape}, not {wanted.shape}, or values are missing elsewhere")
@@ -46,7 +46,7 @@ for made, period in [("monthly", "month"), ("annual", "year"), ("cdo", "month")]
         largest = max(largest, float(difference))
     if files:
         print(f"{made}: {len(files)} files, {count} means, largest relative difference to xarray {largest:.1e}, {differ} files of another shape")
-    # Sums of f64 in another order; what CDO rounds to f32.
+    # The bounds allow sums of f64 in another order, and CDO's rounding to f32.
     worst += differ if made != "cdo" else 0
     worst += largest > (2e-7 if made == "cdo" else 1e-12)
 sys.exit(worst > 0)

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Rules turn every CMIP6 file that arrives into monthly or annual means; all of them are compared with xarray's.
+# Runs rules that make monthly or annual means of every new CMIP6 file, and compares all means with those of xarray.
 #
-# usage: run.sh [FOLDER]      of get-data.sh (fetched if it is missing); TIDEMILL names the program (default: the one in PATH)
+# usage: run.sh [FOLDER]      FOLDER of get-data.sh (without FOLDER the data is fetched)
 #
-# Needs /dev/fuse and python3 with venv; CDO's rule is added where CDO is installed. The array is in a temporary folder.
+# TIDEMILL names the program (default: tidemill in PATH). Needs /dev/fuse and python3 with venv. If CDO is installed, its rule
+# is added. The array is in a temporary folder.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 tidemill=${TIDEMILL:-tidemill}
@@ -35,7 +36,7 @@ begun=$(date +%s.%N)
 cp "$data"/*.nc "$mount/cmip6/in/"
 sync -f "$mount/cmip6/in"
 while busy; do sleep 0.1; done
-awk -v from="$begun" -v to="$(date +%s.%N)" 'BEGIN { printf "all means were there %.1f s after the first file\n", to - from }'
+awk -v from="$begun" -v to="$(date +%s.%N)" 'BEGIN { printf "all means existed %.1f s after the first file\n", to - from }'
 for rule in $rules; do
   echo "$rule: $(count "$rule") files"
   "$tidemill" rule log "$rule" --state failed | tail -n +2

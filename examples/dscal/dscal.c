@@ -1,5 +1,5 @@
-/* Multiplies all numbers (doubles, as the machine has them) of a file by a scalar: dscal INPUT OUTPUT SCALAR.
- * It knows nothing of stripes, elements or arrays. */
+/* Multiplies all numbers of a file (doubles in the byte order of the machine) by a scalar: dscal INPUT OUTPUT SCALAR.
+ * The program has no knowledge of stripes, elements or arrays. */
 #include <stdio.h>
 #include <stdlib.h>
 

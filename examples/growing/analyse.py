@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Lowest, highest and mean surface of each record of a model's file, read once from its beginning: `analyse.py SIDE < FILE`."""
+"""Prints the lowest, highest and mean surface of each record of a model's file, in one pass: `analyse.py SIDE < FILE`."""
 import array
 import math
 import sys

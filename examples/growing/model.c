@@ -1,8 +1,8 @@
-/* A shallow-water model that writes its surface after every few steps into one file that grows: SIDE x SIDE floats a record.
+/* Shallow-water model that appends its surface to a file after every ten steps, in records of SIDE x SIDE floats.
  *
- *   model FILE SIDE RECORDS MILLISECONDS      MILLISECONDS: what each record takes at least, as a larger model would
+ *   model FILE SIDE RECORDS MILLISECONDS      MILLISECONDS: shortest time for a record, to imitate a larger model
  *
- * Linearised equations on a periodic C-grid (forward-backward in time), a drop in the middle at the start.
+ * Linearised equations on a periodic C-grid (forward-backward in time). At the start there is a drop in the middle.
  */
 #include <math.h>
 #include <stdio.h>

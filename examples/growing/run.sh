@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# A model writes its output into the array while a rule analyses it there; then the same analysis is made afterwards.
+# Runs a model that writes its output into the array while a rule analyses it, and then repeats the analysis for comparison.
 #
-# usage: run.sh [RECORDS]      records of 1 MiB (default 50); TIDEMILL names the program (default: the one in PATH)
+# usage: run.sh [RECORDS]      number of records of 1 MiB (default 50)
 #
-# Needs /dev/fuse, a C compiler and python3. The array is in a temporary folder and goes with it.
+# TIDEMILL names the program (default: tidemill in PATH). Needs /dev/fuse, a C compiler and python3. The array is in a temporary
+# folder, which is removed at the end.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 records=${1:-50} tidemill=${TIDEMILL:-tidemill}
@@ -31,12 +32,12 @@ until [ -e "$mount/model/found/run.txt" ]; do
   failed=$("$tidemill" rule log analyse --state failed | tail -n +2)
   [ -z "$failed" ] || { echo "$failed" >&2; exit 1; }
 done
-echo "the analysis that ran meanwhile was there $(since "$begun") after its end"
+echo "the concurrent analysis was complete $(since "$begun") after the end of the model"
 begun=$(now)
 python3 "$here/analyse.py" 512 <"$mount/model/run.surface" >"$folder/afterwards.txt"
-echo "the same analysis afterwards took $(since "$begun")"
+echo "the repeated analysis took $(since "$begun")"
 cmp "$folder/afterwards.txt" "$mount/model/found/run.txt"
 [ "$(wc -l <"$folder/afterwards.txt")" = "$records" ]
-echo "both say the same; the last record:"
+echo "both results are equal; the last record:"
 tail -n 1 "$mount/model/found/run.txt"
 "$tidemill" lineage /model/found/run.txt

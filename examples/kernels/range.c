@@ -1,4 +1,4 @@
-/* fold: the smallest and the largest of f64 values, as two raw f64. NaN is passed over. */
+/* fold: smallest and largest f64 value, as two raw f64. NaN values are skipped. */
 #include <tidemill_kernel.h>
 
 TIDEMILL_KERNEL;

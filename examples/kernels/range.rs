@@ -1,4 +1,4 @@
-//! The smallest and the largest of f64 values, as two raw f64. NaN is passed over.
+//! Smallest and largest f64 value, as two raw f64. NaN values are skipped.
 
 use tidemill_kernel_api::{Fold, Result, Task, fold};
 

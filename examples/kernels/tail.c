@@ -1,4 +1,4 @@
-/* start: the last bytes of each input (64, or as many as the first argument says), one after the other. */
+/* start: the last bytes of each input, in order. The first argument is the number of bytes (default 64). */
 #include <stdlib.h>
 #include <tidemill_kernel.h>
 

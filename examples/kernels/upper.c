@@ -1,4 +1,4 @@
-/* map: text in capital letters. The slice may be changed in place. */
+/* map: converts text to capital letters. A map may change its slice in place. */
 #include <ctype.h>
 #include <stdlib.h>
 #include <unistd.h>

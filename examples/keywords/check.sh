@@ -1,10 +1,10 @@
 #!/bin/bash
-# Compares the job's result with a plain grep over the source files as they were unpacked.
+# Compares the job's result with a plain grep over the unpacked source files.
 #
 # usage: check.sh DATA RESULT
 #
-#   DATA     folder that get-data.sh filled
-#   RESULT   keywords.tsv as the job or offline.sh wrote it
+#   DATA     folder of get-data.sh
+#   RESULT   keywords.tsv of the job or of offline.sh
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 if [ $# != 2 ]; then
@@ -15,7 +15,7 @@ export LC_ALL=C
 expected=$(mktemp)
 trap 'rm -f "$expected"' EXIT
 pattern="\\b($(paste -sd '|' "$here/keywords.txt"))\\b"
-# Like the groups, -r leaves links out.
+# As in the groups, -r skips links.
 grep -rhoaE --include='*.c' --include='*.h' "$pattern" "$1/tree" |
   awk '{ count[$0]++ } END { for (word in count) print count[word] "\t" word }' |
   sort -k 2 > "$expected"

@@ -1,13 +1,12 @@
 #!/bin/bash
-# Unpacks the Linux sources that Debian packages and packs their C files into groups.
+# Unpacks the Linux sources of Debian's package, and packs their C files into groups.
 #
 # usage: get-data.sh [--cache DIR] [--part FOLDER] [--groups N] OUT
 #
-#   OUT/tree     the .c and .h files as they are in the package
-#   OUT/input    what goes into the array: N groups (32 unless said otherwise), the list of keywords
-#                and the two kernels
+#   OUT/tree     the .c and .h files of the package
+#   OUT/input    files for the array: N groups (default 32), the list of keywords and the two kernels
 #
-# --part takes one folder of the sources only, such as kernel (12 MB) or fs (42 MB); all is 1.2 GB.
+# --part selects one folder of the sources, such as kernel (12 MB) or fs (42 MB); all folders have 1.2 GB.
 # Downloads are kept in DIR (default: tidemill in the user's cache folder). A second run does nothing.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -35,7 +34,7 @@ package() {
   find "$cache/keywords" -name 'linux-source-*.deb' | sort -V | tail -n 1
 }
 if [ -z "$(package)" ]; then
-  # linux-source stands for the release's own version of the sources, which is in the package's name.
+  # linux-source depends on the package with the sources of this Debian release.
   release() {
     apt-cache depends linux-source | awk '$1 == "Depends:" { print $2; exit }'
   }

@@ -3,8 +3,8 @@
 
 usage: make-groups.py TREE OUT N      writes OUT/group-000.txt and so on
 
-A group is the text of some folders' files, one after the other. A task reads one group: one object of
-megabytes instead of thousands of a few kilobytes, whose opening would cost more than their reading.
+A group contains the text of the files of some folders. A task reads one group, which is one object of
+megabytes. Thousands of objects of a few kilobytes would take longer to open than to read.
 """
 
 import pathlib
@@ -12,7 +12,7 @@ import sys
 
 
 def split(files, count):
-    """Files in order, in `count` runs of about the same number of bytes."""
+    """Returns the files in order, in `count` runs of about the same number of bytes."""
     total = sum(size for _, size in files)
     groups, passed = [[] for _ in range(count)], 0
     for path, size in files:
@@ -23,7 +23,7 @@ def split(files, count):
 
 def main():
     tree, out, count = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), int(sys.argv[3])
-    # Links are left out: what they point at is counted once.
+    # Links are skipped, so that each file is counted once.
     paths = sorted(path for path in tree.rglob("*.[ch]") if path.is_file() and not path.is_symlink())
     groups = split([(path, path.stat().st_size) for path in paths], count)
     if not all(groups):
@@ -33,7 +33,7 @@ def main():
             for path in group:
                 text = path.read_bytes()
                 packed.write(text)
-                # The last word of a file and the first of the next must not become one.
+                # The last word of a file and the first word of the next must stay separate.
                 if not text.endswith(b"\n"):
                     packed.write(b"\n")
     total = sum(path.stat().st_size for path in out.glob("group-*.txt"))

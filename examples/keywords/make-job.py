@@ -3,11 +3,12 @@
 
 usage: make-job.py DATA WORKDIR
 
-  DATA      folder that get-data.sh filled
-  WORKDIR   folder in the array that DATA/input/* is copied to, such as /keywords
+  DATA      folder of get-data.sh
+  WORKDIR   folder of the array for the files of DATA/input, such as /keywords
 
-Writes DATA/keywords.conf, the job script, and DATA/commands.tsv, the same tasks for offline.sh: name,
-inputs, outputs, command, with spaces between the words of each; standard output is the one output.
+Writes DATA/keywords.conf, the job script, and DATA/commands.tsv, the same tasks for offline.sh. The
+columns of commands.tsv are name, inputs, outputs and command, with spaces between words. Standard output
+is the only output of a task.
 """
 
 import pathlib
@@ -19,7 +20,7 @@ def task(name, kernel, args, inputs, output):
 
 
 def tasks_for(groups):
-    """One map task for each group and the reduce task."""
+    """Returns a map task for each group, and the reduce task."""
     maps = [
         task(
             f"count.{group.removeprefix('group-').removesuffix('.txt')}",
@@ -39,7 +40,7 @@ def words(values):
 
 
 def script(tasks, workdir):
-    """The tasks as a job script."""
+    """Returns the tasks as a job script."""
     groups = [
         f'  {{ name = "{t["name"]}"; kernel = "{t["kernel"]}";\n'
         f'    args = {words(t["args"])};\n'

@@ -1,10 +1,10 @@
 #!/bin/bash
-# Runs the job's tasks one after the other in a plain folder, the way one does without an array.
+# Runs the job's tasks in sequence in a plain folder, as users do without an array.
 #
 # usage: offline.sh WORKDIR DATA
 #
-#   WORKDIR   where the groups are (what is missing is copied from DATA) and the results go
-#   DATA      folder that get-data.sh and make-job.py filled
+#   WORKDIR   folder of the groups and results; missing files are copied from DATA
+#   DATA      folder of get-data.sh and make-job.py
 set -euo pipefail
 if [ $# != 2 ]; then
   sed -n '2,4p' "$0" >&2

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Kernel of the reduce task: adds up what the map tasks counted.
+# Kernel of the reduce task: adds the counts of the map tasks.
 # usage: sum.sh COUNTS...      writes lines of a number, a tab and a word, sorted by the word
 set -euo pipefail
 export LC_ALL=C

@@ -1,11 +1,11 @@
-"""Labels by gRPC, as any language can publish them: what crates/wire/proto/labels.proto says.
+"""Publishes labels by gRPC, as any language can, with the protocol of crates/wire/proto/labels.proto.
 
     pip install grpcio grpcio-tools
     python3 -m grpc_tools.protoc -I crates/wire/proto --python_out=. --grpc_python_out=. labels.proto
     python3 by_grpc.py
 
-Publishes steps, and waits for the last. The agent, or the connection, may be lost at any time: what is not known to be kept is sent
-again, and each label is done once.
+The program publishes steps and waits for the last label. If the agent or the connection is lost, it sends the unconfirmed labels
+again; each label is carried out once.
 """
 
 import os
@@ -21,9 +21,9 @@ FOLDER = os.environ.get("TIDEMILL_LABELS", f"/dev/shm/tidemill-labels-{os.getuid
 
 
 def connect():
-    """A connection to this user's agent, which is started if none runs."""
+    """Connects to this user's agent, and starts the agent if none runs."""
     for _ in range(100):
-        # Else it would name the path of the socket as the host, which is none.
+        # Without this option, gRPC would use the path of the socket as the name of the host.
         channel = grpc.insecure_channel(f"unix:{FOLDER}/agent.sock", options=[("grpc.default_authority", "localhost")])
         try:
             grpc.channel_ready_future(channel).result(timeout=1)
@@ -35,16 +35,16 @@ def connect():
 
 
 def publish_all(key, labels):
-    """Publishes labels and waits for the last, which has no other way to be done than after those that it is `after`."""
+    """Publishes labels and waits for the last label, which the agent carries out after the labels that it depends on."""
     kept = 0
     while True:
         try:
             stub = connect()
-            # As long as this call is open, the application is there.
+            # The application is registered while this call is open.
             registered = stub.Register(pb.RegisterRequest(name="example", key=key))
             known = next(registered).published
             if known < kept:
-                raise SystemExit(f"nobody came back for a minute: what was published is done, label {kept} and perhaps some behind it")
+                raise SystemExit(f"no connection for a minute: the agent has carried out the published labels up to {kept}, and perhaps later ones")
             kept = known
             batches = (pb.Batch(key=key, labels=[label]) for label in labels[kept:])
             for answer in stub.Publish(batches):

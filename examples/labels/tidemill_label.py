@@ -1,12 +1,12 @@
-"""Labels from Python: what include/tidemill_label.h says, by ctypes.
+"""Labels for Python: the interface of include/tidemill_label.h, by ctypes.
 
     from tidemill_label import App
     app = App("simulation")
     written = app.write("tidemill:/run/step-1", 0, data)
-    ...                       # computing goes on
-    written.wait()            # it is in the array, for all to see
+    ...                       # the program continues to compute
+    written.wait()            # afterwards the bytes are in the array, visible for all
 
-The library is found by TIDEMILL_LABEL_LIBRARY, or as the system finds libraries.
+TIDEMILL_LABEL_LIBRARY names the library; without it the system searches for libtidemill_label.so.
 """
 
 import ctypes
@@ -60,7 +60,7 @@ class _Analysis(ctypes.Structure):
                 ("stdin", _text), ("stdout", _text), ("policy", _text)]
 
 
-# What may still be called, and what of it was.
+# Callbacks that may still be called, and the ids of those that were called.
 _called, _ended = {}, set()
 
 
@@ -77,7 +77,7 @@ def _failed():
 
 
 class Label:
-    """A label that was published. Who lets go of it does not ask for what becomes of it; it is done all the same."""
+    """Published label. If the object is deleted, the label is carried out all the same, without a report."""
 
     def __init__(self, app, handle, size=0):
         if not handle:
@@ -85,15 +85,15 @@ class Label:
         self.app, self.handle, self.size = app, handle, size
 
     def test(self):
-        """Whether it is stored, has failed, or was cancelled."""
+        """Returns whether the label is stored, has failed, or was cancelled."""
         return self.handle is None or bool(_test(self.handle))
 
     def cancel(self):
-        """Takes it back; whether it was."""
+        """Cancels the label; returns whether it was cancelled."""
         return self.handle is not None and bool(_cancel(self.handle))
 
     def wait(self):
-        """Waits until it is stored; gives the bytes that were read."""
+        """Waits until the label is stored; returns the bytes that were read."""
         handle, self.handle = self.handle, None
         buffer = ctypes.create_string_buffer(self.size) if self.size else None
         read = _wait(handle, buffer, self.size)
@@ -102,11 +102,11 @@ class Label:
         return buffer.raw[:read] if buffer else b""
 
     def on_done(self, callback):
-        """Has `callback` called, in another thread, with the bytes that were read, or with an OSError."""
+        """Calls `callback` in another thread, with the bytes that were read or with an OSError, when the label has ended."""
         handle, self.handle = self.handle, None
 
         def called(_, data, size, error):
-            # Not before it has returned: see the next.
+            # The callback may be freed only after it has returned: a later call of on_done() does that.
             _ended.add(id(there))
             callback(ctypes.string_at(data, size) if size >= 0 else OSError(error, _error().decode()))
 
@@ -123,7 +123,7 @@ class Label:
 
 
 class Subscription:
-    """Addresses of files as they come: `for path in app.subscribe("tidemill:/run/step-*")`. Somebody who keeps `cursor` misses nothing."""
+    """Addresses of new files in order: `for path in app.subscribe("tidemill:/run/step-*")`. Keep `cursor` to continue later without gaps."""
 
     def __init__(self, app, pattern, since=None):
         self.handle = _subscribe(app.app, pattern.encode(), _maybe(since))
@@ -131,7 +131,7 @@ class Subscription:
             raise _failed()
 
     def next(self, seconds=None):
-        """The next; or TimeoutError, or an OSError with EOVERFLOW if some of what came is not known any more."""
+        """Returns the next address. Raises TimeoutError, or an OSError with EOVERFLOW if the array has dropped the oldest arrivals."""
         buffer = ctypes.create_string_buffer(_ADDRESS_BYTES)
         if _next(self.handle, buffer, _ADDRESS_BYTES, -1 if seconds is None else int(seconds * 1000)) < 0:
             raise _failed()
@@ -154,7 +154,7 @@ class Subscription:
 
 
 class App:
-    """An application that is registered."""
+    """Registered application."""
 
     def __init__(self, name, mount=None, capacity=0, intent=0):
         self.app = _register(name.encode(), mount and os.fsencode(mount), capacity, intent)
@@ -165,11 +165,11 @@ class App:
         return Label(self, _write(self.app, to.encode(), offset, data, len(data), flags, after and after.handle))
 
     def put(self, to, data, flags=0):
-        """Makes a file of these bytes, which get() of this user's programs on this host gives at once."""
+        """Creates a file with these bytes; get() of this user's programs on this host returns them at once."""
         return Label(self, _put(self.app, to.encode(), data, len(data), flags))
 
     def get(self, path, seconds=0):
-        """A file as a whole, put or stored; waits for it for so long."""
+        """Reads a whole file, put or stored; waits for the file for up to `seconds`."""
         size = 1 << 16
         while True:
             buffer = ctypes.create_string_buffer(size)
@@ -194,27 +194,27 @@ class App:
 
     def analyse(self, kernel, args=(), inputs=(), outputs=(), stdin=None, stdout=None, policy=None, result=0, flags=0,
                 after=None):
-        """Runs a kernel on files; waiting gives the first `result` bytes of the first output."""
+        """Runs a kernel on files; wait() returns the first `result` bytes of the first output."""
         lists = [_texts(texts) for texts in (args, inputs, outputs)]
         analysis = _Analysis(kernel.encode(), *lists, *map(_maybe, (stdin, stdout, policy)))
         said = ctypes.byref(analysis)
         return Label(self, _analyse(self.app, said, result, flags, after and after.handle), result)
 
     def job(self, script, result=None, size=0, flags=0, after=None):
-        """Runs the job of a script; waiting gives the first `size` bytes of the file `result`."""
+        """Runs the job of a script; wait() returns the first `size` bytes of the file `result`."""
         return Label(self, _job(self.app, script.encode(), _maybe(result), size, flags, after and after.handle), size)
 
     def arrival(self, pattern, since=None, flags=0, after=None):
-        """Waits for a file of anybody that comes from now on, or came since a cursor; waiting gives its address."""
+        """Waits for a new file of any user from now on, or since a cursor; wait() returns its address."""
         handle = _await(self.app, pattern.encode(), _maybe(since), flags, after and after.handle)
         return Label(self, handle, _ADDRESS_BYTES)
 
     def subscribe(self, pattern, since=None):
-        """All files that come, in order, from now on or from a cursor."""
+        """Subscribes to all new files in order, from now on or from a cursor."""
         return Subscription(self, pattern, since)
 
     def flush(self):
-        """Waits until all that was published is stored."""
+        """Waits until all published labels are stored."""
         if _flush(self.app) < 0:
             raise _failed()
 

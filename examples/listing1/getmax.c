@@ -1,5 +1,5 @@
-/* getmax: the largest number of its inputs, which are raw arrays of doubles. NaN is passed over. The
- * result is one raw double, so that the next kernel can read it. */
+/* getmax: largest number of the inputs, which are raw arrays of doubles. NaN values are skipped. The
+ * result is one raw double, which the next kernel can read. */
 #include <math.h>
 #include <tidemill_kernel.h>
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Checks that the job script's lists of inputs and outputs are whole.
+"""Checks that the job script's lists of inputs and outputs are complete.
 
 usage: check-inputs.py DATA
 
-Runs every task in a fresh folder that holds nothing but its declared inputs, keeps nothing but its
-declared outputs, and compares the mosaic with that of a plain run (offline.sh) in one folder.
+Runs every task in a new folder with only the declared inputs, keeps only the declared outputs, and
+compares the mosaic with that of a plain run (offline.sh) in one folder.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ def run(command, folder):
 def main():
     data = pathlib.Path(sys.argv[1]).resolve()
     here = pathlib.Path(__file__).resolve().parent
-    # In DATA, so that hard links can be made.
+    # The folder is in DATA, so that hard links are possible.
     with tempfile.TemporaryDirectory(dir=data) as scratch:
         scratch = pathlib.Path(scratch)
         store = scratch / "store"
@@ -45,7 +45,7 @@ def main():
                 os.link(store / file, private / file)
             run(command, private)
             left = {path.name for path in private.iterdir()} - set(inputs)
-            # More may be left: mDiffFit also writes an area file that nobody reads.
+            # A task may write further files: mDiffFit also writes an area file that no task reads.
             if not left >= set(outputs):
                 sys.exit(f"{name[0]}: declares {sorted(outputs)}, wrote {sorted(left)}")
             for file in outputs:

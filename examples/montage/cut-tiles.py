@@ -4,9 +4,9 @@
 usage: cut-tiles.py FRAME.fits OUT WIDTH HEIGHT
 
 The frame is a near-infrared image of the field of PSR J1740-3052 by ISAAC at the VLT (2006-04-13). The
-exposures hang in three scans of 4, 3 and 3, each scan turned a little against the one before. Every
-exposure is resampled on a grid of its own and gets a sloping background and noise of its own, so that
-Montage has something to level out. Eleven pairs of exposures overlap.
+exposures form three scans of 4, 3 and 3; each scan is slightly rotated against the previous scan. Every
+exposure is resampled on its own grid, and has its own sloping background and noise, which Montage
+levels. Eleven pairs of exposures overlap.
 """
 
 import math
@@ -18,7 +18,7 @@ from astropy.io import fits
 from astropy.wcs import WCS
 from scipy.ndimage import map_coordinates
 
-# Place of the first exposure of each scan and the step between two, in pixels of the frame.
+# Position of the first exposure of each scan, and the step between two exposures, in pixels of the frame.
 SCANS = [
     {"x": 165.0, "y": 140.0, "turn_deg": 0.0, "count": 4},
     {"x": 488.3, "y": 252.0, "turn_deg": 3.0, "count": 3},
@@ -33,7 +33,7 @@ SEED = 2013
 
 
 def plane(reference, centre, matrix):
-    """A tangential projection."""
+    """Tangential projection."""
     wcs = WCS(naxis=2)
     wcs.wcs.ctype = ["RA---TAN", "DEC--TAN"]
     wcs.wcs.crval = reference
@@ -43,7 +43,7 @@ def plane(reference, centre, matrix):
 
 
 def exposure(pixels, sky, scale, place, turn, size, random):
-    """One exposure: its image and its projection."""
+    """Returns the image and the projection of one exposure."""
     width, height = size
     grid = scale * SPAN / width
     along, across = grid * math.cos(turn), grid * math.sin(turn)
@@ -63,7 +63,7 @@ def exposure(pixels, sky, scale, place, turn, size, random):
 
 
 def header(wcs, scan, row):
-    """The header of an exposure."""
+    """Returns the header of an exposure."""
     head = fits.Header()
     head["EQUINOX"] = 2000.0
     for axis in (1, 2):

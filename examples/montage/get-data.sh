@@ -3,9 +3,9 @@
 #
 # usage: get-data.sh [--cache DIR] [--tile WIDTHxHEIGHT] OUT
 #
-#   OUT/images   ten FITS images, 768x640 pixels unless --tile says otherwise
-#   OUT/plan     region.hdr pimages.tbl cimages.tbl fitlist.tbl: what the tasks read besides images
-#   OUT/tables   tables that only make-job.py reads
+#   OUT/images   ten FITS images, of 768x640 pixels or the size of --tile
+#   OUT/plan     region.hdr pimages.tbl cimages.tbl fitlist.tbl: further inputs of the tasks
+#   OUT/tables   tables for make-job.py only
 #
 # Downloads are kept in DIR (default: tidemill in the user's cache folder). A second run does nothing.
 set -euo pipefail
@@ -39,7 +39,7 @@ if [ ! -s "$frame" ]; then
   mkdir -p "$cache/montage"
   (cd "$cache/montage" && apt-get -qq -o APT::Sandbox::User=root download eso-midas-testdata) ||
     (apt-get update -qq && cd "$cache/montage" && apt-get -qq -o APT::Sandbox::User=root download eso-midas-testdata)
-  # Unpacked, not installed: the package depends on the whole of MIDAS.
+  # The package is unpacked and not installed, as it depends on all of MIDAS.
   dpkg-deb --fsys-tarfile "$cache"/montage/eso-midas-testdata_*.deb |
     tar -xO --wildcards '*/ISAAC.*.fits' > "$frame.part"
   mv "$frame.part" "$frame"

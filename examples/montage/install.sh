@@ -1,5 +1,5 @@
 #!/bin/bash
-# Installs what this example needs on Debian 12 or newer; needs root only if something is missing.
+# Installs the packages of this example on Debian 12 or newer; needs root only if a package is missing.
 # usage: install.sh
 set -euo pipefail
 

@@ -1,12 +1,12 @@
-"""Reads Montage's tables of words: a header between bars, then one row a line."""
+"""Reads Montage's tables of words: a header between bars, then one row per line."""
 
 import pathlib
 
 
 def rows(path):
-    """The rows of a table, as dictionaries of strings. No word may have a blank in it.
+    """Returns the rows of a table, as dictionaries of strings. No word may contain a blank.
 
-    Split at blanks and not at the header's columns, because Montage writes words that are wider.
+    Rows are split at blanks and not at the header's columns, because Montage writes wider words.
     """
     lines = pathlib.Path(path).read_text().splitlines()
     head = next(line for line in lines if line.startswith("|"))

@@ -3,11 +3,12 @@
 
 usage: make-job.py DATA WORKDIR
 
-  DATA      folder that get-data.sh filled
-  WORKDIR   folder in the array that DATA/images/* and DATA/plan/* are copied to, such as /montage
+  DATA      folder of get-data.sh
+  WORKDIR   folder of the array for the files of DATA/images and DATA/plan, such as /montage
 
 Writes DATA/montage.conf, the job script, and DATA/commands.tsv, the same tasks for offline.sh and
-check-inputs.py: name, inputs, outputs, command, with spaces between the words of each.
+check-inputs.py. The columns of commands.tsv are name, inputs, outputs and command, with spaces between
+words.
 """
 
 import pathlib
@@ -17,7 +18,7 @@ import ipac
 
 
 def task(name, command, inputs, outputs):
-    """A task; its kernel is the first word of its command."""
+    """Returns a task; its kernel is the first word of its command."""
     return {"name": name, "command": command.split(), "in": inputs, "out": outputs}
 
 
@@ -51,7 +52,7 @@ def background(image):
 
 
 def mosaic(data):
-    """All tasks of the mosaic, in an order in which they can be run."""
+    """Returns all tasks of the mosaic, in a possible order of execution."""
     images = sorted(path.stem for path in (data / "images").glob("*.fits"))
     projected = {
         int(row["cntr"]): row["file"].removesuffix(".fits")
@@ -105,7 +106,7 @@ def words(values):
 
 
 def script(tasks, workdir):
-    """The tasks as a job script."""
+    """Returns the tasks as a job script."""
     groups = [
         f'  {{ name = "{t["name"]}"; kernel = "{t["command"][0]}";\n'
         f'    args = {words(t["command"][1:])};\n'

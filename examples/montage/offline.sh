@@ -1,10 +1,10 @@
 #!/bin/bash
-# Runs the job's tasks one after the other in a plain folder, the way one does without an array.
+# Runs the job's tasks in sequence in a plain folder, as users do without an array.
 #
 # usage: offline.sh WORKDIR DATA
 #
-#   WORKDIR   where the images and tables are (those that are not are copied from DATA) and the results go
-#   DATA      folder that get-data.sh and make-job.py filled
+#   WORKDIR   folder of the images, tables and results; missing inputs are copied from DATA
+#   DATA      folder of get-data.sh and make-job.py
 set -euo pipefail
 if [ $# != 2 ]; then
   sed -n '2,4p' "$0" >&2
@@ -22,7 +22,7 @@ while IFS=$'\t' read -r name _ _ command; do
   done=$((done + 1))
   printf 'montage: %2d of %d: %s\n' "$done" "$total" "$name"
   read -ra words <<< "$command"
-  # Montage's tools tell of errors in their output, some with exit code 0.
+  # Montage's tools report errors in their output, some of them with exit code 0.
   if ! output=$("${words[@]}" 2>&1 < /dev/null) || [[ $output == *'stat="ERROR"'* ]]; then
     echo "montage: $command failed: $output" >&2
     exit 1

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Plans a mosaic: which images it has, which region it covers, which pairs overlap.
+"""Plans a mosaic: lists its images, chooses its region and finds the overlapping pairs.
 
 usage: plan.py OUT      reads OUT/images, writes OUT/plan and OUT/tables
 
-This is what a Montage workflow does before its first task; it reads the images' headers only.
+A Montage workflow makes this plan before its first task. The script reads only the headers of the images.
 """
 
 import pathlib
@@ -15,21 +15,21 @@ import ipac
 
 
 def run(*command, folder):
-    """Runs one of Montage's tools, which report errors in their output too."""
+    """Runs a tool of Montage. These tools also report errors in their output."""
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if done.returncode != 0 or 'stat="ERROR"' in done.stdout:
         sys.exit(f"plan: {' '.join(command)} failed: {done.stdout}{done.stderr}")
 
 
 def list_table(names):
-    """A table of file names."""
+    """Returns a table of file names."""
     width = max(map(len, names)) + 2
     head = f"|{'fname':^{width}}|\n|{'char':^{width}}|\n"
     return head + "".join(f" {name:<{width}}\n" for name in names)
 
 
 def fit_list(tables):
-    """The table of the fits to be made, one for each pair of images that overlap."""
+    """Returns the table of planned fits, one for each pair of overlapping images."""
     number = {row["file"]: int(row["cntr"]) for row in ipac.rows(tables / "pimages.tbl")}
     head = f"|{'cntr1':^7}|{'cntr2':^7}|{'stat':^26}|\n|{'int':^7}|{'int':^7}|{'char':^26}|\n"
     lines = []
@@ -52,7 +52,7 @@ def main():
     header.write_text(header.read_text().replace("BITPIX  = -64", "BITPIX  = -32"))
     raw = ("images.tbl", "region.hdr", "rimages.tbl", "pimages.tbl", "cimages.tbl")
     run("mDAGTbls", *raw, folder=tables)
-    # From images.tbl: mDAGTbls rounds the pixel size in its own table.
+    # The pixel size is from images.tbl, as mDAGTbls rounds it in its own table.
     run("mOverlaps", "images.tbl", "diffs.tbl", folder=tables)
     for name in ("region.hdr", "pimages.tbl", "cimages.tbl"):
         shutil.copy(tables / name, plan / name)

@@ -1,5 +1,5 @@
-/* A hook that uses MPI: the smallest and the largest of the doubles in a file, and their mean. Each rank reads its share of the file, and
- * the first one writes what they found together.
+/* Hook with MPI that finds the smallest double of a file, the largest and the mean. Each rank reads its share of the file, and rank 0
+ * writes the common result.
  *
  *   mpicc -shared -fPIC -o extremes.so extremes.c
  *   cp extremes.so ~/array/lib/

@@ -1,13 +1,13 @@
-/* A shallow-water model of a small rotating sea, which writes its state into a netCDF file every few steps.
+/* Shallow-water model of a small rotating sea. It writes its state into a new netCDF file every few steps.
  *
  *   model FOLDER SIDE FILES STEPS MILLISECONDS
  *
- * FOLDER/sea-0001.nc and so on, one every STEPS steps of 20 s, of SIDE x SIDE cells of 5 km; MILLISECONDS: what each takes at least, as a
- * larger model would. A mound and a hollow of water are let go at the start.
+ * The model writes FOLDER/sea-0001.nc and so on, after every STEPS steps of 20 s, with SIDE x SIDE cells of 5 km. MILLISECONDS is the
+ * shortest time for a file, to imitate a larger model. At the start, the water has a mound and a hollow.
  *
- * The equations are those of the depth and of two velocities with rotation, in vector-invariant form, on a periodic C-grid, forward-backward
- * in time: depths first, then velocities from the new depths. What flows out of a cell flows into its neighbour, so no water is lost. Files
- * are netCDF classic (CDF-1), which is written here byte by byte.
+ * The model computes the depth and two velocities with rotation, in vector-invariant form, on a periodic C-grid, forward-backward in time:
+ * first the depths, then the velocities from the new depths. All water that leaves a cell enters its neighbour, so no water is lost. The
+ * files are netCDF classic (CDF-1), which this program writes byte by byte.
  */
 #include <math.h>
 #include <stdint.h>
@@ -25,7 +25,7 @@ static size_t at(int row, int column) { return (size_t)((row + side) % side) * s
 
 static double depth(int row, int column) { return DEPTH_M + surface[at(row, column)]; }
 
-/* Of velocities on the faces to the east and to the north of each cell. */
+/* Flows through the east and north faces of each cell. */
 static double flow_east(int row, int column) { return east[at(row, column)] * (depth(row, column) + depth(row, column + 1)) / 2; }
 static double flow_north(int row, int column) { return north[at(row, column)] * (depth(row, column) + depth(row + 1, column)) / 2; }
 
@@ -39,7 +39,7 @@ static void step(double *flows, double *new_east, double *new_north) {
     for (int row = 0; row < side; row++)
         for (int column = 0; column < side; column++) {
             flows[at(row, column)] = flow_east(row, column - 1) - flow_east(row, column) + flow_north(row - 1, column) - flow_north(row, column);
-            /* At the corner to the north-east. */
+            /* The vorticity is that of the north-east corner. */
             vorticity[at(row, column)] = (north[at(row, column + 1)] - north[at(row, column)] - east[at(row + 1, column)] + east[at(row, column)]) / CELL_M;
         }
     for (size_t cell = 0; cell < (size_t)side * side; cell++) surface[cell] += STEP_S / CELL_M * flows[cell];
@@ -85,7 +85,7 @@ enum { DIMENSIONS = 10, VARIABLES = 11, ATTRIBUTES = 12, CHARACTERS = 2, FLOATS 
 static const char *const FIELDS[3][3] = {{"surface", "m", "height of the surface above rest"}, {"east", "m s-1", "velocity to the east"},
                                          {"north", "m s-1", "velocity to the north"}};
 
-/* `begin`: where the values of the first variable are. */
+/* `begin`: offset of the values of the first variable. */
 static void header(FILE *file, double seconds, uint32_t begin) {
     uint32_t size = 4 * side * side;
     fputs("CDF\1", file);
@@ -107,7 +107,7 @@ static void header(FILE *file, double seconds, uint32_t begin) {
     }
 }
 
-/* How long the header is, whatever it says. */
+/* Length of the header, which does not depend on its contents. */
 static uint32_t header_size(void) {
     char *memory;
     size_t size;

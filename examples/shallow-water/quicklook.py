@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""A picture of the surface of a step: netCDF classic on standard input, PNG on standard output. Needs nothing but Python.
+"""Draws the surface of a step: netCDF classic on standard input, PNG on standard output. Needs only Python.
 
-Blue is below rest, red above; the scale is the same for all steps, so that one can leaf through them.
+Blue is below the level of rest, red above. The scale is the same for all steps, so that pictures can be compared.
 """
 import array
 import struct
@@ -13,7 +13,7 @@ SHADES = 100
 
 
 class Header:
-    """What is needed of a classic file: where a variable of two dimensions begins."""
+    """Header of a classic file, read as far as needed to find a variable of two dimensions."""
 
     def __init__(self, data):
         self.data, self.at = data, 4
@@ -29,7 +29,7 @@ class Header:
         return struct.unpack_from(">I", self.data, self.at - 4)[0]
 
     def tag(self):
-        """How many come."""
+        """Reads a tag, and returns the number of entries after it."""
         self.number()
         return self.number()
 
@@ -40,7 +40,7 @@ class Header:
         return name
 
     def skip(self, length):
-        """All is padded to four bytes."""
+        """Skips bytes with their padding to four bytes."""
         self.at += -(-length // 4) * 4
 
     def dimension(self):
@@ -66,7 +66,7 @@ def chunk(kind, data):
 
 
 def colour(share):
-    """From blue by white to red; small waves are to be seen, too."""
+    """Returns a colour from blue over white to red, so that small waves are visible, too."""
     pale = round(255 * (1 - abs(share) ** 0.6))
     return bytes((255, pale, pale) if share > 0 else (pale, pale, 255))
 
@@ -79,7 +79,7 @@ def main():
         values.byteswap()
     colours = [colour(shade / SHADES) for shade in range(-SHADES, SHADES + 1)]
     pixels = [colours[SHADES + round(max(-1.0, min(1.0, value / SCALE_M)) * SHADES)] for value in values]
-    # North is up.
+    # The picture has north at the top.
     lines = b"".join(b"\0" + b"".join(pixels[row * columns:(row + 1) * columns]) for row in reversed(range(rows)))
     head = struct.pack(">IIBBBBB", columns, rows, 8, 2, 0, 0, 0)
     sys.stdout.buffer.write(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(lines)) + chunk(b"IEND", b""))

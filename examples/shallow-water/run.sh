@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Runs the model in a folder of the array, with hooks that look at each file as soon as it is written.
+# Runs the model in a folder of the array, with hooks that analyse each file as soon as the model has closed it.
 #
-# usage: run.sh [FILES [SIDE]]     files (default 30) of SIDE x SIDE cells (default 256), one a second
+# usage: run.sh [FILES [SIDE]]     number of files (default 30), one per second, of SIDE x SIDE cells (default 256)
 #
-# Needs a running array (`tidemill up --burst FOLDER`), a C compiler and python3. TIDEMILL names the program (default: the one in PATH).
+# Needs a running array (`tidemill up --burst FOLDER`), a C compiler and python3. TIDEMILL names the program
+# (default: tidemill in PATH).
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 files=${1:-30} side=${2:-256} tidemill=${TIDEMILL:-tidemill}
@@ -16,7 +17,7 @@ model=$(mktemp)
 trap 'rm -f "$model"' EXIT
 cc -O2 -o "$model" "$here/model.c" -lm
 
-# What is there of a run before goes first, so that all that is seen then is of this one.
+# Hooks and files of an earlier run are removed first.
 for hook in extremes quicklook; do
   "$tidemill" hook show "$hook" >/dev/null 2>&1 && "$tidemill" --quiet hook remove "$hook"
 done
@@ -29,7 +30,7 @@ cp "$here/quicklook.py" "$sea/"
 made() { find "$sea/$1" -type f 2>/dev/null | wc -l; }
 
 "$model" "$sea" "$side" "$files" 60 "$milliseconds"
-echo "the model has ended; by then there were $(made extremes) extremes and $(made quicklook) quicklooks of $files"
+echo "at the end of the model there were $(made extremes) extremes and $(made quicklook) quicklooks of $files"
 for hook in extremes quicklook; do
   until [ "$(made $hook)" = "$files" ]; do
     failed=$("$tidemill" rule log "$hook" --state failed | tail -n +2)
@@ -37,5 +38,5 @@ for hook in extremes quicklook; do
     sleep 0.1
   done
 done
-echo "the highest and the lowest water of each file are in $sea/extremes, pictures in $sea/quicklook; the last:"
+echo "extremes of each file are in $sea/extremes, pictures in $sea/quicklook; the last extremes:"
 cat "$(printf '%s/extremes/sea-%04d.csv' "$sea" "$files")"

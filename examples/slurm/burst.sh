@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# For PrologSlurmctld and EpilogSlurmctld of Slurm: what a job reads is in the burst tier before it begins, what it wrote is stored
-# after it has ended. The job's script says what, with %j for the job's number:
+# Script for PrologSlurmctld and EpilogSlurmctld of Slurm. It copies the inputs of a job into the burst tier before the job begins, and
+# stores the outputs after the job has ended. The job's script has directives, with %j for the job's number:
 #
-#   #TM stage /input/era5            a copy of all below it in the burst tier
-#   #TM reserve 100GB /run/%j        so much room in the burst tier for what is written below it; the folder is made if it is not there
-#   #TM drain /run/%j                all below it is stored
-#   #TM release /run/%j              stored, and gone from the burst tier
+#   #TM stage /input/era5            copy all files below the path into the burst tier
+#   #TM reserve 100GB /run/%j        reserve space in the burst tier for new files below the folder; make the folder if it is missing
+#   #TM drain /run/%j                store all files below the path
+#   #TM release /run/%j              store these files, and remove them from the burst tier
 #
 # In slurm.conf:  PrologSlurmctld="/etc/slurm/burst.sh prolog"   EpilogSlurmctld="/etc/slurm/burst.sh epilog"
 #
-# It is done with the rights of the job's user. If the prolog fails the job goes back to the queue, held; what it said is in the log of
-# slurmctld. The epilog says what could not be stored yet, which then drains by itself. TIDEMILL_* of the environment, and
-# /etc/tidemill/tidemill.toml, say which array it is.
+# The commands have the rights of the job's user. If the prolog fails, Slurm holds the job in the queue; the log of slurmctld has the
+# messages. The epilog reports files that are not stored yet; these drain later without further commands. TIDEMILL_* of the
+# environment, or /etc/tidemill.toml, name the array.
 set -euo pipefail
 
 when=${1:-}
@@ -51,7 +51,7 @@ while read -r mark verb path; do
       ;;
   esac
 done < <(scontrol write batch_script "$job" -)
-# A job that does not begin needs no room.
+# A job that does not begin needs no space.
 if [ "$when,$failed" = prolog,1 ]; then
   for path in "${reserved[@]}"; do as_user tidemill stage release "$path" || true; done
 fi

@@ -1,4 +1,4 @@
-"""The machine of Active Burst-Buffer (§IV-B) on the testbed, and what the paper measured there; run by `burst.py`, whose help says what is what."""
+"""Cluster of Active Burst-Buffer (§IV-B) on the testbed, with the paper's measurements. `burst.py` runs it; its help explains the terms."""
 import json
 import math
 import os
@@ -12,19 +12,19 @@ import ranks
 from dscal import HERE, MIB, carried, figures, testbed
 
 WAYS = ("ABB", "BB+ANALY", "IOF+ANALY", "PFS+ANALY")
-# The kernel of a map, the reduce, and arguments of both. One value in 2000 is above.
+# The kernel of the map, the reduce, and the arguments of both. One value in 2000 is above the bound.
 KERNELS = {"max": ("max", "max", "dtype=f64"), "average": ("mean", "mean", "dtype=f64"), "filter": ("filter", None, "dtype=f64 above=999.5 out=raw")}
-# Of the whole task, for 8:1; of the bytes of data.
+# The paper's shares of the whole task for 8:1, and of the bytes of data.
 GOALS = {"BB+ANALY": 0.55, "PFS+ANALY": 0.5}
 GOAL_BYTES = 0.001
 GOAL_TOGETHER = 0.9
-# Programs that read at once on a host that analyses.
+# Number of programs that read at once on a host with analysis.
 READERS = 4
 PATIENCE_S = 120
 
 
 def until(what, ready):
-    """Asks often: what is measured is not to wait for who asks."""
+    """Polls often, so that the measured times do not include waits of the script."""
     end = time.monotonic() + PATIENCE_S
     while not ready():
         if time.monotonic() > end:
@@ -33,7 +33,7 @@ def until(what, ready):
 
 
 class Machine(testbed.Array):
-    """Hosts whose programs write, each with a mount; one element of the tier for each of them, beside its programs or on a host of its own; and elements that store."""
+    """Hosts with writing programs and a mount each; an element of the tier for each of them, on the same or on its own host; and elements that store."""
 
     def __init__(self, options, folder, tier, place="near"):
         options.rate_mbit, self.mounts, self.points = options.pfs_mbit, [], []
@@ -88,7 +88,7 @@ class Machine(testbed.Array):
         self.remove()
 
     def ranks(self, action, shape):
-        """Runs all ranks at once; the seconds until the last has closed its file."""
+        """Runs all ranks at once, and returns the seconds until the last rank has closed its file."""
         each = self.options.ratio
         command = [sys.executable, os.path.join(HERE, "ranks.py"), action]
         programs = [host.popen(*command, os.path.join(point, "run"), str(number * each), str(each), str(each * len(self.hosts)), json.dumps(shape),
@@ -106,11 +106,11 @@ class Machine(testbed.Array):
         return time.perf_counter() - begun
 
     def drain(self, *flags):
-        """As `--wait`, which asks twice a second only."""
+        """Waits as `--wait` does, which polls only twice a second."""
         until("the drain", lambda: self.ask("drain", *flags)["bytes"] == 0)
 
     def analyse(self, kernel, args, names):
-        """The kernel on all hosts at once, on files that none of them has read: the number of readers on each shares them out."""
+        """Runs the kernel on all hosts at once, on files that no host has read. The readers of a host share its files."""
         self.unmount_all()
         self.mount_all()
         return self.read(kernel, args, names)
@@ -134,7 +134,7 @@ def shape_of(options, pattern, **more):
 
 
 def hooked(machine, pattern, what):
-    """Makes the hook, and gives what tells that its last result is there."""
+    """Makes the hook, and returns a function that tells whether its last result exists."""
     (kernel, reduce, args), files = KERNELS[what], shape_of(machine.options, pattern)["files"]
     words = ["hook", "add", "/run/*.f64", "--map", f"{kernel} {args}", "--on", "write", "--keep", "results", "--name", "abb", "--time", "5m"]
     if reduce:
@@ -148,7 +148,7 @@ def hooked(machine, pattern, what):
     def there():
         nonlocal asked
         if time.monotonic() > asked + 5:
-            # It would be waited for in vain.
+            # A wait for the result would never end.
             asked = time.monotonic()
             if failed := machine.tidemill("rule", "log", "abb", "--state", "failed").splitlines()[1:]:
                 raise SystemExit(f"{what}, {pattern}: " + "\n".join(failed))
@@ -158,7 +158,7 @@ def hooked(machine, pattern, what):
 
 
 def right(machine, pattern, what, paths):
-    """Compares results with what they must be."""
+    """Compares results with the expected values."""
     shape, everybody = shape_of(machine.options, pattern), machine.options.ratio * machine.options.bursts
     each = [ranks.values(rank) for rank in range(everybody)]
     for number, path in enumerate(paths):
@@ -176,7 +176,7 @@ def right(machine, pattern, what, paths):
 
 
 def task(machine, way, pattern, what):
-    """One way from the first write to the last result, in parts of seconds; and bytes on the links of what stores."""
+    """Runs one way from the first write to the last result. Returns the seconds of its parts, and the bytes on the links of elements that store."""
     kernel, _, args = KERNELS[what]
     shape, parts = shape_of(machine.options, pattern), {}
     names = [f"{number}.f64" for number in range(shape["files"])]
@@ -190,12 +190,12 @@ def task(machine, way, pattern, what):
         parts["analysis"] = time.perf_counter() - begun
         right(machine, pattern, what, results)
         machine.tidemill("hook", "remove", "abb")
-        # What leaves the tier afterwards counts, too.
+        # Bytes that leave the tier afterwards count, too.
         machine.drain("/")
     else:
         if way in ("BB+ANALY", "IOF+ANALY"):
             machine.drain("/run", "--free")
-            # Who only forwards has written when that is stored.
+            # A forwarder has written its data when the data is stored.
             at = "write" if way == "IOF+ANALY" else "drain"
             parts[at] = parts.get(at, 0) + time.perf_counter() - begun
         parts["analysis"] = machine.analyse(kernel, args, names)
@@ -207,7 +207,7 @@ def task(machine, way, pattern, what):
 
 
 def middle(rows):
-    """Medians of each part, and of the bytes."""
+    """Returns the medians of each part and of the bytes."""
     parts = {part: statistics.median(row[0][part] for row in rows) for part in rows[0][0]}
     return parts, statistics.median(row[1] for row in rows)
 
@@ -217,10 +217,10 @@ def whole(parts):
 
 
 def measure(options, ways, patterns, kernels):
-    """All ways in turn, each on a machine of its own: {(pattern, kernel): {way: (parts, bytes)}}."""
+    """Runs all ways in turn, each on its own cluster: {(pattern, kernel): {way: (parts, bytes)}}."""
     taken = {}
     with tempfile.TemporaryDirectory(prefix="tidemill-bench-", dir=options.folder) as folder:
-        os.chmod(folder, 0o755)  # kernels are other users
+        os.chmod(folder, 0o755)  # kernels run as other users
         for way in [way for way in WAYS if way in ways]:
             with Machine(options, folder, way != "PFS+ANALY", "apart" if way == "IOF+ANALY" else options.place) as machine:
                 for pattern in patterns:
@@ -241,7 +241,7 @@ def show(options, pattern, what, found):
             if options.ratio == 8:
                 line[f"goal_{name}"] = GOALS[way]
             line[f"overhead_{name}"] = round(found["ABB"][0]["write"] / found[way][0]["write"] - 1, 3)
-            # What reading costs is what a second time, with all of it near, does not.
+            # The cost of reading is the difference to a second run, whose data is all in the cache.
             parts = found[way][0]
             line[f"reading_{name}"] = round(max(0.0, parts["analysis"] - parts["again"]) / whole(parts), 3)
     if "ABB" in found:
@@ -262,7 +262,7 @@ def short(way):
 
 
 def whole_tasks(options):
-    """Figs. 6 to 10: I/O alone, and whole tasks."""
+    """Measures I/O alone, and whole tasks (Figs. 6 to 10)."""
     for ratio in map(int, options.ratios.split(",")):
         options.ratio = ratio
         patterns, kernels = options.patterns.split(","), options.kernels.split(",")
@@ -280,7 +280,7 @@ def whole_tasks(options):
 
 
 def sizes(options):
-    """Figs. 11 and 12: what hooks cost writers, and what reading is of a task, for several sizes."""
+    """Measures the overhead of hooks for writers, and the share of reading in a task, for several sizes (Figs. 11 and 12)."""
     for ratio in [ratio for ratio in map(int, options.ratios.split(",")) if ratio in (8, 16)] or [8]:
         options.ratio, lines = ratio, []
         for options.size_mib in map(int, options.sizes.split(",")):
@@ -292,7 +292,7 @@ def sizes(options):
 
 
 def together(options):
-    """One file on several elements of the tier, each on its programs' host or on one of its own with a link of its own, against a file each."""
+    """Compares one file on several elements of the tier with a file for each program. Elements are on the hosts of their programs or on their own hosts with their own links."""
     options.bursts, options.ratio = 4, 1
     times = {action: {pattern: [] for pattern in ("N-1", "N-N")} for action in ("write", "check")}
     with tempfile.TemporaryDirectory(prefix="tidemill-bench-", dir=options.folder) as folder, Machine(options, folder, True, options.place) as machine:

@@ -1,25 +1,26 @@
 #!/usr/bin/env python3
-"""Is the advisor right? Ten kernels in ten situations, predicted and then really run in all ways.
+"""Is the advisor right? Predicts ten kernels in ten situations, and then runs them in all ways.
 
   advisor.py [--beds local,linked] [--kernels max,...] [--situations 1-10] [--rounds 3] [--binary TIDEMILL] [--out FOLDER]
-  advisor.py --table FILE ...      # of lines that earlier calls kept
+  advisor.py --table FILE ...      # prints the table of lines from earlier calls
 
-Two beds: `local`, server and an element of one core as processes of this machine, which both sides share; `linked`, a
-client and an element of one processor each as hosts in network namespaces with a link of 1 Gbit/s between them
-(testbed/hosts.py). A situation is a bed, a size and what else runs: nothing, programs that compute for ever, or jobs that
-the element runs and has queued. Kernels reduce, keep or expand their input; six are built in, four are programs.
+There are two beds. `local`: server and an element of one core are processes of this machine, which both sides share. `linked`: a
+client and an element of one processor each are hosts in network namespaces, with a link of 1 Gbit/s between them
+(testbed/hosts.py). A situation is a bed, a size and a load. The load is nothing, programs that compute without end, or running and
+queued jobs of the element. Kernels reduce, keep or expand their input; six are built in, four are programs.
 
-In each case `tidemill plan offload` is asked once, then all ways of running are gone, taking turns, --rounds times, each
-with the input on the element, in its page cache, the same load started afresh, and the result wanted as a file:
+Each case calls `tidemill plan offload` once. Then all ways run in turn, --rounds times. Each way starts with the input on the
+element, in its page cache, with the same load started again, and ends with the result in a file of the client:
 
-  host     `tidemill get` of the input, then the kernel here: built-in ones by `tidemill kernel test`, programs as they are
+  host     `tidemill get` of the input, then the kernel here: built-in kernels by `tidemill kernel test`, programs directly
   element  `tidemill submit --watch` of a job that is pinned to the element, then `tidemill get` of the result
-  split    both at once, each over its part of the input, which lies there as a file of its own; for kernels of which
-           results of parts make that of the whole, at the share that is predicted to be best
+  split    both at once, each on its part of the input, which is stored there as a file; only for kernels whose partial
+           results can be merged, with the predicted best share
 
-Times are wall clock around the commands, the least of all rounds: other programs only add to them. Results of all ways must be the same. The advice is *right* if what
-it advises took the least time, *near* if at most a tenth longer. Prints a line a case and the counts; keeps JSON lines in
-OUT/advisor.jsonl. Needs root, and a machine that has nothing else to do.
+Times are wall clock around the commands. The shortest time of all rounds counts, as other programs only add time. The results of all
+ways must be the same. The advice is *right* if its way took the shortest time, and *near* if its way took at most a tenth longer. The
+script prints a line for each case and the counts, and keeps JSON lines in OUT/advisor.jsonl. It needs root, and an otherwise idle
+machine.
 """
 import argparse
 import hashlib
@@ -45,13 +46,13 @@ KERNELS = [("max", [], "numbers"), ("grep", ["-c", "tide"], "text"), ("wordcount
            ("gzip", ["level=1"], "text"), ("dedup", [], "text"), ("base64", [], "text"), ("basenc", ["--base16"], "text"),
            ("sha256sum", [], "text"), ("tr", ["a-z", "A-Z"], "text")]
 BUILTIN = {"max", "grep", "wordcount", "sort", "gzip", "dedup"}
-# What makes one result of results of parts.
+# Kernels that merge the results of parts.
 JOIN = {"max": lambda parts: max(map(float, parts)), "grep": lambda parts: sum(map(int, parts)),
         "wordcount": lambda parts: [sum(column) for column in zip(*(map(int, part.split()) for part in parts))]}
 # Bed, MiB, programs that compute for ever, jobs of about a second on the element.
 SITUATIONS = [("local", 1, 0, 0), ("local", 32, 0, 0), ("local", 128, 0, 0), ("local", 32, 2, 0), ("local", 64, 4, 0),
               ("local", 32, 0, 1), ("local", 128, 0, 3), ("linked", 8, 0, 0), ("linked", 64, 0, 0), ("linked", 64, 0, 2)]
-# Turns of a shell's loop that take about a second.
+# Number of turns of a shell loop in about a second.
 TURNS = 1_200_000
 
 
@@ -60,7 +61,7 @@ def say(text):
 
 
 class Bed:
-    """An array with one element of one core, and the commands of a client of it."""
+    """Array with one element of one core, and the commands of its client."""
 
     def __init__(self, options):
         self.options, self.jobs = options, 0
@@ -93,7 +94,7 @@ class Bed:
 
 
 class Local(Bed):
-    """Processes of this machine."""
+    """Bed of processes on this machine."""
 
     def __init__(self, options):
         super().__init__(options)
@@ -107,7 +108,7 @@ class Local(Bed):
 
 
 class Linked(Bed):
-    """Hosts with a link between them."""
+    """Bed of hosts with a link between them."""
 
     def __init__(self, options):
         super().__init__(options)
@@ -137,13 +138,13 @@ class Linked(Bed):
 
 
 class Load:
-    """What else runs, for as long as it is entered."""
+    """Other load, which runs while the context is active."""
 
     def __init__(self, bed, programs, jobs):
         self.bed, self.programs, self.jobs, self.job = bed, programs, jobs, None
 
     def __enter__(self):
-        # Programs of somebody else: in a session of their own, at the usual priority.
+        # Programs of another user: in their own session, at the usual priority.
         self.running = [subprocess.Popen(["sh", "-c", "while :; do :; done"], start_new_session=True)
                         for _ in range(self.programs)]
         if self.jobs:
@@ -163,7 +164,7 @@ class Load:
 
 
 def make(path, kind, size):
-    """Data like that of `tidemill bench kernel`: random numbers, or lines of words."""
+    """Returns data like that of `tidemill bench kernel`: random numbers, or lines of words."""
     block = os.urandom(MIB)
     with open(path, "wb") as file:
         if kind == "numbers":  # doubles between 1 and 2
@@ -177,7 +178,7 @@ def make(path, kind, size):
 
 
 class Case:
-    """One kernel over one file."""
+    """Kernel with its file."""
 
     def __init__(self, bed, number, kernel, args, kind, size):
         self.bed, self.kernel, self.args, self.kind, self.size = bed, kernel, args, kind, size
@@ -198,7 +199,7 @@ class Case:
         shutil.rmtree(self.out)
 
     def on_host(self, part):
-        """Moves the input here and runs the kernel."""
+        """Transfers the input to this host and runs the kernel."""
         data, out = f"{self.bed.folder}/moved", f"{self.out}/host-{part}"
         self.bed.tidemill("-q", "get", f"/{self.name}-{part}", data)
         if self.kernel in BUILTIN:
@@ -210,7 +211,7 @@ class Case:
         os.unlink(data)
 
     def on_element(self, part):
-        """Runs the kernel on the element and moves the result here."""
+        """Runs the kernel on the element and transfers the result to this host."""
         source, result = f"{self.name}-{part}", f"{self.name}-result-{self.bed.jobs}"
         streams = "" if self.kernel in BUILTIN else f'stdin = "{source}"; stdout = "{result}";'
         args = ", ".join(f'"{arg}"' for arg in self.args)
@@ -221,7 +222,7 @@ class Case:
         self.bed.tidemill("-q", "get", f"/{result}", f"{self.out}/element-{part}")
 
     def on_both(self):
-        """The element's part and the host's, at once. Cutting the input and joining the results is not in the time."""
+        """Runs the element's part and the host's part at once. The time excludes the cut of the input and the merge of the results."""
         errors = []
 
         def guarded(work, part):
@@ -237,7 +238,7 @@ class Case:
             raise errors[0]
 
     def put_parts(self, share):
-        """The input as two files, cut between two numbers or two lines."""
+        """Writes the input as two files, cut between two numbers or two lines."""
         cut = int(self.size * share) // 8 * 8
         with open(self.local, "rb") as file:
             if self.kind == "text":
@@ -252,17 +253,17 @@ class Case:
                 self.put(path, name)
 
     def measure(self, rounds, load, share, delay):
-        """Seconds of each way, one list each."""
+        """Returns a list of seconds for each way."""
         ways = {"host": lambda: self.on_host("whole"), "element": lambda: self.on_element("whole")}
         if share is not None and 0 < share < 1:
             self.put_parts(share)
             ways["split"] = self.on_both
         times = {way: [] for way in ways}
-        # Kernels that wait for a queue take long, and longer than what else comes and goes.
+        # Kernels that wait for a queue take longer than any short disturbance.
         for _ in range(max(rounds - 1, 1) if load[1] else rounds):
             for way, run in ways.items():
                 with self.bed.load(*load):
-                    time.sleep(delay)  # the advice takes as long
+                    time.sleep(delay)  # time of the advice
                     start = time.monotonic()
                     run()
                     times[way].append(time.monotonic() - start)
@@ -343,7 +344,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--binary", type=os.path.abspath, default=os.path.join(HERE, "../target/release/tidemill"))
     parser.add_argument("--out", type=os.path.abspath, default=os.path.join(HERE, "out/advisor"))
-    parser.add_argument("--table", nargs="+", metavar="FILE", help="print the table of kept lines and measure nothing")
+    parser.add_argument("--table", nargs="+", metavar="FILE", help="print the table of kept lines, without a measurement")
     options = parser.parse_args()
     if options.table:
         lines = [line for path in options.table for line in read(path)]
@@ -359,7 +360,7 @@ def read(path):
 
 
 def keep(path, line):
-    """In place of what was measured of that case before."""
+    """Stores a measurement, and replaces the earlier measurement of that case."""
     case = lambda one: (one["kernel"], one["situation"])
     before = read(path) if os.path.exists(path) else []
     with open(path, "w") as file:
@@ -376,7 +377,7 @@ def measure(options):
             continue
         bed = make_bed(options)
         try:
-            with bed.load(0, 1) as load:  # so that the array knows how long such jobs take
+            with bed.load(0, 1) as load:  # so that the array knows the time of such jobs
                 bed.tidemill("-q", "watch", str(load.job))
                 load.job = None
             for kernel, args, kind in kernels:

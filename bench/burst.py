@@ -3,23 +3,32 @@
 
   cargo build --release -p tidemill-cli && bench/burst.py [write] [shared] [drain] [hooks] [links] [abb] [sizes] [--rounds 3] [--size-mib 256] [--out FOLDER]
 
-`write`: one program writes a file of --size-mib MiB in pieces of 1 MiB, in place through the mount, into an element of the tier, against ext4 beside it. `shared`: four programs on
-two mounts write one file (N-1) into four elements of the tier, against a file each (N-N). `drain`: the client writes --size-mib MiB to elements that store, each behind a link of --rate-mbit
-(250 by default); `seen` with an element of the tier on its host, `stored` when that has drained; against the same without the tier. `hooks`: --ranks programs on this machine
-write --size-mib MiB together, in place into an element of the tier, with a hook on all that is written and without (`peer`); rounds alternate on one array, and each begins when all maps
-of the one before have ended. `links`: N-1 of four programs on four hosts, each with an element of the tier and a link of --host-mbit (1000), each program a piece of 1 MiB in turn, ending with fsync,
-against N-N; then each reads what another one wrote.
+`write`: one program writes a file of --size-mib MiB in writes of 1 MiB, in place through the mount, into an element of the tier. The peer is ext4 on the same disk.
+`shared`: four programs on two mounts write one file (N-1) into four elements of the tier. The peer is a file for each program (N-N).
+`drain`: the client writes --size-mib MiB to elements that store, each with a link of --rate-mbit (250 by default). `seen` is the time with an element of the tier on its host,
+`stored` the time until the data has drained. The peer is the same without the tier.
+`hooks`: --ranks programs on this machine write --size-mib MiB together, in place into an element of the tier, with a hook on all files, or without (`peer`). Rounds alternate on
+one array, and each round begins after all maps of the previous round have ended.
+`links`: N-1 of four programs on four hosts, each with an element of the tier and a link of --host-mbit (1000). The programs write pieces of 1 MiB in turn and end with fsync. The
+peer is N-N. Then each program reads the data of another program.
 
-`abb` (Figs. 6 to 10): on hosts with links of --host-mbit, --bursts of them (1) with as many programs each as --ratios says (8,16,32) write --size-mib MiB of doubles together, in --patterns (N-N,N-m,N-1; m: one
-file for four programs), of which one of --kernels (max,average,filter) is wanted. ABB: by hooks on elements of the tier, of which only results stay; maps of max and average are reduced to one. BB+ANALY: by the kernel on
-the same hosts, with cold mounts, after all has drained from the tier to what stores. PFS+ANALY: the same, written there at once. IOF+ANALY: through an element of the tier on a host of its own, and written when that has
-passed it on: this system has no forwarder that holds up its writers, and this is what programs would wait for one. What stores stands for the parallel file system: --elements (1) behind links of --pfs-mbit (500); of several, each has whole
-files. Elements of the tier are beside their programs, or with --place apart on hosts of their own, as in the paper (files of several hosts then lie on one of them). IOR is not to be had: `ranks.py` writes as it does. Results of ABB are compared with what
-they must be. Seconds are until the last result: those of `write` until the last program has closed its file, of `drain`, of `analysis`. `link_bytes` are those on the links of what
-stores, results included. `overhead`: what hooks add to `write`. `reading`: the part of a whole task that analysis takes longer than a second time, with all near. `sizes` (Figs. 11 and 12): these two for --sizes MiB (64,128,256). --out has the figures.
+`abb` (Figs. 6 to 10): --bursts hosts (1) with links of --host-mbit have as many programs each as --ratios says (8,16,32). The programs write --size-mib MiB of doubles together, in
+--patterns (N-N,N-m,N-1; m: one file for four programs), and one of --kernels (max,average,filter) is computed. The ways are:
 
-Rounds alternate, but for `abb` and `sizes`, which run each way on a machine of its own. Prints JSON lines with medians
-(`ratio` is time against the peer's: below 1 is faster, but for `write`, `shared`, `hooks` and `links`, which give speed). Needs root.
+  ABB         hooks on elements of the tier; only results remain; maps of max and average are reduced to one result
+  BB+ANALY    the kernel on the same hosts, with cold mounts, after all data has drained from the tier to elements that store
+  PFS+ANALY   the same, but the programs write to elements that store
+  IOF+ANALY   the programs write through an element of the tier on its own host, and have written when that has drained; this system has no forwarder that
+              blocks its writers, and this imitates the waits of programs for one
+
+Elements that store imitate the parallel file system: --elements (1) with links of --pfs-mbit (500); several of them have whole files. Elements of the tier are on the hosts of their
+programs, or with --place apart on their own hosts, as in the paper; then files of several hosts can be on one of them. IOR is not available: `ranks.py` writes as IOR does. Results of
+ABB are compared with the expected values. Seconds end at the last result; those of `write` end when the last program has closed its file; `drain` and `analysis` follow. `link_bytes`
+are the bytes on the links of elements that store, results included. `overhead` is the time that hooks add to `write`. `reading` is the share of a whole task by which analysis takes
+longer than a second analysis with cached data. `sizes` (Figs. 11 and 12) measures these two for --sizes MiB (64,128,256). --out writes the figures.
+
+Rounds alternate, except in `abb` and `sizes`, which run each way on its own cluster. Prints JSON lines with medians. `ratio` is the time divided by the peer's time, so below 1 is
+faster; for `write`, `shared`, `hooks` and `links` it is the speed divided by the peer's speed. Needs root.
 """
 import argparse
 import array as numbers
@@ -40,12 +49,12 @@ from dscal import MIB, parser_of, testbed
 from mount import Bench, write as write_file
 
 GOALS = {"write": 0.9, "shared": 0.9, "hooks": 0.9}
-# A thousandth of the values is above.
+# A thousandth of the values is above this bound.
 KERNELS = {"max": "max dtype=f64", "average": "mean dtype=f64", "filter": "filter dtype=f64 above=999 out=raw"}
 
 
 class Local(local_array.Array):
-    """Elements of the tier and one that stores, on this machine."""
+    """Elements of the tier and one element that stores, on this machine."""
 
     def __init__(self, bursts, options, mounts):
         self.bursts = bursts
@@ -78,7 +87,7 @@ def together(options):
 
 
 class Linked:
-    """Elements that store behind slow links, and perhaps one of the tier on the client's host."""
+    """Elements that store, with slow links, and optionally an element of the tier on the client's host."""
 
     def __init__(self, options, folder, tier):
         self.options, self.folder, self.tier = options, folder, tier
@@ -132,7 +141,7 @@ def drain(options):
 
 
 def written(start, source, folder, number):
-    """All programs write at once; the seconds until the last has closed its file."""
+    """Runs all programs at once, and returns the seconds until the last program has closed its file."""
     begun = time.perf_counter()
     writers = [start(["dd", f"if={source}{rank}", f"of={folder}/{rank}.f64", "bs=1M", "status=none"]) for rank in range(number)]
     if any([writer.wait() for writer in writers]):
@@ -141,7 +150,7 @@ def written(start, source, folder, number):
 
 
 def sources(options, folder):
-    """What each program writes: doubles below 1000, the same again in each MiB."""
+    """Returns the data of a program: doubles below 1000, the same in each MiB."""
     source, chance = os.path.join(folder, "source"), random.Random(1)
     pieces = options.size_mib // options.ranks
     for rank in range(options.ranks):

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""ClimStat of Active Storage (§5.2, Fig. 5): the mean of one of many interleaved record variables, where it lies, against a client that reads it through its mount.
+"""ClimStat of Active Storage (§5.2, Fig. 5): the mean of one of many interleaved record variables, on the elements with its bytes or on a client.
 
   cargo build --release && bench/climstat.py [--elements 1,2,4,8] [--variables 96] [--scale 2] [--rounds 5] [--python PYTHON] [--out FOLDER]
 
-A netCDF-3 file as the paper's: 5 records of 21 × 256/SCALE × 512/SCALE values of each variable. Each element has 0.25 cores and a link of 1 Gbit/s, the client one core and such a link
-(--element-cores, --client-cores, --rate-mbit). Ours is `tidemill reduce mean`, the client's the same with --local. Rounds alternate, each with cold mounts; both means must agree. Bytes are what
-elements' links carried. Prints JSON lines with medians (`ratio` above 1: the array is faster; `linear`: against its own fewest elements), and with --out writes fig5a.svg (time) and fig5b.svg (bytes). PYTHON has
-netCDF4. Needs root.
+The netCDF-3 file is like that of the paper: 5 records of 21 × 256/SCALE × 512/SCALE values of each variable. Each element has 0.25 cores and a link of 1 Gbit/s; the client has one core and
+such a link (--element-cores, --client-cores, --rate-mbit). Ours is `tidemill reduce mean`; the client runs it with --local through its mount. Rounds alternate, each with cold mounts, and both
+means must agree. Bytes are those on the elements' links. Prints JSON lines with medians (`ratio` above 1: the array is faster; `linear`: compared with its own run on the fewest elements). With
+--out it writes fig5a.svg (time) and fig5b.svg (bytes). PYTHON needs netCDF4. Needs root.
 """
 import json
 import os
@@ -39,7 +39,7 @@ file.close()
 def measure(options, count, source):
     options.elements = count
     with tempfile.TemporaryDirectory(prefix="tidemill-bench-", dir=options.folder) as folder:
-        os.chmod(folder, 0o755)  # kernels are other users
+        os.chmod(folder, 0o755)  # kernels run as other users
         array = testbed.Array(options, f"{folder}/array", tls="on")
         try:
             array.mount()

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""What a writer sees of copies that are made in the background: folders with two copies against folders with one.
+"""Effect of background copies on a writer: folders with two copies against folders with one.
 
   cargo build --release && bench/copies.py [--rounds 5] [--large 64] [--small 5000] [--only local,links]
 
-Written through the mount: 64 files of 16 MiB in pieces of 1 MiB, then small files of 4 KiB, each closed before the next
-is begun; timed to the last close. `local`: four elements on this host, whose disk and processors the copies share with
-the writer. `links`: client, server and each element on a host and a link of its own (the testbed's, 1 Gbit/s). Rounds of both
-alternate, and each begins when no copy and no removal is under way. Prints JSON lines with medians; `ratio` above 1 is
-faster than one copy, `copied_s` is how long after the last close all copies were there. Needs root.
+The writer uses the mount. It writes 64 files of 16 MiB in writes of 1 MiB, and then small files of 4 KiB, each closed before
+the next one begins. The time ends at the last close. `local`: four elements on this host, whose disk and processors are shared
+by copies and writer. `links`: client, server and elements have their own hosts and links (the testbed's, 1 Gbit/s). Rounds of both
+alternate, and each round begins when no copy and no removal runs. Prints JSON lines with medians. A `ratio` above 1 is faster than
+one copy; `copied_s` is the time from the last close until all copies exist. Needs root.
 """
 import argparse
 import os
@@ -26,12 +26,12 @@ from mount import MIB, Bench, create, timed, write  # noqa: E402
 GOAL = 0.9
 LARGE_BYTES = 16 * MIB
 PATIENCE_S = 600
-# Files of a round whose copies are looked at.
+# Number of files of a round whose copies are checked.
 LOOKED_AT = 5
 
 
 def quiet(ask):
-    """Waits until there is nothing to copy and nothing to remove."""
+    """Waits until all copies and removals are done."""
     end = time.monotonic() + PATIENCE_S
     while True:
         labels = ask("labels")
@@ -97,7 +97,7 @@ def main():
     parser.add_argument("--elements", type=int, default=4)
     parser.add_argument("--rate-mbit", type=int, default=1000)
     parser.add_argument("--only", default="local,links")
-    parser.add_argument("--folder", help="a folder on ext4 (default: the temporary folder)")
+    parser.add_argument("--folder", help="folder on ext4 (default: the temporary folder)")
     parser.add_argument("--quick", action="store_true", help="1 round of 4 and 100 files, on one host only")
     parser.add_argument("--binary", type=os.path.abspath, default=BINARY)
     options = parser.parse_args()

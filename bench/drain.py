@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""An element is emptied, against `rsync -a` of its folder on the same disk.
+"""Drain of an element, against `rsync -a` of its folder on the same disk.
 
   cargo build --release && bench/drain.py [--files 10000] [--bytes 65536] [--rounds 3]
 
-Two storage elements; all files lie on the first. A round is timed from `tidemill element drain 0` until nothing is left to
-move (`files_left` is 0; what is removed meanwhile counts, what is removed after that does not, as rsync removes nothing), and
-the copy of the first element's folder of objects by rsync, one after the other; then the files go back by `tidemill move`. The rate is not bounded
-(`--move-rate 0`), the page cache is warm for both. Prints JSON lines; `ratio` is ours to rsync's in files per second.
+There are two storage elements, and all files are on the first. A round takes the time from `tidemill element drain 0` until no
+file is left to move (`files_left` is 0), and then the time of rsync for the first element's folder of objects. Removals during the
+drain count, later removals do not, as rsync removes nothing. Then `tidemill move` transfers the files back. The rate has no limit
+(`--move-rate 0`), and the page cache is warm for both. Prints JSON lines; `ratio` is ours to rsync's in files per second.
 """
 import argparse
 import json
@@ -19,12 +19,12 @@ import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 BINARY = os.path.join(HERE, "../target/release/tidemill")
-# Whoever asks takes the processors that are measured, and rsync is not asked.
+# Polling takes time of the measured processors, and rsync is not polled.
 PAUSE = 0.1
 
 
 class Array:
-    """A server and two elements in a folder."""
+    """Server and two elements in a folder."""
 
     def __init__(self, folder, binary):
         self.folder, self.binary = folder, binary
@@ -105,7 +105,7 @@ def main():
     parser.add_argument("--bytes", type=int, default=65_536)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--binary", default=BINARY)
-    parser.add_argument("--folder", help="where, instead of the system's folder for temporary files")
+    parser.add_argument("--folder", help="folder of the array (default: in the temporary folder)")
     args = parser.parse_args()
     ratios = []
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""DSCAL of Active Storage (§5.1, Fig. 4): striped files multiplied where they lie, against a client that does it through its mount.
+"""DSCAL of Active Storage (§5.1, Fig. 4): multiplies striped files on their elements, against a client that multiplies through its mount.
 
   cargo build --release && bench/dscal.py [--elements 1,2,4,8] [--files 16] [--size-mib 64] [--rounds 3] [--out FOLDER]
 
-Each element has 0.25 cores and a link of 1 Gbit/s, the client one core and such a link (--element-cores, --client-cores, --rate-mbit). The program is
-`examples/dscal/dscal.c` for both. Times end when all outputs have been sealed; the first numbers of each are compared with what they must be. Rounds of ours and the peer alternate, each
-with cold mounts. Bytes are what elements' links carried while the job ran. Prints JSON lines with medians (`ratio` above 1: the array is faster), and with --out writes fig4a.svg (time) and fig4b.svg (bytes). Needs root and cc.
+Each element has 0.25 cores and a link of 1 Gbit/s; the client has one core and such a link (--element-cores, --client-cores, --rate-mbit). Both run the program
+`examples/dscal/dscal.c`. Times end when all outputs are sealed. The first numbers of each output are compared with the expected values. Rounds of ours and the peer
+alternate, each with cold mounts. Bytes are those on the elements' links during the job. Prints JSON lines with medians (`ratio` above 1: the array is faster). With --out it
+writes fig4a.svg (time) and fig4b.svg (bytes). Needs root and cc.
 """
 import argparse
 import array as numbers
@@ -35,7 +36,7 @@ def carried(hosts):
 
 def remove(array, folder):
     array.client.call("rm", "-rf", os.path.join(array.mount_point, "dscal", folder))
-    # Freed bytes of the rounds before would be written back during the next.
+    # Dirty pages of earlier rounds would be written back during the next round.
     os.sync()
     time.sleep(1.5)
 
@@ -49,7 +50,7 @@ def check(array, names):
 
 
 def timed(array, action, names):
-    """Seconds, and bytes over the elements' links."""
+    """Returns the seconds, and the bytes on the elements' links."""
     array.mount()
     before, begun = carried(array.elements), time.perf_counter()
     action()
@@ -64,7 +65,7 @@ def timed(array, action, names):
 def measure(options, count, program):
     options.elements = count
     with tempfile.TemporaryDirectory(prefix="tidemill-bench-", dir=options.folder) as folder:
-        os.chmod(folder, 0o755)  # kernels are other users
+        os.chmod(folder, 0o755)  # kernels run as other users
         array = testbed.Array(options, f"{folder}/array", tls="on")
         try:
             array.mount()
@@ -101,7 +102,7 @@ def measure(options, count, program):
 
 
 def parser_of(description, rounds):
-    """What is told of the array and the client."""
+    """Returns a parser with the flags for the array and the client."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--elements", default="1,2,4,8")
     parser.add_argument("--rounds", type=int, default=rounds)
@@ -109,8 +110,8 @@ def parser_of(description, rounds):
     parser.add_argument("--client-cores", type=float, default=1.0)
     parser.add_argument("--host-cores", type=float, default=1.0)
     parser.add_argument("--rate-mbit", type=int, default=1000)
-    parser.add_argument("--folder", help="a folder on ext4 (default: the temporary folder)")
-    parser.add_argument("--out", help="where the figures go")
+    parser.add_argument("--folder", help="folder on ext4 (default: the temporary folder)")
+    parser.add_argument("--out", help="folder for the figures")
     parser.add_argument("--binary", type=os.path.abspath, default=BINARY)
     return parser
 

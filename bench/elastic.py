@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""Static against elastic allocation (LABIOS, Fig. 13): files written while some elements sleep, to those awake only, or to all.
+"""Static against elastic allocation (LABIOS, Fig. 13): writes files while some elements are suspended, to the awake elements or to all.
 
   cargo build --release && bench/elastic.py [--elements 8] [--files 256] [--size 4] [--rate 20M] [--wake 2]
 
-Elements take files at --rate each (a control group has no say over one disk, so writers are paced: one for each element that
-takes part). For 25, 50, 75 and 100 % awake: `static` writes to those awake; `elastic` wakes the others first, by `tidemill
-element wake`, all at once, and writes to whoever is awake meanwhile. Wake-up is real: the element's process starts anew; --wake
-adds that many seconds to it by a wake command, as a host takes. Energy is what `tidemill status` reckons from --busy, --idle and
---suspended watts of all elements between start and end; what hosts would draw as busy while they wake, for which the array takes
-them to sleep still, is added. Prints JSON lines; `elastic_pays` says of each which is better, `predicted` what `tidemill plan
-elastic` says of as many tasks that take as long as a file, all others woken, and `error` by how much that is off (0.1: 10 % too much).
+Each element takes files at --rate. A control group can't limit the elements on one disk separately, so the writers are paced, with
+one writer for each element that takes part. The script measures 25, 50, 75 and 100 % awake elements. `static` writes to the awake
+elements. `elastic` first wakes the others, all at once, by `tidemill element wake`, and writes to all elements that are awake by
+then. The wake-up is real: the element's process starts again, and a wake command adds --wake seconds, as a host would. Energy is the
+value of `tidemill status` between start and end, computed from --busy, --idle and --suspended watts of all elements. The array counts
+waking hosts as suspended, so the script adds the energy of a busy host during the wake-up. Prints JSON lines: `elastic_pays` compares
+both ways, `predicted` is the answer of `tidemill plan elastic` for as many tasks with the time of a file and all elements woken, and
+`error` is its relative error (0.1: 10 % too much).
 """
 import argparse
 import json
@@ -25,7 +26,7 @@ from local_array import Array, wait  # noqa: E402
 
 
 class Elastic(Array):
-    """An array whose elements say what they draw, and whose server may wait before one is up."""
+    """Array whose elements have configured values of power."""
 
     def __init__(self, options):
         self.options = options
@@ -48,7 +49,7 @@ class Elastic(Array):
 
 
 def writer(array, element, files, taken, options):
-    """Writes files to one element at its rate until there are no more."""
+    """Writes files to one element at its rate until none is left."""
     with tempfile.NamedTemporaryFile() as local:
         local.write(os.urandom(options.size << 20))
         local.flush()
@@ -89,7 +90,7 @@ def measure(array, active, elastic, options):
     for thread in threads:
         thread.join()
     seconds = time.monotonic() - begun
-    time.sleep(1)  # what was drawn is counted twice a second
+    time.sleep(1)  # the array adds energy twice a second
     joules = array.joules() - drawn
     joules -= (time.monotonic() - begun - seconds) * array.watts()
     joules += len(wakes) * options.wake * (options.busy - options.suspended)
@@ -97,7 +98,7 @@ def measure(array, active, elastic, options):
 
 
 def predict(array, active, wake, options):
-    """What the planner says of so many tasks, each as long as a file takes."""
+    """Returns the planner's prediction for as many tasks as files, each with the time of a file."""
     with tempfile.TemporaryDirectory() as folder:
         def path(name, text):
             with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
@@ -130,9 +131,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--elements", type=int, default=8)
     parser.add_argument("--files", type=int, default=256)
-    parser.add_argument("--size", type=int, default=4, help="MiB")
-    parser.add_argument("--rate", type=float, default=20e6, help="bytes per second of an element")
-    parser.add_argument("--wake", type=float, default=2, help="seconds that a host takes to wake, beside the process")
+    parser.add_argument("--size", type=int, default=4, help="size of a file in MiB")
+    parser.add_argument("--rate", type=float, default=20e6, help="rate of an element in bytes per second")
+    parser.add_argument("--wake", type=float, default=2, help="seconds of the wake-up of a host, in addition to the start of the process")
     parser.add_argument("--busy", type=float, default=165)
     parser.add_argument("--idle", type=float, default=165)
     parser.add_argument("--suspended", type=float, default=16)

@@ -1,4 +1,4 @@
-"""Ends of benchmark scripts: `kill` and `timeout` clean up as Ctrl-C does, and neither cuts a clean-up short."""
+"""Clean ends of benchmark scripts: `kill` and `timeout` clean up as Ctrl-C does, and neither interrupts a clean-up."""
 import contextlib
 import signal
 import sys
@@ -8,7 +8,7 @@ signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
 @contextlib.contextmanager
 def undisturbed():
-    """What would end the script waits until this is done."""
+    """Delays signals that end the script until this block is done."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield

@@ -1,18 +1,19 @@
 #!/usr/bin/env python3
 """Kills, stops and starts the processes of an array at random while programs write, replace, append, remove and
-read files and jobs run; then checks that everything acknowledged is there, on every mount and for the client.
+read files and jobs run. Then checks that all acknowledged data exists, on every mount and for the client.
 
     faults.py [--binary PATH] [--faults N] [--seed N] [--kinds kill,stop,restart] [--victims server,element,mount]
               [--drains] [--outside] [--hooks]
 
-With --drains the first element is of the burst tier, all files drain from there again and again, and each fault comes while
-they do; with --outside the last one has its files in a store outside, a folder. At the end everything has drained and nothing
-is left in the tier. With --hooks each version is mapped as it is written; at the end each file's result is that of its bytes.
+With --drains the first element is of the burst tier. All files drain from it again and again, and each fault happens
+during a drain. With --outside the last element has its files in an external store, a folder. At the end all files must
+have drained, and the tier must be empty. With --hooks each version is mapped while it is written; at the end each file's
+result must be that of its bytes.
 
-What must hold (docs/semantics.md): what close, fsync, rename or a finished job acknowledged is what every later
-read sees. A file whose writing broke off has its old content or what was written so far; one that was replaced by
-rename has its old or its new content, nothing between. Reads may fail while something is away; they may not lie.
-Prints one JSON line; exit status 1 if anything acknowledged reads wrong. Needs root and /dev/fuse.
+The script checks these guarantees (docs/semantics.md): every later read sees the data that close, fsync, rename or a
+finished job acknowledged. A file whose writer was interrupted has its old content or the content written so far. A file
+that was replaced by rename has its old or its new content. Reads may fail while a process is offline; they may never
+return wrong data. Prints one JSON line; the exit status is 1 if acknowledged data reads wrong. Needs root and /dev/fuse.
 """
 import argparse
 import collections
@@ -32,16 +33,16 @@ import time
 FILES = 12  # of each writer
 BYTES_MAX = 200_000
 SETTLE_S = 120
-NEWS_S = 5  # for other mounts, faults included
-# What a call may say while a process is away (docs/semantics.md); anything else is a finding.
+NEWS_S = 5  # for other mounts, including faults
+# Allowed errors while a process is offline (docs/semantics.md); any other error is a finding.
 AWAY = {errno.ECOMM, errno.EHOSTUNREACH, errno.ENOTCONN, errno.ETIMEDOUT, errno.EIO, errno.EINTR, errno.ECONNABORTED}
 BUSY = {errno.ETXTBSY}
-# The folder below a mount that is not there: it is empty and can't be written to.
+# The folder below a missing mount is empty and read-only.
 BARE = {errno.ENOENT, errno.EPERM, errno.EACCES}
 
 
 class Process:
-    """A process of the array that can be killed and started again."""
+    """Process of the array that can be killed and started again."""
 
     def __init__(self, name, command, log):
         self.name, self.command, self.log, self.child = name, command, log, None
@@ -80,7 +81,7 @@ class Array:
             "b": make("mount-b", "mount", "--path", f"{work}/b", "--in-place", "false"),
         }
         self.common = common
-        self.bare = set()  # mounts that are not there
+        self.bare = set()  # missing mounts
 
     def start(self):
         self.server.start()
@@ -129,8 +130,8 @@ class Array:
 
 
 class File:
-    """What a file may hold: `whole` contents (None: it may be missing), and beginnings of what was `begun`, of so
-    many bytes at least."""
+    """Possible contents of a file: `whole` contents (None: the file may be missing), and prefixes of `begun` contents with
+    their minimum lengths."""
 
     def __init__(self):
         self.whole, self.begun, self.lock = {None}, [], threading.Lock()
@@ -147,7 +148,7 @@ class File:
 
 
 class Load:
-    """Programs at work in both mounts."""
+    """Programs that work in both mounts."""
 
     def __init__(self, array, seed, writers):
         self.array, self.seed, self.over = array, seed, threading.Event()
@@ -173,7 +174,7 @@ class Load:
     def guard(self, work, *args):
         try:
             work(*args)
-        except Exception as error:  # a bug of this script must not look like peace
+        except Exception as error:  # a bug of this script must not look like success
             self.wrong.append(f"{work.__name__}{args}: {error!r}")
             raise
 
@@ -279,7 +280,7 @@ class Load:
             time.sleep(0.005)
 
     def is_on_its_way(self, mount, name, content):
-        """Other mounts see changes of names within milliseconds: what was there before is no finding yet."""
+        """Retries a check: other mounts see changes of names within milliseconds, so an old name is no finding yet."""
         file, deadline = self.files[name], time.time() + NEWS_S
         own = mount == "ab"[int(name[1]) % 2]
         while not own and content in file.before and time.time() < deadline:
@@ -341,7 +342,7 @@ class Load:
             time.sleep(rng.random() * 0.3)
 
     def check_drained(self):
-        """All that is in the tier drains, and goes."""
+        """Drains all files of the tier, and removes them from it."""
 
         def drained():
             self.array.run("drain", "/", "--wait", "--free")
@@ -351,7 +352,7 @@ class Load:
         self.array.wait("the end of what drains", drained)
 
     def check_hooks(self):
-        """What is there of each file has a result, which is that of its bytes, however often somebody was killed."""
+        """Checks that each existing file has a result, which is that of its bytes, regardless of kills."""
 
         def settled():
             log = lambda *args: json.loads(self.array.run("--json", "rule", "log", "sums", "--limit", "10000", *args).stdout)
@@ -378,7 +379,7 @@ class Load:
                 self.wrong.append(f"{name} has no result, and holds {len(content)} bytes {content[:24]!r}")
 
     def check(self):
-        """Everything, on both mounts and by the client, when all is well again."""
+        """Checks all files on both mounts and by the client, after all faults have ended."""
         for name, file in self.files.items():
             for mount in "ab":
                 content = self.content(self.path(mount, name))
@@ -391,7 +392,7 @@ class Load:
 
 
 def fault(array, rng, kinds, victims):
-    """One fault, and its end."""
+    """Causes one fault, and ends it."""
     candidates = []
     if "server" in victims:
         candidates.append(array.server)
@@ -427,11 +428,11 @@ def main():
     parser.add_argument("--victims", default="server,element,mount")
     parser.add_argument("--elements", type=int, default=3)
     parser.add_argument("--writers", type=int, default=4)
-    parser.add_argument("--pause", type=float, default=2.0, help="seconds between faults at most")
-    parser.add_argument("--drains", action="store_true", help="the first element is of the burst tier, and drains all the time")
-    parser.add_argument("--outside", action="store_true", help="the last element has its files in a folder outside")
-    parser.add_argument("--hooks", action="store_true", help="each version is mapped")
-    parser.add_argument("--work", help="an empty folder; kept if something is wrong")
+    parser.add_argument("--pause", type=float, default=2.0, help="maximum seconds between faults")
+    parser.add_argument("--drains", action="store_true", help="make the first element one of the burst tier, which always drains")
+    parser.add_argument("--outside", action="store_true", help="store the files of the last element in an external folder")
+    parser.add_argument("--hooks", action="store_true", help="map each version by a hook")
+    parser.add_argument("--work", help="empty work folder; kept after a failure")
     args = parser.parse_args()
     work = args.work or tempfile.mkdtemp(prefix="tidemill-faults-")
     os.chmod(work, 0o755)

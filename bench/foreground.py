@@ -3,12 +3,11 @@
 
   cargo build --release && bench/foreground.py [--rounds 5] [--seconds 3]
 
-Rounds without kernels, with kernels that give way (the default) and with kernels that share (`--kernels normal`) alternate.
-The kernels: `stddev` over 256 MiB again and again (memory-bound) and a shell loop (never waits), one a core. Requests go
-through two mounts of the element's host: one that opens files in place, and one that asks the element over HTTP and TLS as a
-remote client does (`--in-place false`). Their own processes compete with the kernels for the processors, as they do on a
-host that is both. Prints JSON lines with medians over rounds of p50 and p99 in microseconds; `ratio` is p99 with kernels to
-p99 without.
+Rounds without kernels, with kernels of low priority (the default) and with kernels of normal priority (`--kernels normal`)
+alternate. The kernels are `stddev` over 256 MiB in a loop (memory-bound) and a shell loop (never waits), one per core. Requests
+use two mounts of the element's host. One mount opens files in place; the other uses HTTP and TLS as a remote client does
+(`--in-place false`). The processes of the mounts compete with the kernels for the processors, as on a host that serves both.
+Prints JSON lines with medians over rounds of p50 and p99 in microseconds; `ratio` is p99 with kernels to p99 without.
 """
 import argparse
 import json
@@ -31,7 +30,7 @@ def read(path, size, seconds):
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         at = random.randrange(FILE_BYTES // size) * size
-        # What this mount's own pages hold would never ask the element.
+        # Reads from this mount's own page cache would never ask the element.
         os.posix_fadvise(fd, at, size, os.POSIX_FADV_DONTNEED)
         start = time.perf_counter()
         got = os.pread(fd, size, at)
@@ -74,7 +73,7 @@ def percentile(values, percent):
 
 
 class Side:
-    """An array whose kernels have one priority, with a mount of each way."""
+    """Array whose kernels have one priority, with a mount of each kind."""
 
     def __init__(self, priority):
         os.environ["TIDEMILL_ELEMENT_KERNELS"] = priority
@@ -91,7 +90,7 @@ class Side:
         self.jobs = 0
 
     def kernels(self, seconds):
-        """Begins kernels on all cores that go on for longer than `seconds`."""
+        """Starts kernels on all cores that run for longer than `seconds`."""
         self.jobs += 1
         tasks = [f'{{ name = "spin"; kernel = "/bin/sh"; args = ["-c", "while :; do :; done"]; input = ["half"]; '
                  f'output = ["spun{self.jobs}"]; }}']
@@ -116,7 +115,7 @@ class Side:
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=1.5, help="for each kind of request in each round")
+    parser.add_argument("--seconds", type=float, default=1.5, help="seconds for each kind of request in each round")
     options = parser.parse_args()
     found = {}
     sides = {"idle": Side("idle"), "normal": Side("normal")}

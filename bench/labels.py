@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""Labels of an application: how fast they are published, and stored; one at a time; large ones.
+"""Labels of an application: rates of publishing and storing; single labels; large labels.
 
   cargo build --release -p tidemill-cli -p tidemill-label && bench/labels.py [--rounds 3] [--folder FOLDER] [--binary target/release/tidemill]
 
-`publish`: labels of 1 KiB, kept whatever process is killed, against the copy of as many bytes within memory. `stored`: the
-same until all are in closed files, 10 000 files and one, against system calls through the same mount (open, pwrite, close; one file is opened once);
-`cpu_us` is the time of application and agent for a label. `wait`: one label and waiting for it. `large`: labels of 1 MiB as the
-application sees them, against memcpy; and until they are on the device, against `dd conv=fsync` into the file system below. `intent`: what each intent does to a label
-that nobody waits for (when it is stored), and to the agent, how often it wakes and computes for one label every millisecond.
-Prints JSON lines; medians over rounds. The array lies in FOLDER: give one on a file system in which few files were removed lately, since ext4 makes files
-many times slower for some minutes where as many were.
+`publish`: labels of 1 KiB, which survive a kill of any process, against a copy of as many bytes within memory. `stored`: the
+same until all bytes are in closed files, with 10 000 files and with one file. The peer are system calls through the same mount (open,
+pwrite, close; a single file is opened once). `cpu_us` is the processor time of application and agent per label. `wait`: one label and
+the wait for it. `large`: labels of 1 MiB as the application sees them, against memcpy; and until they are on the device, against
+`dd conv=fsync` into the file system below. `intent`: the effect of each intent on a label that the application does not wait for (the
+time until it is stored), and on the agent (its wake-ups and processor time with one label every millisecond). Prints JSON lines with
+medians over rounds. The array is in FOLDER. Choose a file system in which few files were removed recently: after many removals, ext4
+creates files many times slower for some minutes.
 """
 import argparse
 import json
@@ -34,14 +35,14 @@ class Labels:
         self.number = 0
 
     def fresh(self):
-        """A new folder in the array."""
+        """Makes a new folder in the array."""
         self.number += 1
         path = os.path.join(self.array.mount_point, str(self.number))
         os.mkdir(path)
         return path
 
     def agent(self):
-        """The agent's process and the seconds it has computed."""
+        """Returns the agent's process and its processor seconds."""
         try:
             with open(os.path.join(self.folder, "agent.lock")) as lock:
                 pid = int(lock.read())
@@ -52,7 +53,7 @@ class Labels:
             return None, 0.0
 
     def wakes(self):
-        """How often the agent's threads have begun to sleep."""
+        """Returns the number of voluntary context switches of the agent's threads."""
         pid, count = self.agent()[0], 0
         for thread in os.listdir(f"/proc/{pid}/task") if pid else []:
             with open(f"/proc/{pid}/task/{thread}/status") as status:
@@ -112,12 +113,12 @@ def large(labels, rounds):
     count, size = 512, 1 << 20
     seen, copies, stored, disk = [], [], [], []
     for _ in range(rounds + 1):
-        # As much as fits: what the application sees while the agent keeps up.
+        # As much data as fits, so that the application never waits for the agent.
         seen.append(labels.run("publish", 128, size, 1)[0][0])
         copies.append(labels.run("memcpy", 128, size, 1)[0][0])
         folder = labels.fresh()
         stored.append(labels.run("publish", count, size, 1, folder)[0][1])
-        # Both are to write to pages that the machine has had before: in a virtual one others cost a fault of its host each.
+        # Both must write to pages that the machine has used before: in a virtual machine, each new page costs a fault of the host.
         shutil.rmtree(folder)
         time.sleep(2)
         target = os.path.join(labels.array.folder, "dd")

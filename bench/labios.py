@@ -1,26 +1,28 @@
 #!/usr/bin/env python3
-"""Experiments of LABIOS (§4.2): a client and elements, each on a host and a link of its own.
+"""Experiments of LABIOS (§4.2): a client and elements, each with its own host and link.
 
   cargo build --release -p tidemill-cli -p tidemill-label && bench/labios.py [cm1] [insitu] [background] [montage] [anatomy] [hacc] [kmeans] [--elements 4] [--rounds 3] [--out FOLDER]
 
-`cm1` (Fig. 14): steps that compute (--compute seconds) and then put out --step-mib MiB in writes of 1 MiB: by labels that nobody waits for, by system calls through
-the mount, and to ext4 beside the client. It is the pattern of CM1, not CM1. `seen_s` is the time for which the program did not compute, `total_s` ends when all is in closed files.
-`insitu` (Fig. 17): statistics of integers, words of a text, and what lies above the third quartile of doubles of a gamma distribution, on files of --file-mib MiB, one an
-element: as a job, against the same kernels on the client that reads through its mount. `background` (Fig. 18): a client that sorts, encrypts or packs --file-mib MiB and
-writes the result, against one that writes what it has, and has the element do the rest: `exit_s` is when the program may end, `done_s` when the result is there.
+`cm1` (Fig. 14): each step computes for --compute seconds and then writes --step-mib MiB in writes of 1 MiB. The ways are labels without a wait, system calls through the mount, and ext4
+of the client. The script imitates the pattern of CM1. `seen_s` is the time in which the program did not compute; `total_s` ends when all data is in closed files.
+`insitu` (Fig. 17): statistics of integers, words of a text, and the values above the third quartile of doubles with a gamma distribution, on files of --file-mib MiB, one per element.
+Ours is a job; the peer runs the same kernels on the client, which reads through its mount.
+`background` (Fig. 18): the peer is a client that sorts, encrypts or packs --file-mib MiB and then writes the result. Ours writes the raw data, and the element does the work. `exit_s` is
+the time until the program may end, `done_s` the time until the result exists.
 
-`montage` (Fig. 16): the mosaic of examples/montage, all on this machine: its 36 commands as they become ready, --cores at once, in a folder of the mount on --elements elements
-on disks (`mount`), in a room in memory (`room`) and in a folder of ext4 (`ext4`); and as a job of the same array whose tasks hand on in memory (`job`). `seconds` are those until mosaic.png is there
-and has been read once; the picture is compared with that of ext4. Ratios are times: below 1 the first is faster. The other experiments are not run with it.
+`montage` (Fig. 16): the mosaic of examples/montage, all on this machine. Its 36 commands start as they become ready, --cores at once: in a folder of the mount on --elements elements on
+disks (`mount`), in a room in memory (`room`) and in a folder of ext4 (`ext4`). `job` is a job of the same array with intermediate files in memory. `seconds` end when mosaic.png exists
+and was read once; the picture is compared with that of ext4. Ratios are times: below 1 the first way is faster. The other experiments don't run together with this one.
 
-`anatomy` (Fig. 11): the stages of one label after the other, each of a new file, of an application that wants low latency, on this machine alone: published (the copy), taken (by the
-agent), executed (system calls on the mount), stored (closed, for all to see). `hacc` (Fig. 15): the checkpoints of HACC-IO, 9 variables of --ranks processes in --steps steps, each
-version in place of the one before, by tasks on two elements of 0.5 cores and two of 0.125 that say so, under each policy. `kmeans` (Fig. 19): where the points lie, against the
-same kernel on the client, over links of 1 Gbit/s and of 100 Mbit/s; and the same where they lie in an object store on a host of its own, whose folders are bound, one an element, against
-the client that reads there by /bridges.
+`anatomy` (Fig. 11): the stages of one label at a time, each for a new file, of an application with the intent of low latency, on this machine: published (the copy), taken (by the
+agent), executed (system calls on the mount), stored (closed, visible for all).
+`hacc` (Fig. 15): the checkpoints of HACC-IO, 9 variables of --ranks processes in --steps steps, each version in place of the previous version. The writers are tasks on two elements of
+0.5 cores and two of 0.125 cores with declared rates, under each policy.
+`kmeans` (Fig. 19): the kernel on the elements with the points, against the same kernel on the client, over links of 1 Gbit/s and of 100 Mbit/s. A second comparison has the points in an
+object store on its own host: its folders are bound, one per element, and the client reads there by /bridges.
 
-Else each element has 0.25 cores and a link of 1 Gbit/s, the client --client-cores and such a link. Rounds alternate, each with cold mounts. Prints JSON lines with medians
-(`ratio` above 1: ours is faster); with --out writes fig14.svg and so on. Needs root.
+In the other experiments each element has 0.25 cores and a link of 1 Gbit/s; the client has --client-cores and such a link. Rounds alternate, each with cold mounts. Prints JSON lines with
+medians (`ratio` above 1: ours is faster). With --out it writes fig14.svg and so on. Needs root.
 """
 import array as numbers
 import itertools
@@ -67,7 +69,7 @@ print(seen, time.perf_counter() - begun)
 """
 
 INSITU = {"statistics": ("stats", "dtype=i32 of=min,max,mean"), "words": ("wordcount", ""), "third quartile": ("quantile", "q=0.75")}
-# Microseconds of one label and waiting for it, of LABIOS 2 with batches of one on a machine like this one, measured apart.
+# Microseconds of one label with its wait in LABIOS 2, with batches of one, measured separately on a similar machine.
 LABIOS_2 = {("write", 1024): 3400, ("read", 1024): 1500, ("write", MIB): 13100, ("read", MIB): 14000}
 BACKGROUND = {"sort": ("sort", "dtype=i32"), "encrypt": ("encrypt", "key=key"), "bzip2": ("bzip2", ""), "lz4": ("lz4", "")}
 
@@ -81,7 +83,7 @@ def middle(rows):
 
 
 def fresh(array):
-    """A round's begin: nothing cached, nothing left to write back."""
+    """Begins a round: empties the caches, and writes dirty pages back."""
     os.sync()
     array.mount()
 
@@ -117,7 +119,7 @@ def cm1(options, array, folder):
                 if sizes != [options.step_mib * MIB] * options.steps:
                     raise SystemExit(f"{how}: files have {sizes} bytes")
                 array.client.call("rm", "-rf", place)
-                # The agent has files open below the mount until it ends.
+                # The agent keeps files open below the mount until it ends.
                 agent = os.path.join(labels, "agent.lock")
                 if how == "labels" and os.path.exists(agent):
                     subprocess.run(["kill", open(agent).read().strip()], check=False)
@@ -134,7 +136,7 @@ def cm1(options, array, folder):
 
 
 def make(folder, bytes_each):
-    """Files of integers, of words, of doubles, and a key."""
+    """Makes files of integers, of words and of doubles, and a key."""
     def fill(name, block):
         with open(os.path.join(folder, name), "wb") as file:
             for _ in range(bytes_each // MIB):
@@ -149,7 +151,7 @@ def make(folder, bytes_each):
         file.write(text)
     with open(os.path.join(folder, "key"), "wb") as file:
         file.write(bytes(range(32)))
-    # Of as much order as measured values have.
+    # The values have as much order as measured values.
     steps = itertools.accumulate(random.choices(range(-9, 10), k=MIB // 4))
     walk = numbers.array("i", steps)
     fill("sort", walk.tobytes)
@@ -172,7 +174,7 @@ def task(name, kernel, args, inputs, output):
 
 
 def local(array, kernel, args, paths, keep=None):
-    """The same kernel on the client; its output as `out` in the folder `keep`."""
+    """Runs the same kernel on the client; the output is `out` in the folder `keep`."""
     command = [*array.program, "kernel", "test", kernel, *paths]
     command += ["--output", "out", "--keep", keep] if keep else []
     array.client.call(*command, "--", *args.split())
@@ -236,7 +238,7 @@ def background(options, array, folder, data):
             array.client.call("cp", os.path.join(keep, "out"), os.path.join(root, "client"))
             found["client"].append((time.perf_counter() - begun,))
             shutil.rmtree(keep)
-            # What is encrypted twice is not the same.
+            # Two encryptions of the same bytes differ.
             if kernel != "encrypt":
                 array.client.call("cmp", os.path.join(root, "packed"), os.path.join(root, "client"))
             array.client.call("rm", "-rf", root)
@@ -248,14 +250,14 @@ def background(options, array, folder, data):
 
 
 def steps(data):
-    """The commands of a mosaic: what each reads, makes, and is."""
+    """Returns the commands of a mosaic, with their inputs and outputs."""
     with open(os.path.join(data, "commands.tsv")) as file:
         rows = [line.rstrip("\n").split("\t") for line in file]
     return [(inputs.split(), outputs.split(), command.split()) for _, inputs, outputs, command in rows]
 
 
 def run_steps(data, where, cores):
-    """Runs the commands in a folder that has their inputs, each as soon as what it reads is made."""
+    """Runs the commands in a folder with their inputs, each as soon as its inputs exist."""
     left, running, made = steps(data), [], set()
     all_made = {name for _, outputs, _ in left for name in outputs}
     while left or running:
@@ -283,7 +285,7 @@ def montage(options):
         inputs = [os.path.join(data, part, name) for part in ("images", "plan") for name in os.listdir(os.path.join(data, part))]
         os.environ["TIDEMILL_ELEMENT_INTERMEDIATE_MEMORY"] = "1GiB"
         with local_array.Array(elements=options.elements, cores=options.cores, folder=folder, binary=options.binary) as array:
-            os.chmod(array.folder, 0o755)  # kernels are other users, and pass through it
+            os.chmod(array.folder, 0o755)  # kernels run as other users, which must search this folder
             memory = f"{array.folder}/memory"
             try:
                 array._start("memory", "element", "--id", "9", "--folder", memory, "--listen", "127.0.0.1:0", "--medium", "memory", "--capacity", "2GiB")
@@ -337,7 +339,7 @@ def show_montage(options, array, source):
 
 
 def anatomy(options):
-    """Looks at the application's log, which is memory that it shares with the agent (crates/label/src/log.rs)."""
+    """Reads the application's log, which is memory shared with the agent (crates/label/src/log.rs)."""
     import local_array
     sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../examples/labels"))
     with local_array.Array(elements=1, mount=True, folder=options.folder, binary=options.binary) as array:
@@ -372,7 +374,7 @@ def anatomy(options):
 
 
 def stages(view, app, what, size, number):
-    """Seconds of each stage of one label. A read is stored when it is executed."""
+    """Returns the seconds of each stage of one label. A read is stored when it is executed."""
     data, path = bytes(size), f"tidemill:/{number}-{size}"
     now, word, status_of = time.perf_counter, struct.Struct("<Q").unpack_from, struct.Struct("<I").unpack_from
     begun = now()
@@ -401,7 +403,7 @@ def hacc(options, folder):
     kinds = [(0.5, ("--device-rate", "400M"))] * 2 + [(0.125, ("--device-rate", "100M"))] * 2
     array = testbed.Array(options, f"{folder}/hacc", kinds=kinds)
     found = {policy: [] for policy in policies}
-    # 38 bytes a particle: seven floats, a number of 8 bytes, a mask of 2.
+    # A particle has 38 bytes: seven floats, a number of 8 bytes, a mask of 2 bytes.
     sizes = [4 * options.particles] * 7 + [8 * options.particles, 2 * options.particles]
     variables = " ".join(str(size) for size in sizes)
     write = f"for size in {variables}; do head -c $size /dev/zero; done"
@@ -446,7 +448,7 @@ def kmeans(options, folder):
         kinds = [(options.element_cores, ("--outside", f"s3://bucket/e{number}?endpoint={{store}}", "--near", "1MiB")) for number in range(options.elements)]
         array = testbed.Array(options, f"{folder}/kmeans", **({} if where == "the array" else {"kinds": kinds, "objects": objects}))
         try:
-            # What the tasks read, and what the client does: of a store, by its bridge in the mount, with nothing between.
+            # Inputs of the tasks and of the client; the client reads a store directly, by its bridge in the mount.
             places = here(array, options, data) if where == "the array" else bound(array, options)
             found = {"ours": [], "client": []}
             for number in range(options.rounds):
@@ -461,7 +463,7 @@ def kmeans(options, folder):
 
 
 def here(array, options, data):
-    """The points in a folder of each element."""
+    """Puts the points into a folder of each element."""
     array.mount()
     for number in range(options.elements):
         array.client.call("mkdir", of(array, f"e{number}"))
@@ -472,7 +474,7 @@ def here(array, options, data):
 
 
 def bound(array, options):
-    """The points in a store, of which each element has a folder."""
+    """Puts the points into a store; each element has a folder of it."""
     for number in range(options.elements):
         array.tidemill("bridge", "add", f"e{number}", f"s3://bucket/e{number}?endpoint={array.store}")
         array.tidemill("bridge", "bind", f"e{number}", f"/e{number}", "--every", "0")
@@ -480,7 +482,7 @@ def bound(array, options):
 
 
 def rounds(array, folder, step, found):
-    """One round of each."""
+    """Runs one round of each way."""
     places, number = step
     args = "columns=16 k=16 dtype=f32 iterations=10 tolerance=0"
     array.mount()
@@ -519,13 +521,13 @@ def main():
     parser.add_argument("--file-mib", type=int, default=128)
     parser.add_argument("--cores", type=int, default=2)
     parser.add_argument("--ranks", type=int, default=16)
-    parser.add_argument("--particles", type=int, default=200_000, help="of a rank of hacc")
+    parser.add_argument("--particles", type=int, default=200_000, help="particles of a rank of hacc")
     options = parser.parse_args()
     options.elements = int(options.elements)
     if "montage" in options.what:
         return montage(options)
     with tempfile.TemporaryDirectory(prefix="tidemill-bench-", dir=options.folder) as folder:
-        os.chmod(folder, 0o755)  # kernels are other users
+        os.chmod(folder, 0o755)  # kernels run as other users
         data = os.path.join(folder, "data")
         os.mkdir(data)
         if {"insitu", "background"} & set(options.what):

@@ -1,4 +1,4 @@
-"""An array on this machine for benchmarks: server and elements as processes, in a temporary folder; and the loopback beside it."""
+"""Array on this machine for benchmarks, with server and elements as processes in a temporary folder; and the loopback as a peer."""
 import json
 import os
 import shutil
@@ -22,7 +22,7 @@ def wait(what, ready, seconds=60):
 
 
 class Array:
-    """`with Array(elements=1, cores=2, mount=True) as array:`; `mount` may be how many mounts."""
+    """`with Array(elements=1, cores=2, mount=True) as array:`; `mount` can also be the number of mounts."""
 
     def __init__(self, elements=1, cores=2, mount=False, folder=None, tls="on", binary=BINARY):
         self.tls, self.binary = tls, os.path.abspath(binary)
@@ -68,12 +68,12 @@ class Array:
         return json.loads(self.tidemill("--json", *args))
 
     def submit(self, script):
-        """Submits a job script's text and waits for its end; gives the job."""
+        """Submits the text of a job script, waits for its end, and returns the job."""
         path = os.path.join(self.folder, "job.conf")
         with open(path, "w") as file:
             file.write(script)
         job = self.json("submit", "--no-cache", path)["job"]
-        self.run("-q", "watch", str(job))  # waits without asking again and again
+        self.run("-q", "watch", str(job))  # waits without polling
         return self.json("jobs", str(job))
 
     def __enter__(self):
@@ -95,7 +95,7 @@ class Array:
 
 
 class Loopback:
-    """A folder as the do-nothing loopback shows it: `with Loopback() as peer:`, files of `peer.source` at `peer.point`."""
+    """Folder behind the do-nothing loopback: `with Loopback() as peer:` shows the files of `peer.source` at `peer.point`."""
 
     def __init__(self, *flags, folder=None, binary=BINARY):
         self.folder = tempfile.mkdtemp(prefix="tidemill-bench-peer-", dir=folder)

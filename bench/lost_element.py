@@ -1,16 +1,15 @@
 #!/usr/bin/env python3
-"""A job while an element is killed and stays away, all files with two copies, against the same job without that.
+"""A job while an element is killed and stays offline, with two copies of all files, against the same undisturbed job.
 
   bench/testbed/prepare.sh montage bench/out/montage
   cargo build --release && bench/lost_element.py [bench/out/montage] [--rounds 3] [--copies 2] [--elements 4]
 
-Arrays are those of the testbed: hosts in network namespaces, each on a link of its own. Rounds of both alternate, each on
-a fresh array whose inputs have their copies when the job is submitted. Half-way through the time that the undisturbed run
-took, all processes of one element's host are killed, another's each round. Prints a JSON line a round, with the tasks that each element
-ended, and one of all;
-`ratio` is the undisturbed time to the other: 0.77 is 1.3 times as long. Three of four elements can't be faster than 0.86, and
-what the lost one had to do waits for --element-timeout first. Ends with 1 if a run failed or its result differs by a byte.
-Needs root.
+Arrays are those of the testbed: hosts in network namespaces, each on its own link. Rounds of both alternate, each on a new array
+whose inputs have their copies at the submission of the job. After half the time of the undisturbed run, all processes of one
+element's host are killed, in each round of another host. Prints a JSON line for each round, with the number of tasks that each
+element finished, and one line for all rounds. `ratio` is the undisturbed time to the disturbed time: 0.77 is 1.3 times as long.
+With three of four elements the ratio can't exceed 0.86, and the work of the lost element first waits for --element-timeout. Ends
+with 1 if a run failed or its result differs by a byte. Needs root.
 """
 import argparse
 import collections
@@ -33,7 +32,7 @@ LONGER_AT_MOST = 1.3
 
 
 def run(options, folder, lost=None, after_s=0.0):
-    """Runs the job on a fresh array; the element `lost` is killed so long after the start."""
+    """Runs the job on a new array, and kills the element `lost` some time after the start."""
     flags = ("--copies", str(options.copies), "--element-timeout", str(options.element_timeout))
     array = testbed.Array(options, os.path.join(folder, "array"), flags)
     try:
@@ -72,18 +71,18 @@ def ended(array, job, give_up_s):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workload", nargs="?", type=os.path.abspath, default=os.path.join(HERE, "out/montage"))
-    parser.add_argument("--result", default="mosaic.fits", help="the file that is to be the same, in the job's workdir")
+    parser.add_argument("--result", default="mosaic.fits", help="file to compare, in the job's workdir")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--copies", type=int, default=2)
     parser.add_argument("--elements", type=int, default=4)
-    parser.add_argument("--element-timeout", type=int, default=10, help="the server's")
+    parser.add_argument("--element-timeout", type=int, default=10, help="flag of the server, in seconds")
     parser.add_argument("--policy", default="min-wait")
     parser.add_argument("--client-cores", type=float, default=1.0)
     parser.add_argument("--element-cores", type=float, default=0.25)
-    parser.add_argument("--host-cores", type=float, default=0.5, help="the server's share, host element included")
+    parser.add_argument("--host-cores", type=float, default=0.5, help="cores of the server, including its host element")
     parser.add_argument("--rate-mbit", type=int, default=1000)
-    parser.add_argument("--give-up", type=float, default=600, help="seconds for a job")
-    parser.add_argument("--quick", action="store_true", help="one round on faster elements, given up after 2 s")
+    parser.add_argument("--give-up", type=float, default=600, help="maximum seconds for a job")
+    parser.add_argument("--quick", action="store_true", help="one round on faster elements, with an element timeout of 2 s")
     parser.add_argument("--binary", type=os.path.abspath, default=BINARY)
     options = parser.parse_args()
     if options.quick:

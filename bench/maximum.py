@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""`max` over 1 GiB of doubles: in the element, against copying the file out to /dev/shm and running the same kernel there.
+"""`max` over 1 GiB of doubles: in the element, against a copy of the file to /dev/shm and the same kernel there.
 
   cargo build --release && bench/maximum.py [--gib 1] [--rounds 5]
 
-Both start from the file in the array with its pages cached. Prints JSON lines with times and bytes that left the element.
+Both ways start from the file in the array with its pages cached. Prints JSON lines with times and the bytes that left the element.
 """
 import argparse
 import json

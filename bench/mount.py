@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""The mount against the ext4 below it and against a do-nothing loopback on the same FUSE library.
+"""The mount against the ext4 below it, and against a do-nothing loopback on the same FUSE library.
 
   cargo build --release && bench/mount.py [--rounds 5] [--size-mib 1024] [--files 20000] [--only read,write,…]
 
-All of it in one run, ours and the peers' rounds alternating; prints one JSON line a measurement with the median of each
-and the median ratio (ours to the peer; above 1 is faster). Data is warm in the page cache. Needs root.
+All measurements are in one run, in which rounds of ours and the peers alternate. Prints one JSON line for each measurement, with the
+medians and the median ratio (ours to the peer; above 1 is faster). Data is warm in the page cache. Needs root.
 
-`limit` is what the loopback, which hands everything to the kernel, reaches against ext4 in the same rounds: no FUSE file
-system does better by more than noise.
+`limit` is the ratio of the loopback to ext4 in the same rounds. The loopback passes all requests to the kernel, so no FUSE file
+system is faster by more than noise.
 """
 import argparse
 import json
@@ -171,7 +171,7 @@ def main():
     parser.add_argument("--size-mib", type=int, default=1024)
     parser.add_argument("--files", type=int, default=20_000)
     parser.add_argument("--only", default="large,small,metadata")
-    parser.add_argument("--folder", default=None, help="a folder on ext4 (default: the temporary folder)")
+    parser.add_argument("--folder", default=None, help="folder on ext4 (default: the temporary folder)")
     options = parser.parse_args()
     with Array(elements=1, cores=1, mount=True, folder=options.folder) as array, Loopback(folder=options.folder) as peer:
         bench = Bench(options, array.mount_point, peer.source, peer.point)

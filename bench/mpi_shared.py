@@ -4,10 +4,10 @@
   apt-get install python3-mpi4py openmpi-bin
   cargo build --release && bench/mpi_shared.py [--rounds 3] [--size-mib 256] [--io ompio,romio321]
 
-Four ranks, every second one on the other mount; rank w has the pieces 4·i + w of 47008 bytes and of 1 MiB. Written with
-Write_at_all (a strided view, collective) and with Write_at (each piece by itself), by each of Open MPI's ways of doing MPI-IO; then Sync and
-Close. Each rank then reads what the next one wrote, by plain reads on the mount where it was not written, and with Read_at_all.
-Prints JSON lines with medians in GB/s. Ends with 1 if a byte is wrong or MPI says an error. Needs root.
+There are four ranks; every second rank uses the other mount. Rank w has the pieces 4·i + w, of 47008 bytes and of 1 MiB. Ranks write
+with Write_at_all (a strided view, collective) and with Write_at (each piece separately), with each MPI-IO component of Open MPI, and
+then call Sync and Close. Then each rank reads the data of the next rank, by plain reads on the other mount, and with Read_at_all.
+Prints JSON lines with medians in GB/s. Ends with 1 if a byte is wrong or MPI reports an error. Needs root.
 """
 import argparse
 import contextlib
@@ -23,13 +23,13 @@ from local_array import BINARY, Array
 from mount import MIB
 from shared import WRITERS, Shape, pattern
 
-# mpi4py of Debian belongs to Debian's Python.
+# Debian's mpi4py is for Debian's Python.
 PYTHON = "/usr/bin/python3"
 WAYS = ("Write_at_all", "Write_at")
 
 
 def rank(mounts, size, count, way):
-    """What one rank does; the first prints seconds of writing and of reading."""
+    """Runs one rank; the first rank prints the seconds of writing and of reading."""
     from mpi4py import MPI
     world = MPI.COMM_WORLD
     me = world.Get_rank()
@@ -103,12 +103,12 @@ def mpirun(options, array, size, count, way, io):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--size-mib", type=int, default=256, help="of all that is written in a round")
-    parser.add_argument("--pieces", default="47008,1048576", help="bytes, multiples of 8")
-    parser.add_argument("--io", help="components of Open MPI, such as ompio,romio321 [default: all that are here]")
+    parser.add_argument("--size-mib", type=int, default=256, help="size of all data of a round in MiB")
+    parser.add_argument("--pieces", default="47008,1048576", help="sizes of pieces in bytes, multiples of 8")
+    parser.add_argument("--io", help="components of Open MPI, such as ompio,romio321 [default: all installed components]")
     parser.add_argument("--elements", type=int, default=4)
-    parser.add_argument("--give-up", type=float, default=120, help="seconds for a job")
-    parser.add_argument("--folder", help="a folder on ext4 (default: the temporary folder)")
+    parser.add_argument("--give-up", type=float, default=120, help="maximum seconds for a job")
+    parser.add_argument("--folder", help="folder on ext4 (default: the temporary folder)")
     parser.add_argument("--quick", action="store_true", help="one round of 16 MiB")
     parser.add_argument("--binary", type=os.path.abspath, default=BINARY)
     options = parser.parse_args()

@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
-"""Draining to an S3 store and reading from there, against rclone over the same store on this machine.
+"""Draining to an S3 store and reading from it, against rclone with the same store on this machine.
 
   cargo build --release --locked -p tidemill-cli && bench/outside.py [--rounds 3] [--size-mib 1024] [--small-mib 256] [--binary target/release/tidemill]
 
-`drain`: files of 16 MiB (--size-mib of them together) and of 64 KiB (--small-mib), written into an element of the burst tier, until `tidemill drain --wait` has returned, each file in the
-store under its name; those of 64 KiB also in packs, of random bytes, so that nothing is the same twice; against `rclone copy` of the same files from ext4, with as many transfers at once (8). `read`: one file of 256 MiB that is only in the store, by pieces of 1 MiB through the
-mount, against `rclone mount` with its defaults and with `--vfs-read-chunk-streams` where it has that. Both read what was never read before. The store is versitygw over a folder.
-Rounds alternate; prints JSON lines with medians of speed. Needs root, rclone, and versitygw in PATH or ~/go/bin (`go install github.com/versity/versitygw/cmd/versitygw@latest`).
+`drain`: files of 16 MiB (--size-mib of them together) and of 64 KiB (--small-mib) are written into an element of the burst tier. The time ends when `tidemill drain --wait` returns; then
+each file is in the store under its name. The files of 64 KiB are also measured in packs; they have random bytes, so that no chunks are equal. The peer is `rclone copy` of the same files
+from ext4, with as many transfers at once (8).
+`read`: one file of 256 MiB that is only in the store is read in pieces of 1 MiB through the mount. The peer is `rclone mount` with its defaults, and with `--vfs-read-chunk-streams` if it
+has that flag. Both read data that was never read before.
+The store is versitygw on a folder. Rounds alternate. Prints JSON lines with medians of speed. Needs root, rclone, and versitygw in PATH or ~/go/bin
+(`go install github.com/versity/versitygw/cmd/versitygw@latest`).
 """
 import argparse
 import os
@@ -22,7 +25,7 @@ KEY, SECRET = "bench", "benchbench"
 
 
 class Store:
-    """An S3 server over a folder, with a bucket, and what rclone is to know of it."""
+    """S3 server on a folder, with a bucket, and the settings of rclone for it."""
 
     def __init__(self, folder):
         self.folder = os.path.join(folder, "store")
@@ -35,7 +38,7 @@ class Store:
         self.process = subprocess.Popen([program, "--access", KEY, "--secret", SECRET, "--port", f"127.0.0.1:{port}", "posix", self.folder],
                                         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
         self.env = dict(os.environ, RCLONE_CONFIG="/dev/null")
-        # rclone takes no other list of authorities, and speaks without TLS here.
+        # rclone accepts no other list of CAs, so it uses no TLS here.
         self.env.pop("AWS_CA_BUNDLE", None)
         settings = {"TYPE": "s3", "PROVIDER": "Other", "ACCESS_KEY_ID": KEY, "SECRET_ACCESS_KEY": SECRET, "ENDPOINT": self.address, "REGION": "us-east-1"}
         self.env.update({f"RCLONE_CONFIG_STORE_{name}": value for name, value in settings.items()})
@@ -54,7 +57,7 @@ class Store:
 
 
 class Local(local_array.Array):
-    """An element of the burst tier, and one whose files are in the store, each by its name or in packs."""
+    """Element of the burst tier, and an element with its files in the store, by name or in packs."""
 
     def __init__(self, packing="files", near=(), **more):
         self.packing, self.near = packing, near

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Two versions of a source tree drain to a store outside as `dedup | zstd`, against `restic backup` of the same.
+"""Two versions of a source tree drain to an external store as `dedup | zstd`, against `restic backup` of the same trees.
 
   cargo build --release && bench/packs.py TREE TREE [--files 20000] [--as "dedup | zstd"] [--restic restic]
 
-An element of the burst tier takes the trees, one after the other, through the mount; they drain to an element whose files are in a folder.
-Sent is what is in that folder; restic's is its repository, in which compression is its default. Both are on the same disk, and compared
-are bytes; seconds are told, too: ours from the begin of the drain, as files are in the array by then. With `--files` only the first so
-many of each tree, in the order of their names. `--binary` may be a debug build: bytes are the same. Prints JSON lines; `ratio` is ours to
-restic's.
+An element of the burst tier takes both trees in turn through the mount. They drain to an element whose files are in a folder. Our
+bytes are those of that folder; restic's bytes are those of its repository, with compression by default. Both are on the same disk.
+The ratio compares bytes. Seconds are also printed: ours start with the drain, as the files are in the array by then. `--files`
+selects the first files of each tree, by name. `--binary` may be a debug build, with the same bytes. Prints JSON lines; `ratio` is
+ours to restic's.
 """
 import argparse
 import json
@@ -22,7 +22,7 @@ from local_array import Array, wait
 
 
 class Packed(Array):
-    """Element 0 is of the burst tier, element 1 has its files outside."""
+    """Array with element 0 of the burst tier, and element 1 with its files in an external store."""
 
     def __init__(self, outside, steps, **more):
         self.outside, self.steps = outside, steps
@@ -49,7 +49,7 @@ def bytes_below(folder):
 
 
 def chosen(tree, files, into):
-    """The first files of a tree, as links to the same bytes."""
+    """Makes a tree of the first files, as hard links."""
     paths = sorted(os.path.relpath(os.path.join(above, name), tree) for above, _, names in os.walk(tree) for name in names
                    if os.path.isfile(os.path.join(above, name)) and not os.path.islink(os.path.join(above, name)))
     for path in paths[:files]:
@@ -93,7 +93,7 @@ def main():
     parser.add_argument("--as", dest="steps", default="dedup | zstd")
     parser.add_argument("--restic", default="restic")
     parser.add_argument("--binary", default=local_array.BINARY)
-    parser.add_argument("--folder", help="where all is, and where the trees are [default: beside the first tree]")
+    parser.add_argument("--folder", help="folder for all data, on the disk of the trees [default: that of the first tree]")
     args = parser.parse_args()
     folder = tempfile.mkdtemp(prefix="tidemill-packs-", dir=args.folder or os.path.dirname(os.path.abspath(args.trees[0])))
     try:
@@ -101,7 +101,7 @@ def main():
         for number, tree in enumerate(args.trees):
             trees.append(os.path.join(folder, f"from{number}"))
             chosen(tree, args.files, trees[-1])
-        # Files without a byte have no object.
+        # Empty files have no object.
         args.empty = [sum(os.path.getsize(os.path.join(above, name)) == 0 for above, _, names in os.walk(tree) for name in names)
                       for tree in trees]
         for (plain, sent, seconds), (theirs, their_seconds) in zip(ours(args, folder, trees), restics(args, folder, trees)):

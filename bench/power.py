@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Cuts the power of a host at random and checks that what was made durable is there (docs/semantics.md, "What survives").
+"""Cuts the power of a host at random and checks that all durable data exists (docs/semantics.md, "What survives").
 
     power.py [--binary PATH] [--cuts N] [--seconds N] [--seed N] [--keep FOLDER] [--lying N]
 
-Server and element have their folders on ext4 on a block device that records each write and each flush. Programs write, replace,
-truncate, remove and rename files on two mounts, in place and over HTTP, and note how much was recorded when `fsync` returned. Then
-each cut takes a random moment: what was written before the last flush is there, and of the writes after it all, none, or each by
-chance (with --lying, the last N flushes count for nothing, and the check must fail). ext4 recovers, server and element start on it, and each file that was durable before the moment must hold what it held, or
-what somebody began to write over it later. Prints one JSON line; exit status 1 if anything is not there. Needs root, /dev/fuse, loop
-devices and the Python package mfusepy.
+Server and element have their folders on ext4, on a block device that records each write and each flush. Programs write, replace,
+truncate, remove and rename files on two mounts, in place and over HTTP. They note the number of records when `fsync` returns. Then
+each cut takes a random moment. The writes before the last flush are on the disk; of the later writes all are, none, or a random
+selection. (With --lying, the last N flushes have no effect, and the check must fail.) ext4 recovers, and server and element start on
+the disk. Each file that was durable before the moment must have its durable content, or the content of a later write. Prints one JSON
+line; the exit status is 1 if data is missing. Needs root, /dev/fuse, loop devices and the Python package mfusepy.
 """
 import argparse
 import bisect
@@ -33,7 +33,7 @@ SETTLE_S = 60
 
 
 def record(folder):
-    """The device: one file, whose bytes are in memory, and whose writes and flushes are recorded in order."""
+    """Block device as one file, whose bytes are in memory, and whose writes and flushes are recorded in order."""
     import mfusepy
 
     class Disk(mfusepy.Operations):
@@ -77,7 +77,7 @@ def record(folder):
     try:
         mfusepy.FUSE(Disk(), f"{folder}/device", foreground=True, nothreads=True, direct_io=True, allow_other=True)
     except RuntimeError:
-        pass  # It is unmounted.
+        pass  # The file system is unmounted.
 
 
 def wait(what, ready):
@@ -93,14 +93,14 @@ def sh(*words):
 
 
 def let_go(loop, mounted):
-    """Unmounts a device and detaches it. A file system that is still in use would write to the image of the next cut."""
+    """Unmounts and detaches a device. A file system in use would write to the image of the next cut."""
     wait("the unmount", lambda: subprocess.run(["umount", mounted], capture_output=True).returncode == 0)
     sh("losetup", "-d", loop)
     wait("the end of the device", lambda: not os.path.exists(f"/sys/block/{os.path.basename(loop)}/loop/backing_file"))
 
 
 class Array:
-    """Server, element and mounts; their folders are on the disk."""
+    """Server, element and mounts, with their folders on the disk."""
 
     def __init__(self, binary, work):
         self.binary, self.work, self.disk, self.children = binary, work, f"{work}/disk", []
@@ -132,7 +132,7 @@ class Array:
         self.children = []
         for name in mounts:
             subprocess.run(["umount", "-l", f"{self.work}/{name}"], stderr=subprocess.DEVNULL)
-        # The socket's file is no sign of the next server.
+        # The socket may be that of the previous server.
         try:
             os.unlink(f"{self.disk}/server/server.sock")
         except OSError:
@@ -140,8 +140,8 @@ class Array:
 
 
 class File:
-    """What was done to a name: when each change began and when it was durable, as numbers of records, and what the file held then.
-    Bytes that were begun to be written in place may be there in part."""
+    """Changes of a name: the begin of each change and its durable moment, as numbers of records, and the content of the file.
+    Bytes of an unfinished write in place may exist in part."""
 
     def __init__(self):
         self.changes = []  # [began, durable or None, content or None, in place]
@@ -158,7 +158,7 @@ class File:
                 break
             if content == later:
                 return True
-            # The file was truncated and written, and is sealed without its writer. ext4 has zeros in place of blocks that it did not write.
+            # The file was truncated and written, and is sealed without its writer. ext4 has zeros for blocks that were not written.
             if way.startswith("in place") and content is not None and len(content) <= len(later):
                 if all(byte in (0, there) for byte, there in zip(content, later)):
                     return True
@@ -166,7 +166,7 @@ class File:
 
 
     def around(self, cut):
-        """The last durable change before a cut and the next ones: records of begin and `fsync`, content, way."""
+        """Returns the last durable change before a cut and the next changes: records of begin and `fsync`, content, way."""
         durable = [n for n, (_, when, _, _) in enumerate(self.changes) if when is not None and when <= cut]
         first = durable[-1] if durable else 0
         return [(b, d, c and (len(c), c[:16]), way) for b, d, c, way in self.changes[first : first + 3] if b <= cut or d]
@@ -230,14 +230,14 @@ class Load:
         if not later:
             os.fsync(fd)
         os.close(fd)
-        # A reader's `fsync`, as of `sync FILE`.
+        # `fsync` of a reader, as by `sync FILE`.
         if later:
             self.sync(path)
         return ", synced by a reader" if later else ""
 
 
 class Disk:
-    """What was recorded, as a disk at any moment; moments are asked for in order."""
+    """The records as a disk at any moment; callers ask for moments in order."""
 
     def __init__(self, folder):
         index = open(f"{folder}/index", "rb").read()
@@ -288,8 +288,8 @@ def main():
     parser.add_argument("--cuts", type=int, default=50)
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--keep", help="keep disks that failed in this folder")
-    parser.add_argument("--lying", type=int, default=0, help="the device drops writes before its last N flushes, too")
+    parser.add_argument("--keep", help="folder for the disks of failed cuts")
+    parser.add_argument("--lying", type=int, default=0, help="number of last flushes without effect")
     parser.add_argument("--record", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.record:
@@ -367,7 +367,7 @@ def main():
         recorder.kill()
         recorder.wait()
         if not (wrong and args.keep):
-            # A mount guards its mountpoint against writes while it is away.
+            # A mount protects its mountpoint against writes while it is offline.
             subprocess.run(["chattr", "-R", "-i", work], stderr=subprocess.DEVNULL)
             shutil.rmtree(work, ignore_errors=True)
     return 1 if wrong else 0

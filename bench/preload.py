@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Programs without a mount against the mount and the ext4 below, and what the library costs at a program's start.
+"""Programs without a mount, against the mount and the ext4 below; and the cost of the library at the start of a program.
 
   cargo build --release --workspace && bench/preload.py [--rounds 7] [--size-mib 512] [--starts 200] [--files 2000] [--only-async]
 
-Each round runs all of them, one after the other; prints one JSON line a measurement with the medians and the median ratio (ours
-to the peer; above 1 is faster). Data is warm in the page cache. The mount's array and the one without a mount are two, so that neither
+Each round runs all ways in turn. Prints one JSON line for each measurement, with the medians and the median ratio (ours to the peer;
+above 1 is faster). Data is warm in the page cache. The mount and the programs without a mount have separate arrays, so that neither
 waits for the other. Needs root.
-`--only-async`: writes of 1 MiB to a copy that is closed and not waited for (`--async`), from open to close, as the program sees them, against memcpy of as many bytes to
-memory that was used before; 128 MiB each, one after the other. The folder of the file system is in shared memory. `stored` is the time until all is stored, which nobody waits for.
+`--only-async`: writes of 1 MiB to a file that is closed without a wait (`--async`), from open to close, as the program sees them. The
+peer is memcpy of as many bytes to memory that was used before. Each has 128 MiB, in turn. The folder of the file system is in shared
+memory. `stored` is the time until all bytes are stored, for which no program waits.
 """
 import argparse
 import json
@@ -29,7 +30,7 @@ def timed(command, env=None):
 
 
 def environment(array):
-    """What programs get under `tidemill preload`."""
+    """Returns the environment of programs under `tidemill preload`."""
     folder = os.path.join(array.folder, "preload")
     out = subprocess.run([array.binary, "--server", array.endpoint, "preload", "--folder", folder, "--library", LIBRARY,
                           "--", "env"], check=True, capture_output=True, text=True).stdout
@@ -37,7 +38,7 @@ def environment(array):
     return dict(os.environ, **dict(lines))
 
 
-# Seconds of one round: the file, and the same to memory.
+# Prints the seconds of one round: the file, and the copy to memory.
 WRITER = """
 import os, sys, time
 MIB, count = 1 << 20, int(sys.argv[2])
@@ -64,7 +65,7 @@ def only_async(args):
             begun = time.perf_counter()
             said = subprocess.run([*preload, "--library", LIBRARY, "--async", "--", "python3", "-c", WRITER, f"/t/{number % 2}", "128"], check=True, capture_output=True, text=True).stdout
             subprocess.run([*preload, "--wait"], check=True)
-            # The first has memory that was never used.
+            # The first round has unused memory.
             if number > 0:
                 times["stored"].append(time.perf_counter() - begun)
                 for name, seconds in zip(["preload", "memcpy"], map(float, said.split())):

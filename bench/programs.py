@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""What programs do with many small files, in place and over HTTP, against the ext4 below.
+"""Programs with many small files, in place and over HTTP, against the ext4 below.
 
   cargo build --release && bench/programs.py [--rounds 5] [--files 5000] [--only tar,clone,grep,find,list,rename,rm]
                                              [--before BINARY]
 
-Every round does the same on ext4, on a mount in place and on a mount over HTTP, each of an array of its own (with --before:
-also of another build's), one after the other; prints one JSON line an action with the median of each and the median
-ratio to ext4 (above 1 is faster). `limit` is what a do-nothing loopback on the same FUSE library reaches in the same rounds. `cold` actions run on a mount just made; the files' bytes are in the page cache. Needs
-root, git and tar.
+Every round does the same actions in turn on ext4, on a mount in place and on a mount over HTTP, each with its own array (with
+--before, on another build, too). Prints one JSON line for each action, with the medians and the median ratio to ext4 (above 1 is
+faster). `limit` is the ratio of a do-nothing loopback on the same FUSE library in the same rounds. `cold` actions run on a new mount,
+with the files' bytes in the page cache. Needs root, git and tar.
 """
 import argparse
 import json
@@ -23,7 +23,7 @@ import time
 from local_array import BINARY, Array, Loopback, wait
 
 FOLDERS = 100
-# Ratios that are wanted.
+# Goals for the ratios.
 GOALS = {
     "tar x": {"in place": 0.5, "http": 0.25},
     "git clone": {"in place": 0.67, "http": 0.33},
@@ -31,12 +31,12 @@ GOALS = {
     "find, cold": {"in place": 0.67, "http": 0.67},
     "ls -lR, cold": {"in place": 0.67, "http": 0.67},
 }
-# What the loopback can't do, or what would not be the same there: it is never mounted afresh.
+# Actions that the loopback can't do, or does differently: it is never mounted again.
 WITHOUT_LIMIT = ("git clone", "find, cold", "ls -lR, cold")
 
 
 def make_source(folder, files):
-    """Folders of files of 1 to 16 KiB, as a source tree has."""
+    """Makes folders with files of 1 to 16 KiB, like a source tree."""
     chance = random.Random(11)
     words = [f"word{number:04}" for number in range(5000)]
     for number in range(files):
@@ -55,14 +55,14 @@ def run(*command, **rest):
 
 
 class Side:
-    """A folder to work in; for mounts, how to mount them afresh."""
+    """Work folder; for mounts, with a way to mount again."""
 
     def __init__(self, name, folder, array=None, process=None):
         self.name, self.folder, self.array, self.process = name, folder, array, process
 
     def settled(self):
-        """Time for what goes on after programs have ended: seals, removals, and bytes that nobody has on the device yet,
-        which would have to go there with the next commit of whoever comes after."""
+        """Waits for work after the end of programs: seals, removals, and dirty pages, which would slow the next commit of
+        another side."""
         time.sleep(1)
         os.sync()
 
@@ -85,7 +85,7 @@ def start_mount(array, binary, point, in_place):
 
 
 def mounted(arrays, name, binary, in_place):
-    """A side with an array of its own, so that it has no second mount to think of."""
+    """Side with its own array, so that the array has no second mount."""
     array = Array(elements=1, cores=1, binary=binary)
     arrays.append(array)
     os.mkdir(array.mount_point)
@@ -157,7 +157,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--files", type=int, default=5000)
     parser.add_argument("--only", default="tar,clone,grep,find,list,rename,rm")
-    parser.add_argument("--before", help="a binary of another build, to be measured in the same rounds")
+    parser.add_argument("--before", help="binary of another build, measured in the same rounds")
     options = parser.parse_args()
     work = tempfile.mkdtemp(prefix="tidemill-bench-programs-")
     source, repository, archive, ext4 = (f"{work}/{name}" for name in ("source", "repository", "source.tar", "ext4"))

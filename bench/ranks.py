@@ -1,10 +1,10 @@
-"""Ranks that write, or read what others wrote, as IOR's do in its patterns; IOR itself is in no package of Debian. Run on each host by `abb.py`.
+"""Ranks that write, or read the data of other ranks, as IOR does in its patterns; Debian has no package of IOR. `abb.py` runs this on each host.
 
   ranks.py write|check FOLDER FIRST COUNT ALL JSON       ranks FIRST to FIRST + COUNT of ALL, as processes of this host
 
-JSON: `files` (how many all write together), `pieces` of 1 MiB each, `strided` (ranks take turns in a file; else each has its part of it), `sync` (fsync before close).
-Says `ready`, opens all files when it is told to by a line, says `opened`, goes on when it is told to by another (opening is collective, as by MPI-IO: none has closed a file that others still open), and ends when all
-have closed their files. Values are doubles below 1000, by chance that the rank seeds; each piece of a rank is the same.
+JSON: `files` (number of files of all ranks), `pieces` of 1 MiB each, `strided` (ranks take turns in a file; else each has its part of the file), `sync` (fsync before close).
+The program prints `ready` and waits for a line. It then opens all files, prints `opened` and waits for another line. (Opening is collective, as in MPI-IO: no rank has closed a file
+that others still open.) It ends when all ranks have closed their files. Values are random doubles below 1000, seeded by the rank; all pieces of a rank are the same.
 """
 import array
 import json
@@ -25,7 +25,7 @@ def name(rank, everybody, shape):
 
 
 def ranks_of(number, everybody, shape):
-    """Those that write a file."""
+    """Returns the ranks that write a file."""
     return [rank for rank in range(everybody) if name(rank, everybody, shape) == f"{number}.f64"]
 
 
@@ -49,7 +49,7 @@ def check(path, fd, places, piece):
 
 
 def one(rank, gates, everybody, shape, folder, action):
-    """What a rank does, between the gates."""
+    """Runs a rank, between the gates."""
     piece, places, path = values(rank).tobytes(), list(offsets(rank, everybody, shape)), os.path.join(folder, name(rank, everybody, shape))
     os.write(gates[3][1], b".")
     os.read(gates[0][0], 1)
@@ -65,10 +65,10 @@ def one(rank, gates, everybody, shape, folder, action):
 def main():
     action = {"write": write, "check": check}[sys.argv[1]]
     folder, first, count, everybody, shape = sys.argv[2], *map(int, sys.argv[3:6]), json.loads(sys.argv[6])
-    # Opening may begin, has been done; writing may begin; values are made.
+    # Gates: opening may begin; all files are open; writing may begin; values are made.
     gates, children = [os.pipe() for _ in range(4)], []
     for rank in range(first, first + count):
-        # Who reads takes what another host wrote.
+        # Readers take the data of another host.
         rank = (rank + count) % everybody if action is check else rank
         child = os.fork()
         if child == 0:

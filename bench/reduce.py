@@ -4,12 +4,12 @@ with numpy.
 
   bench/reduce.py [--binary target/release/tidemill] [--mib 1024] [--rounds 5] [--cpu] [--quick] [--python PYTHON]
 
-PYTHON has netCDF4, xarray, h5py, zarr; peers that are not installed are left out. All read the same file from the page cache, one after
-the other in turn, on one core; medians of the whole command, and for the Python peers of the reduction alone, without imports.
-`stored.nc` is `three.nc` as an element has it, written in pieces of 1 MiB: netCDF4 writes pieces of 4 KiB, and the kernel copies such a
-file out of its page cache at half the speed. `read`, `inflate` and `unzstd` are what nobody can do without: one `read()` of the file after the other, and the
-decoding of all chunks, by the fastest decoder there is a Python package of. They find no value. With --cpu seconds are those of the core (user and
-system), where other work runs beside.
+PYTHON needs netCDF4, xarray, h5py and zarr; peers that are not installed are skipped. All read the same file from the page cache, in turn,
+on one core. Times are medians of the whole command, and for the Python peers of the reduction alone, without imports.
+`stored.nc` is `three.nc` as an element stores it, written in writes of 1 MiB. netCDF4 writes pieces of 4 KiB, and the Linux kernel copies
+such a file out of its page cache at half the speed. `read`, `inflate` and `unzstd` are lower bounds: one `read()` of the file after the
+other, and the decoding of all chunks by the fastest Python decoder, without a reduction. With --cpu the seconds are processor time (user
+and system), for machines with other load.
 """
 
 import argparse
@@ -90,7 +90,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--folder", help="where the files are kept, to use them again")
+    parser.add_argument("--folder", help="folder for the files, which later runs use again")
     args = parser.parse_args()
     mib, rounds = (32, 1) if args.quick else (args.mib, args.rounds)
     folder = Path(args.folder or tempfile.mkdtemp(prefix="reduce-", dir=os.environ.get("TMPDIR", "/tmp")))
@@ -99,7 +99,7 @@ def main():
         subprocess.run([args.python, "-c", MAKE, str(folder), str(mib)], check=True)
     subprocess.run(["dd", f"if={folder / 'three.nc'}", f"of={folder / 'stored.nc'}", "bs=1M", "status=none"], check=True)
     scratch = str(folder / "out.nc")
-    # What is in the page cache is what is measured.
+    # The measurement reads from the page cache.
     subprocess.run(f"cat {folder}/*.nc {folder}/cube.zarr/tas/c/*/*/* > /dev/null", shell=True, check=True)
     cdo = ["cdo", "-s", "outputf,%.9g,1", "-timmean", "-fldmean,weights=FALSE"]
     cases = {

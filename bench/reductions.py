@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Sums of the chunks of a file by URL, against fetching each by URL and summing it with numpy, the client alike.
+"""Sums of the chunks of a file by URL, against a client that fetches each chunk by URL and sums it with numpy.
 
   reductions.py [--rounds 3] [--chunks 1000] [--mib 4] [--threads 8] [--reductionist PROGRAM --s3 PROGRAM]
 
-One element with as many cores as the machine; `f32`, not compressed and with shuffle and zlib (of values with 12 bits of noise). Each thread
-keeps its connection. Prints JSON lines: medians of chunks per second and GB/s of what is summed, and the ratio, rounds alternating.
-Results are compared. Without numpy it is left out. With --reductionist (`cargo install --locked reductionist`) and --s3 (versitygw, from
-Go's registry) the same requests go to Reductionist over an S3 server on this machine, too, both by plain HTTP, with the same bytes on the same disk; ours is asked by TLS.
+There is one element with as many cores as the machine. The values are `f32`, uncompressed and with shuffle and zlib (values with 12
+bits of noise). Each thread keeps its connection. Prints JSON lines: medians of chunks per second and of GB/s of summed data, and the
+ratio, with alternating rounds. Results are compared. Without numpy this peer is skipped. With --reductionist (`cargo install --locked
+reductionist`) and --s3 (versitygw, from Go's registry) the same requests also use Reductionist with an S3 server on this machine, both
+by plain HTTP, with the same bytes on the same disk; our array uses TLS.
 """
 import argparse
 import atexit
@@ -54,7 +55,7 @@ class Client:
         request = {"interface_type": "https", "url": f"{self.url}/files{path}", "dtype": "float32", "offset": offset,
                    "size": size, "shape": [values], **codecs}
         answer = self.ask("POST", "/v2/sum/", json.dumps(request))
-        # The first item of the map: its key, and four bytes.
+        # The first item of the map has its key and four bytes.
         return numpy.frombuffer(answer[8:12], "<f4")[0]
 
     def fetched(self, path, chunk):
@@ -67,7 +68,7 @@ class Client:
 
 
 class Peer:
-    """Reductionist and the S3 server that it reads, as they come."""
+    """Reductionist and its S3 server, with their defaults."""
 
     def __init__(self, options, folder):
         self.own, self.started = threading.local(), []
@@ -101,7 +102,7 @@ class Peer:
         data = answer.read()
         if answer.status != 200:
             raise SystemExit(f"the peer: {answer.status} {data[:500]}")
-        # A text or an array of numbers, by how it was built.
+        # The value is text or an array of numbers, depending on the build.
         at = data.index(b"bytes") + 5
         if data[at] == 0x44:
             return numpy.frombuffer(data[at + 1:at + 5], "<f4")[0]
@@ -141,7 +142,7 @@ def in_threads(count, work, chunks):
 
 
 def store(array, path, pieces, peer):
-    """Puts pieces one after the other; gives where each is."""
+    """Writes pieces in sequence, and returns their places."""
     local, places, offset = f"{array.folder}/local", [], 0
     with open(local, "wb") as file:
         for piece in pieces:
@@ -160,8 +161,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in {"rounds": 3, "chunks": 1000, "mib": 4, "threads": 8}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--reductionist", help="its program")
-    parser.add_argument("--s3", help="versitygw")
+    parser.add_argument("--reductionist", help="program of Reductionist")
+    parser.add_argument("--s3", help="program of versitygw")
     options = parser.parse_args()
     values = options.mib << 18
     chance = numpy.random.default_rng(7)
@@ -181,7 +182,7 @@ def main():
                 for way, ask in ways.items():
                     took, sums[way] = in_threads(options.threads, lambda c: ask(f"/{name}", c), chunks)
                     rates[way].append(options.chunks / took)
-            # The peer adds up in the numbers' own type.
+            # The peer sums in the type of the numbers.
             exact = {"reduced": 1e-6, "fetched": 0, "reductionist": 1e-3}
             if not all(numpy.allclose(sums["fetched"], some, rtol=exact[way]) for way, some in sums.items()):
                 raise SystemExit(f"{name}: the sums differ: { {way: list(some[:4]) for way, some in sums.items()} }")

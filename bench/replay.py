@@ -1,24 +1,24 @@
 #!/usr/bin/env python3
-"""How true are predictions of real jobs, on an array that knows nothing and on one that has run the job before?
+"""How accurate are predictions of real jobs, on a new array and on an array that has run the job before?
 
   replay.py [--policies round-robin,...] [--inputs 16] [--mib 24] [--rounds 3] [--binary TIDEMILL] [--out FOLDER]
 
-Under each policy a fresh array of this machine (two elements of one core each; hence --processors in all predictions)
-gets the inputs, in turn, and runs one job three times, each leaving a trace (`tidemill jobs --export-trace`):
+Under each policy a new array of this machine (two elements of one core each; hence --processors in all predictions) gets the
+inputs, in turn. It runs one job three times, and each run leaves a trace (`tidemill jobs --export-trace`):
 
-  cold    nothing has run there before
-  warm    the same again: elements hold copies of each other's files, and know how long kernels take
-  again   the same with remembered results allowed: nothing has to run
+  cold    the first run
+  warm    the same again: elements have copies of each other's files, and the array knows the times of kernels
+  again   the same with cached results allowed: no task has to run
 
-Of each run are told, for the whole job:
+For each run the script prints, for the whole job:
 
-  before    the prediction that needs nothing of the run: a cold one from a cold run of an array made before it under min-wait
-            (`plan compare RUN --times-of OTHER`), a warm one from the cold run before it
-  replay    the error with the run's own times: what the simulator itself gets wrong
+  before    the prediction that needs no data of the run: a cold run is predicted from a cold run of an earlier array under min-wait
+            (`plan compare RUN --times-of OTHER`), a warm run from the cold run before it
+  replay    the error with the run's own times, which is the error of the simulator itself
 
-The job compresses every input, counts words in pairs of inputs that lie on different elements, and joins all results:
-three kernels, one of them a program. Prints a table of medians over the rounds; OUT/replay.jsonl has a line a run. Needs
-root, and a machine that has nothing else to do.
+The job compresses every input, counts words in pairs of inputs on different elements, and joins all results: three kernels, one
+of them a program. Prints a table of medians over the rounds; OUT/replay.jsonl has a line for each run. Needs root, and an otherwise
+idle machine.
 """
 import argparse
 import json
@@ -37,7 +37,7 @@ RUNS = ["cold", "warm", "again"]
 
 
 def script(inputs):
-    """The job."""
+    """Returns the job script."""
     names = [f"raw{n}" for n in range(inputs)]
     tasks = []
     for n, name in enumerate(names):
@@ -51,7 +51,7 @@ def script(inputs):
 
 
 class Array:
-    """A fresh array with the inputs in it."""
+    """Starts a new array with the inputs."""
 
     def __init__(self, options):
         from local_array import Array as Local
@@ -60,7 +60,7 @@ class Array:
         block = b" ".join(WORDS[byte & 7] for byte in os.urandom(1 << 18))[:1 << 20]
         with tempfile.NamedTemporaryFile(dir=options.out) as file:
             for n in range(options.inputs):
-                # Sizes between a half and one and a half.
+                # Sizes vary between a half and one and a half.
                 size = options.mib * (8 + 16 * n // options.inputs) // 16
                 file.truncate(0)
                 file.seek(0)

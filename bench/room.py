@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""What one program puts and another gets, on one host: by labels, and as files in memory through the mount, against Redis over a Unix socket.
+"""Data from one program to another on one host: by labels, and as files in memory through the mount, against Redis over a Unix socket.
 
   cargo build --release --locked -p tidemill-cli -p tidemill-label && bench/room.py [--rounds 3] [--binary target/release/tidemill]
 
-`put`: `put` and `get` of labels, into files in memory, 4 KiB and 1 MiB (room.c, which speaks the peer's protocol, too). All others are in Python:
-Two processes take turns, told by a pipe: one writes a file (or SET), the other reads it as soon as it is closed (or GET). `small`: the time from before the put to after the
-get, 4 KiB, p50 of all; `large`: bytes per second of 1 MiB; `mapped`: the same, where the reader maps the file and takes one sum over it, against a GET that does. The peer's
-protocol is spoken by hand over its socket, so that no client library counts. `channel`: `tidemill bench channel`, a message of 4 KiB from the begin of its send until another connection
-has received it, and messages per second, 16 at once, received and acknowledged; the peer's are its streams, XADD (16 at once) and XREAD, between two processes of this script. Alternating; ratios of medians. Prints JSON lines. Needs root and redis-server.
+`put`: `put` and `get` of labels, into files in memory, of 4 KiB and 1 MiB (room.c, which also implements the peer's protocol). The other measurements are in Python, with two processes
+that take turns by a pipe. One process writes a file (or calls SET), and the other reads the file as soon as it is closed (or calls GET).
+`small`: the time from before the put to after the get, with 4 KiB, p50 of all turns. `large`: bytes per second with 1 MiB. `mapped`: the same, with a reader that maps the file and sums
+it; the peer's reader sums the bytes of GET. The script implements the peer's protocol itself, so that no client library counts.
+`channel`: `tidemill bench channel`, with the time of a message of 4 KiB from the begin of its send until another connection has received it, and messages per second, 16 at once, received
+and acknowledged. The peer uses streams, XADD (16 at once) and XREAD, between two processes of this script.
+Rounds alternate; ratios are those of medians. Prints JSON lines. Needs root and redis-server.
 """
 import argparse
 import json
@@ -56,7 +58,7 @@ class Files:
 
 
 class Redis:
-    """The words of its protocol that are needed."""
+    """Client with the needed commands of the peer's protocol."""
 
     def __init__(self, path):
         self.path = path
@@ -106,7 +108,7 @@ def line(peer):
 
 
 def value(peer):
-    """One answer of the peer, whatever it is."""
+    """Reads one answer of the peer, of any type."""
     first = line(peer)
     kind, rest = first[:1], first[1:]
     if kind == b"*":
@@ -140,7 +142,7 @@ def stream_reader(store, count, answers):
 
 
 def streamed(store, size, turns, messages, batch):
-    """Seconds from send to receive, and messages per second, of the peer's streams."""
+    """Measures the seconds from send to receive, and the messages per second, of the peer's streams."""
     answers = os.pipe()
     child = os.fork()
     if child == 0:
@@ -184,7 +186,7 @@ def channel(array, redis, rounds):
 
 
 def library(array, binary, sizes, redis, rounds):
-    """Labels and the peer, both from C."""
+    """Measures labels and the peer, both from C."""
     target = os.path.dirname(os.path.abspath(binary))
     program = os.path.join(array.folder, "room-bench")
     subprocess.run(["cc", "-O2", "-o", program, f"{HERE}/room.c", f"-L{target}", "-ltidemill_label", f"-Wl,-rpath,{target}"], check=True)
@@ -206,7 +208,7 @@ def library(array, binary, sizes, redis, rounds):
 
 
 def touched(view):
-    """Every page is looked at."""
+    """Reads every page."""
     return sum(view[at] >= 0 for at in range(0, len(view), 4096)) * 4096
 
 
@@ -220,7 +222,7 @@ def reader(store, turns, size, mapped, told, answers):
 
 
 def take_turns(store, size, count, mapped, first):
-    """Seconds of each put and get."""
+    """Returns the seconds of each put and get."""
     told, answers = os.pipe(), os.pipe()
     child = os.fork()
     if child == 0:

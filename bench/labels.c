@@ -1,10 +1,12 @@
-/* What labels.py times: publishes labels as told, prints seconds.
+/* Program for labels.py: publishes labels and prints seconds.
  *
  *   labels MODE MOUNT COUNT SIZE FILES
- *   MODE: publish (seconds to publish all, and until all are stored), wait, read (microseconds of each, one a line),
- *         seen (microseconds until each is stored though nobody waits; FILES is the intent), paced (a label every millisecond
- *         to one file, nothing printed; FILES is the intent),
- *         memcpy (seconds to copy as much within memory), syscall (the same as publish, by open, write and close; one file is opened once)
+ *   MODE: publish (prints the seconds to publish all labels, and until all are stored),
+ *         wait, read (print the microseconds of each label, one per line),
+ *         seen (prints the microseconds until each label is stored, without a wait for it; FILES is the intent),
+ *         paced (publishes a label every millisecond to one file, and prints nothing; FILES is the intent),
+ *         memcpy (prints the seconds to copy as many bytes within memory),
+ *         syscall (does the same as publish, by open, write and close; a single file is opened once)
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -50,7 +52,7 @@ int main(int count, char **argument) {
         return 0;
     }
     if (!strcmp(mode, "syscall")) {
-        /* One file stays open, as any program would have it. */
+        /* A single file stays open, as in usual programs. */
         int file = -1;
         for (long n = 0; n < labels; n++) {
             snprintf(path, sizeof path, "%s/%ld", mount, n % files);

@@ -1,8 +1,8 @@
-/* What room.py times: one process puts, another gets as soon as it is told by a pipe. Prints microseconds of each turn, one a line,
- * from before the put until the getter has answered.
+/* Program for room.py: one process puts, and another gets after a message by a pipe. Prints the microseconds of each turn, one per line,
+ * from before the put until the answer of the getter.
  *
  *   room labels MOUNT SIZE TURNS     the label library
- *   room redis SOCKET SIZE TURNS     SET and GET, spoken by hand
+ *   room redis SOCKET SIZE TURNS     SET and GET, without a client library
  */
 #include <errno.h>
 #include <stdio.h>

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""A rule that counts the words of every file: 10 000 files dropped, against `find | xargs -P2 wc`; and its delay when idle.
+"""A rule that counts the words of 10 000 new files, against `find | xargs -P2 wc`; and the delay of an idle rule.
 
   cargo build --release && bench/rules.py [--files 10000] [--rounds 3] [--delays 200]
 
-Sandbox and lineage are on. Throughput: files are moved into the rule's folder as one folder, so that what is timed is the
-rule and not who writes; timed until the last firing has ended. The peer runs one `wc` for each file and writes its output
-to a file, as the rule does. Delay: one file after the other is sealed with nothing else to do; from its seal (as the
-server notes it) to the start of its label on the element. Prints JSON lines; `ratio` is ours to the peer in files a second.
+Sandbox and lineage are on. Throughput: a folder of files is moved into the rule's folder, so that the time excludes the writer.
+The time ends with the last firing. The peer runs one `wc` for each file and writes its output to a file, as the rule does. Delay:
+files are sealed in sequence on an idle array; the delay is the time from the seal, as the server records it, to the start of the
+label on the element. Prints JSON lines; `ratio` is ours to the peer in files per second.
 """
 import argparse
 import json
@@ -65,7 +65,7 @@ def ours(count):
         os.makedirs(f"{array.mount_point}/w/out")
         fill(f"{array.mount_point}/w/staged/in", count)
         add(array)
-        # What the last seals are still about is not the rule's.
+        # The remaining work of the last seals does not belong to the rule.
         time.sleep(2)
         start = time.perf_counter()
         os.rename(f"{array.mount_point}/w/staged/in", f"{array.mount_point}/w/in")

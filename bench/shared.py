@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Four processes on two mounts write one file (N-1), against a file each (N-N).
+"""Four processes on two mounts write one file (N-1), against a file for each process (N-N).
 
   cargo build --release && bench/shared.py [--rounds 5] [--size-mib 1024] [--pieces 47008,1048576]
 
-Writer w writes the pieces 4·i + w, every second writer on the other mount; each ends with fsync and close. Then four
-readers read what another one wrote, from the mount where it was not written, and compare every byte; that the file ends where
-it should is looked at on both. Timed from a common start to the end of the last process; rounds of both alternate. Prints JSON
-lines with medians; `ratio` above 1 is faster than N-N. Ends with 1 if a byte is wrong. Needs root.
+Writer w writes the pieces 4·i + w; every second writer uses the other mount. Each ends with fsync and close. Then four readers read
+the data of another writer on the other mount and compare every byte. Both mounts must show the right end of the file. The time runs
+from a common start to the end of the last process; rounds of both alternate. Prints JSON lines with medians; a `ratio` above 1 is
+faster than N-N. Ends with 1 if a byte is wrong. Needs root.
 """
 import argparse
 import multiprocessing
@@ -28,7 +28,7 @@ def pattern(writer, number, size):
 
 
 class Shape:
-    """Where a piece of a writer is: in one file, or in a file of its own."""
+    """Returns the place of a piece of a writer: in the common file, or in the writer's own file."""
 
     def __init__(self, mounts, size, count, one):
         self.mounts, self.size, self.count, self.one = mounts, size, count, one
@@ -69,7 +69,7 @@ class Shape:
 
 
 def together(action):
-    """Seconds from a common start until the last of four processes has done it."""
+    """Returns the seconds from a common start until the last of four processes has finished."""
     start = multiprocessing.Barrier(WRITERS + 1)
 
     def one(number):
@@ -113,10 +113,10 @@ def measure(options, mounts, size):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--size-mib", type=int, default=1024, help="of all that is written in a round")
-    parser.add_argument("--pieces", default="47008,1048576", help="bytes, multiples of 8")
+    parser.add_argument("--size-mib", type=int, default=1024, help="size of all data of a round in MiB")
+    parser.add_argument("--pieces", default="47008,1048576", help="sizes of pieces in bytes, multiples of 8")
     parser.add_argument("--elements", type=int, default=4)
-    parser.add_argument("--folder", help="a folder on ext4 (default: the temporary folder)")
+    parser.add_argument("--folder", help="folder on ext4 (default: the temporary folder)")
     parser.add_argument("--quick", action="store_true", help="2 rounds of 64 MiB")
     parser.add_argument("--binary", type=os.path.abspath, default=BINARY)
     options = parser.parse_args()

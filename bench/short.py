@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Every claim in a short form, and one table of all: what `make bench` runs.
+"""Measures every claim in a short form and prints one table; `make bench` runs this script.
 
-  make bench                                     # builds, then runs all; about ten minutes on two quiet cores
+  make bench                                     # builds, then runs all; about ten minutes on two idle cores
   bench/short.py [NAME ...] [--install] [--list]
 
-Each script of this folder is run with small parameters, one after the other; its own --help tells what it measures and
-bench/README.md what it claims. What a peer is missing for is left out and said to be: `--install` puts the Python
-packages of peers into bench/out/venv (they are never installed without it), programs come from Debian. The ratios of
-short runs are noisier than those in results/, which are of whole runs; a goal that is missed by little says nothing yet.
+The script runs each script of this folder with small parameters, in sequence. The --help of a script describes its measurement,
+and bench/README.md has the claims. Measurements without their peer are skipped and reported: `--install` puts the Python packages
+of peers into bench/out/venv (without the flag nothing is installed); programs are packages of Debian. The ratios of short runs have
+more noise than those in results/, which are from whole runs; a goal that is missed by little proves nothing.
 
-JSON lines go to bench/out/short.jsonl. Ends with 1 if a script failed; never because of a ratio. Needs root.
+JSON lines are written to bench/out/short.jsonl. Ends with 1 if a script failed, regardless of the ratios. Needs root.
 """
 import argparse
 import json
@@ -24,16 +24,16 @@ ROOT = os.path.dirname(HERE)
 OUT = os.path.join(HERE, "out")
 VENV = os.path.join(OUT, "venv/short")
 TESTBED = os.path.join(OUT, "montage")
-# Stands for the interpreter in commands.
+# Placeholder for the interpreter in commands.
 PYTHON = "python"
-# Has what Debian's packages of modules bring.
+# Interpreter with the modules of Debian's packages.
 DEBIAN_PYTHON = "/usr/bin/python3"
-# What a module is called as a package.
+# Package names of modules.
 PACKAGES = {"cv2": "opencv-python-headless", "sklearn": "scikit-learn"}
 
 
 def rate(line):
-    """Ours, the peer's and their unit, as the script says them."""
+    """Returns our value, the peer's value and their unit from a line of a script."""
     for ours, peer, unit in (("ours_GBps", "peer_GBps", "GB/s"), ("ours_per_s", "peer_per_s", "/s"),
                              ("gb_per_s", "peer_gb_per_s", "GB/s"), ("mb_per_s", "peer_mb_per_s", "MB/s"),
                              ("ours_s", "peer_s", "s")):
@@ -131,15 +131,15 @@ def truth(lines):
 
 
 class Claim:
-    """A script, how short it is made, and what it needs. `results` is the file that has its lines, if it prints a table;
-    `left_out` are peers that are not here, and why."""
+    """Script with its short parameters and its requirements. `results` is the file with its lines, if it prints a table;
+    `left_out` has the missing peers with the reasons."""
 
     def __init__(self, name, command, rows=plain, modules=(), needs=(), results=None, left_out=()):
         self.name, self.command, self.rows, self.modules, self.needs = name, command, rows, modules, needs
         self.results, self.left_out = results, left_out
 
     def missing(self, python):
-        """Why it can't be run here, if so."""
+        """Returns the reason why the script can't run here, if there is one."""
         for what, there in self.needs:
             if not there():
                 return what
@@ -154,7 +154,7 @@ def has(python, *modules):
 
 
 def peers_of_tasks():
-    """make, and those whose environment `tasks.py` has made before; and those that are left out."""
+    """Returns make and the peers whose environment `tasks.py` made before; and the skipped peers."""
     others = ("hyperqueue", "dask", "snakemake")
     there = [name for name in others if os.path.exists(os.path.join(OUT, "venv", name))]
     left_out = [(name, "no environment of it (bench/tasks.py makes one)") for name in others if name not in there]
@@ -204,11 +204,11 @@ def claims():
 
 
 def run(claim, python):
-    """The lines that its script gave."""
+    """Runs the script, and returns its lines."""
     program, *args = (python if word is PYTHON else word for word in claim.command)
     command = [program, *args] if os.path.isabs(program) else [python, os.path.join(HERE, program), *args]
     if claim.results:
-        # A measurement that is there already is not made again.
+        # Existing measurements are not repeated.
         shutil.rmtree(os.path.dirname(claim.results), ignore_errors=True)
     environment = {**os.environ, "PATH": f"{os.path.dirname(python)}:{os.environ['PATH']}"}
     done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -242,9 +242,9 @@ def install():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", help="claims; default: all")
-    parser.add_argument("--install", action="store_true", help="install the peers' Python packages into bench/out/venv first")
-    parser.add_argument("--list", action="store_true", help="tell the commands, and run nothing")
+    parser.add_argument("names", nargs="*", help="names of claims (default: all)")
+    parser.add_argument("--install", action="store_true", help="first install the peers' Python packages into bench/out/venv")
+    parser.add_argument("--list", action="store_true", help="print the commands, and run nothing")
     options = parser.parse_args()
     os.makedirs(OUT, exist_ok=True)
     if options.install:

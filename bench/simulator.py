@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""How fast the planning simulator is, alone and beside SimGrid on the same workflows, placed alike.
+"""Speed of the planning simulator, alone and compared with SimGrid on the same workflows with the same placement.
 
   bench/simulator.py [--shapes 1000x8,10000x8,100000x8,100000x100,100000x1000] [--peer-shapes 10000x100,100000x1000]
 
-Workflows are layers of tasks, made from a seed and read from WfFormat files. A line of JSON for each shape (tasks x
-elements) and policy: both counts of events, seconds on the clock and on the core, events a second on one core, and peak
-memory of reading and simulating.
+Workflows are layers of tasks, made from a seed and read from WfFormat files. Each shape (tasks x elements) and policy has a line of
+JSON: both counts of events, wall-clock and processor seconds, events per second on one core, and the peak memory of reading and
+simulating.
 
-The peer is SimGrid (Debian: libsimgrid-dev, g++), on which WRENCH stands, through its interface for DAGs
-(simgrid/peer.cpp): same tasks, same hosts and links, no devices, every task on the host where our run under round-robin
-put it. Ours decides that, queues tasks at cores and brings the first inputs to them; SimGrid only carries out what is
-told, lets tasks of a host share its cores and has no inputs from before. Without SimGrid this part is left out, aloud.
+The peer is SimGrid (Debian: libsimgrid-dev, g++), the base of WRENCH, by its interface for DAGs (simgrid/peer.cpp). It has the same
+tasks, hosts and links, no devices, and every task on the host that our run under round-robin chose. Ours makes that choice, queues
+tasks at cores and transfers the first inputs to them. SimGrid only executes the plan: tasks of a host share its cores, and there are
+no inputs from before. Without SimGrid this part is skipped with a message.
 """
 import argparse
 import json
@@ -55,7 +55,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", type=shapes, default="1000x8,10000x8,100000x8,100000x100,100000x1000")
     parser.add_argument("--peer-shapes", type=shapes, default="10000x100,100000x1000")
-    parser.add_argument("--patience", type=float, default=600, help="seconds after which the peer is ended")
+    parser.add_argument("--patience", type=float, default=600, help="maximum seconds for the peer")
     options = parser.parse_args()
     os.makedirs(OUT, exist_ok=True)
     build = ["cargo", "build", "--release", "--locked", "--quiet", "-p", "tidemill-plan", "--example", "simulate_large"]

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""One file over several elements: on one host against a do-nothing loopback, over links against the sum of the links.
+"""One file on several elements: on one host against a do-nothing loopback, over links against the sum of the links.
 
   cargo build --release && bench/striped.py [--rounds 5] [--size-mib 1024] [--only local,links]
 
-`local`: four elements on this host, the file written and read through the mount in pieces of 1 MiB, against the loopback
-without passthrough (`--plain`): for both, every byte passes through a process. Writing is timed to the end of close, and with fsync
-before that (which the loopback doesn't hand on: its file is synced below). Reading is cold (no cache at all), with the cache of the
-file below warm and none of the mount's, and warm. `links`: four element hosts in network namespaces on links of 1 Gbit/s, a
-client on one of 4 Gbit/s; the ratio is what is reached of the sum of the links. `limit` is what as many plain TCP streams from
-the same hosts reach in the same rounds (headers are part of what the links carry).
+`local`: four elements on this host. The file is written and read through the mount in pieces of 1 MiB. The peer is the loopback
+without passthrough (`--plain`): in both, every byte passes through a process. The time of a write ends with close; a second
+measurement has fsync before that. (The loopback does not pass fsync on, so its file is synced below.) Reads are cold (no cache at
+all), with the cache of the file below warm and none of the mount's, and warm. `links`: four element hosts in network namespaces on
+links of 1 Gbit/s, and a client on a link of 4 Gbit/s. The ratio is the share of the sum of the links. `limit` is the rate of as many
+plain TCP streams from the same hosts in the same rounds (the links also carry headers).
 
-Rounds of ours and the peer alternate. Prints JSON lines with medians; `ratio` above 1 is faster. Needs root.
+Rounds of ours and the peer alternate. Prints JSON lines with medians; a `ratio` above 1 is faster. Needs root.
 """
 import argparse
 import os
@@ -24,7 +24,7 @@ from local_array import BINARY, Array, Loopback  # noqa: E402
 from mount import MIB, Bench, read, timed, write  # noqa: E402
 
 GOAL_LOCAL, GOAL_LINKS = 1.0, 0.9
-# Sends zeros to whoever comes, or takes what comes, until the other side has enough.
+# Server that sends zeros to each client, or receives its bytes, as many as the client asks for.
 TCP_PORT = 7100
 TCP_SERVER = """
 import socket, sys
@@ -60,7 +60,7 @@ print(time.perf_counter() - begun)
 
 
 def forget(path):
-    """The pages of this file, nothing below them."""
+    """Drops the pages of this file, but none of the files below."""
     fd = os.open(path, os.O_RDONLY)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     os.close(fd)
@@ -106,7 +106,7 @@ def local(options):
 
 
 def tcp(array, servers, count):
-    """Seconds of so many plain bytes in as many streams as there are elements; below zero, to them."""
+    """Returns the seconds for `count` plain bytes in one stream per element; with a negative count the client sends them."""
     share = str(count // len(servers))
     return float(array.client.call(sys.executable, "-c", TCP_CLIENT, str(TCP_PORT), share, *(host.address for host in servers)))
 
@@ -152,10 +152,10 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--size-mib", type=int, default=1024)
     parser.add_argument("--elements", type=int, default=4)
-    parser.add_argument("--rate-mbit", type=int, default=1000, help="of an element's link; the client's is all of them together")
+    parser.add_argument("--rate-mbit", type=int, default=1000, help="rate of an element's link; the client's link has the sum")
     parser.add_argument("--only", default="local,links")
-    parser.add_argument("--tls", default="on,off", help="of the arrays over links")
-    parser.add_argument("--folder", help="a folder on ext4 (default: the temporary folder)")
+    parser.add_argument("--tls", default="on,off", help="values of --tls for the arrays over links")
+    parser.add_argument("--folder", help="folder on ext4 (default: the temporary folder)")
     parser.add_argument("--quick", action="store_true", help="2 rounds of 64 MiB, TLS on only")
     parser.add_argument("--binary", type=os.path.abspath, default=BINARY)
     options = parser.parse_args()

@@ -3,10 +3,10 @@
 
   cargo build --release && bench/tasks.py [--tasks 1000] [--rounds 3] [--peers make,hyperqueue,dask,snakemake]
 
-Every side is timed from hand-in to the last result, its server or daemon already up where it has one (make and
-Snakemake have none). Rounds alternate. Nobody's files are removed before the end: ext4 goes slow for minutes on inodes
-that were just freed, which would be charged to whoever comes next. Prints JSON lines; `ratio` is ours to the peer in tasks per second. The peers come
-from PyPI into a virtual environment under bench/out.
+The time of each side runs from the submission to the last result. Servers and daemons are started before (make and Snakemake have
+none). Rounds alternate. No files are removed before the end: ext4 is slow for minutes after many removals of inodes, which would slow
+the next side. Prints JSON lines; `ratio` is ours to the peer in tasks per second. The peers are installed from PyPI into a virtual
+environment under bench/out.
 """
 import argparse
 import json
@@ -73,7 +73,7 @@ def script(peer, source, count, folder):
 def make(count, folder):
     names = " ".join(f"t{number}" for number in range(count))
     with open(f"{folder}/Makefile", "w") as file:
-        # A recipe line without shell syntax is run directly; `touch` would be the make way to record a result.
+        # make runs a recipe line without shell syntax directly; usually `touch` would record a result.
         file.write(f"all: {names}\n{names}:\n\t@/bin/true\n.PHONY: all {names}\n")
     start = time.perf_counter()
     subprocess.run(["make", "-j2", "-s", "all"], cwd=folder, check=True)

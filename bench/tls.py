@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""What TLS costs: the same array with it and without, all on loopback.
+"""Cost of TLS: the same array with and without it, all on loopback.
 
   tls.py [--rounds 5] [--mib 1024]
 
-`read` and `write` move one file between the element and a client by HTTP, the array in /dev/shm so that no disk limits
-it. `call` is a whole `tidemill ls /` by TCP: process, connection, two requests. Prints JSON lines: medians of both in MB/s or
-calls per second, and the ratio of TLS to plain, rounds alternating.
+`read` and `write` transfer one file between the element and a client by HTTP, with the array in /dev/shm, so that no disk is the
+limit. `call` is a whole `tidemill ls /` by TCP: process, connection, two requests. Prints JSON lines: medians of both in MB/s or
+calls per second, and the ratio of TLS to plain, with alternating rounds.
 """
 import argparse
 import json
@@ -26,7 +26,7 @@ def timed(work):
 
 
 class Client:
-    """Commands against an array as from another host."""
+    """Runs commands against an array as from another host."""
 
     def __init__(self, array, tls):
         with open(os.path.join(array.folder, "server/address")) as file:
@@ -58,7 +58,7 @@ def main():
                 for what, (amount, run) in work.items():
                     rates.setdefault(what, {}).setdefault(way, []).append(amount / timed(run))
                 client("rm", "/file")
-                time.sleep(3)  # its bytes go a little later
+                time.sleep(3)  # its bytes are removed a little later
     for what, ways in rates.items():
         medians = {way: round(statistics.median(values), 1) for way, values in ways.items()}
         unit = "calls_per_sec" if what == "call" else "mb_per_sec"

@@ -1,24 +1,24 @@
 #!/usr/bin/env python3
-"""What the simulator predicts of real runs: makespan and bytes moved, on arrays of 1 and 4 elements, under each policy.
+"""Accuracy of the simulator for real runs: makespan and moved bytes, on arrays of 1 and 4 elements, under each policy.
 
   bench/testbed/prepare.sh montage out/montage; bench/testbed/prepare.sh keywords out/keywords
   cargo build --release && bench/truth.py out/montage out/keywords [--elements 1,4] [--policies ...]
 
-Arrays are those of the testbed: hosts in network namespaces, each on a link of its own and with a share of the
-processor. Every run has a fresh array with the inputs copied in, and leaves a trace (`tidemill jobs --export-trace`).
-Right before each, a run under min-wait on the largest array is its calibration: how long tasks and transfers take is
-known from that alone (`tidemill plan compare RUN --times-of CALIBRATION`). The replay column is the error with the
-run's own times: what the simulator itself gets wrong. With --runs all is measured so often, and the table has medians.
-Processors that others share run the same kernel a third slower at one time than at another, even minutes apart; the
-column cpu shows it: how much more processor time the same kernels took in the run than in the calibration, which no
-prediction can know; "at speed" is the error when the calibration's run times are scaled by it.
+Arrays are those of the testbed: hosts in network namespaces, each with its own link and a share of the processor. Every run has a
+new array with copied inputs, and leaves a trace (`tidemill jobs --export-trace`). Right before each run, a run under min-wait on the
+largest array is its calibration: the prediction takes the times of tasks and transfers from the calibration only
+(`tidemill plan compare RUN --times-of CALIBRATION`). The column replay is the error with the run's own times, which is the error of
+the simulator itself. With --runs all measurements are repeated, and the table has medians. Shared processors run the same kernel
+up to a third slower at some times, even minutes apart. The column cpu shows this effect: the processor time of the same kernels in
+the run, relative to the calibration, which no prediction can know. "at speed" is the error with the run times of the calibration
+scaled by this factor.
 
-With --local arrays are those of `tidemill up` instead: processes of one machine that all elements share, one core each, no
-links and no host's element (so no hybrid). Calibrations are then on as many elements as there are processors.
+With --local, arrays are those of `tidemill up` instead: processes of one machine that all elements share, one core each, without
+links and without a host element (so without hybrid). Then calibrations use as many elements as there are processors.
 
-A run whose trace is there is not measured again, so runs may be taken one by one; --predict-only measures nothing. The
-policy random draws from a seed of the server's own: it is predicted by the median over 21 seeds. Needs root.
-Prints a table; OUT/truth.jsonl has a line a run.
+A run with an existing trace is not measured again, so runs can be made one by one; --predict-only measures nothing. The policy random
+uses a seed of the server: it is predicted by the median over 21 seeds. Needs root. Prints a table; OUT/truth.jsonl has a line for each
+run.
 """
 import argparse
 import json
@@ -42,7 +42,7 @@ def trace(options, workload, elements, run, number):
 
 
 class Local:
-    """An array of processes on this machine."""
+    """Array of processes on this machine."""
 
     def __init__(self, options):
         os.environ["TIDEMILL"] = options.binary
@@ -63,7 +63,7 @@ class Local:
 
 
 def measure(options, workload, elements, run, number):
-    """One run on a fresh array; leaves its trace."""
+    """Runs the job on a new array, and stores the trace."""
     path = trace(options, workload, elements, run, number)
     if os.path.exists(path):
         return
@@ -98,13 +98,13 @@ def read(path):
 
 
 def slowdown(path, before):
-    """How much longer the processor took over the kernels of a run than over those of its calibration, as a factor."""
+    """Returns the processor time of the kernels of a run, relative to its calibration."""
     run, calibrated = (sum(task["cpu_ns"] for task in read(name)["tasks"]) for name in (path, before))
     return run / calibrated
 
 
 def at_speed(options, path, before):
-    """The calibration as if the processor had been as fast as in the run."""
+    """Returns the calibration with times as of the processor's speed in the run."""
     factor, scaled = slowdown(path, before), read(before)
     for task in scaled["tasks"]:
         task["compute_ns"] = int(task["compute_ns"] * factor)
@@ -169,7 +169,7 @@ def main():
     parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--element-cores", type=float, default=0.35)
     parser.add_argument("--client-cores", type=float, default=1.0)
-    parser.add_argument("--host-cores", type=float, default=0.5, help="the server's share, host element included")
+    parser.add_argument("--host-cores", type=float, default=0.5, help="cores of the server, including its host element")
     parser.add_argument("--rate-mbit", type=int, default=1000)
     parser.add_argument("--local", action="store_true")
     parser.add_argument("--measure-only", action="store_true")

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""The kernels pca and kmeans against scikit-learn, from warm page cache.
+"""The kernels pca and kmeans against scikit-learn, from a warm page cache.
 
   cargo build --release -p tidemill-kernel --example kernel_write
   python3 -m venv bench/out/venv/sklearn && bench/out/venv/sklearn/bin/pip install numpy scikit-learn
   bench/out/venv/sklearn/bin/python bench/kernels/cluster.py [--mib 256] [--rounds 5] [NAME ...]
 
-Ours and the peer take turns, on one thread each unless said, over the same file, which the peer has in memory before its time
-begins. kmeans starts from the same centres and moves them as often. Results are compared. Prints JSON lines: medians in seconds,
-the median of the rounds' ratios of the peer's time to ours.
+Ours and the peer take turns on the same file, with one thread each unless stated otherwise. The peer has the file in memory before
+its time begins. kmeans starts from the same centres and moves them the same number of times. Results are compared. Prints JSON
+lines: medians in seconds, and the median of the rounds' ratios of the peer's time to ours.
 """
 import os
 
@@ -30,7 +30,7 @@ DTYPES = {"f32": np.float32, "f64": np.float64}
 
 
 def table(folder, dtype, columns, mib):
-    """Rows around twenty centres, with columns of different spread."""
+    """Returns rows around twenty centres, with columns of different spread."""
     path = f"{folder}/table-{dtype}-{columns}-{mib}"
     size = DTYPES[dtype]().itemsize
     rows = (mib << 20) // size // columns

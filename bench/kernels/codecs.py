@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Kernels that compress and encrypt, against the usual programs, file to file from warm page cache.
+"""Kernels that compress and encrypt, against the usual programs, file to file from a warm page cache.
 
   cargo build --release -p tidemill-kernel --example kernel_write
   bench/kernels/codecs.py [--mib 64] [--rounds 5] [NAME ...]
 
-Needs gzip, zstd, lz4, bzip2 and openssl, and igzip (Debian's package isal) for one comparison. Ours and the peer take turns, each on
-one thread unless said. Each file of ours is read by the peer and each of theirs by ours, and contents are compared. Prints JSON
-lines: MB of content a second, medians; the median of the rounds' ratios of the peer's time to ours; sizes of content over
-those of files. Text is what lies under /usr/include and /usr/share; numbers are a smooth signal with noise, as f32.
+Needs gzip, zstd, lz4, bzip2 and openssl, and igzip (Debian's package isal) for one comparison. Ours and the peer take turns, with
+one thread each unless stated otherwise. Each side reads the files of the other, and contents are compared. Prints JSON lines:
+medians in MB of content per second; the median of the rounds' ratios of the peer's time to ours; and the ratios of content to file
+size. The text is that of /usr/include and /usr/share; numbers are a smooth signal with noise, as f32.
 """
 import argparse
 import array
@@ -36,7 +36,7 @@ def text(path, size):
                             to.write(source.read()[:size - to.tell()])
                     if to.tell() >= size:
                         return
-        # A smaller system has less text: it comes again, farther apart than any window but that of zstd -22.
+        # A small system has less text, which is repeated, at a distance above all windows except that of zstd -22.
         with open(path, "rb") as source:
             while to.tell() < size:
                 to.flush()
@@ -83,7 +83,7 @@ def compare(ours, what, kernel, source, targets, command, peer, rounds, goal):
 
 
 PAIRS = [
-    # Kernel with arguments, command, goal; what decompresses each.
+    # Kernel with arguments, command, goal, and the decompressors of both.
     ("gzip", ["level=6"], ["gzip", "-6"], 2.5), ("gzip", ["level=5"], ["gzip", "-6"], 2.5),
     ("gzip", ["level=1"], ["igzip", "-1"], 1), ("gzip", ["level=1"], ["gzip", "-1"], None),
     ("zstd", [], ["zstd", "-3", "--single-thread"], None), ("zstd", ["level=1"], ["zstd", "-1", "--single-thread"], None),
@@ -118,7 +118,7 @@ def codecs(ours, folder, name, content, options):
 
 
 def threads(ours, folder, content, options):
-    """Two threads against one."""
+    """Compares two threads with one."""
     for kernel in ("gzip", "zstd", "lz4", "bzip2"):
         if not wanted(kernel, options):
             continue
@@ -131,7 +131,7 @@ def threads(ours, folder, content, options):
 
 
 def cipher(ours, folder, content, options):
-    """In memory, as `openssl speed` measures, in chunks of 16 KiB; and file to file."""
+    """Compares in memory, as `openssl speed` measures, in chunks of 16 KiB; and file to file."""
     key = f"{folder}/key"
     with open(key, "wb") as to:
         to.write(os.urandom(32))
@@ -157,7 +157,7 @@ def cipher(ours, folder, content, options):
 
 
 def here(what, program):
-    """Whether there is a peer's program; says so if not."""
+    """Returns whether a peer's program is installed; reports a missing program."""
     found = shutil.which(program)
     if not found:
         print(json.dumps({"what": what, "peer": program, "left_out": f"there is no {program} here"}), flush=True)
@@ -172,7 +172,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mib", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("names", nargs="*", help="kernels; threads")
+    parser.add_argument("names", nargs="*", help="names of kernels, or threads")
     options = parser.parse_args()
     folder = f"{ROOT}/bench/out/kernels"
     os.makedirs(folder, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What the scripts beside this share: kernels in one process of an example program, times, and what is said of them."""
+"""Common parts of these scripts: kernels in a process of an example program, times and output."""
 import os
 import resource
 import statistics
@@ -9,7 +9,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 
 
 class Process:
-    """An example program that answers a line of words with a line of words, tabs between them."""
+    """Example program that answers each line of words with a line of words, separated by tabs."""
 
     def __init__(self, example):
         program = f"{ROOT}/target/release/examples/{example}"
@@ -25,26 +25,26 @@ class Process:
 
 
 class Ours(Process):
-    """The kernels, file to file."""
+    """Kernels, file to file."""
 
     def __init__(self):
         super().__init__("kernel_write")
 
     def run(self, output, inputs, *words):
-        """Seconds by the clock and of the processor. Inputs are a file, or several; no output is one that takes all."""
+        """Returns wall-clock and processor seconds. The input is a file or several; without an output, results are discarded."""
         inputs = inputs if isinstance(inputs, str) else "|".join(inputs)
         return [float(word) for word in " ".join(self.ask(output, inputs, *words)).split()]
 
 
 class Loops(Process):
-    """The kernels' inner loops, and those peers that are no Python packages, on memory."""
+    """Inner loops of kernels, and peers that are no Python packages, on memory."""
 
     def __init__(self):
         super().__init__("kernel_memory")
         self.found = None
 
     def run(self, *words):
-        """Seconds by the clock and of the processor."""
+        """Returns wall-clock and processor seconds."""
         seconds, used, self.found = self.ask(*words)
         return [float(seconds), float(used)]
 
@@ -55,14 +55,14 @@ def processor():
 
 
 def timed(work, *args):
-    """Seconds by the clock and of the processor."""
+    """Returns wall-clock and processor seconds."""
     start = time.perf_counter(), processor()
     work(*args)
     return [time.perf_counter() - start[0], processor() - start[1]]
 
 
 def result(mine, theirs):
-    """Medians, and ratios by the clock and by processor time, which says more on a busy machine."""
+    """Returns medians, and ratios of wall-clock and of processor time; the latter is more reliable on a busy machine."""
     median = lambda values: round(statistics.median(values), 4)
     ratio = lambda which: round(statistics.median(t[which] / max(m[which], 1e-6) for m, t in zip(mine, theirs)), 2)
     return {"ours_s": median(m[0] for m in mine), "peer_s": median(t[0] for t in theirs), "ratio": ratio(0),

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""R peaks: sensitivity, precision and speed against neurokit2 and wfdb's XQRS, on made signals with known beats.
+"""R peaks: sensitivity, precision and speed against neurokit2 and wfdb's XQRS, on synthetic signals with known beats.
 
   cargo build --release -p tidemill-kernel --examples
   python3 -m venv bench/out/venv && bench/out/venv/bin/pip install neurokit2 wfdb opencv-python-headless
   bench/out/venv/bin/python bench/kernels/heartbeat.py [--seeds 4] [--first 100]
 
-Each signal has 120 beats at 360 Hz, with a tempo that varies, premature beats (half of them wide) and one kind of noise;
-`noise` is in parts of the usual R peak. A peak within 75 ms of a beat that no other has is that beat. Prints JSON lines:
-one for each kind and height of noise, then the whole.
+Each signal has 120 beats at 360 Hz, with a varying tempo, premature beats (half of them wide) and one kind of noise; `noise` is a
+fraction of the usual R peak. A peak within 75 ms of a beat is that beat, unless another peak has it. Prints JSON lines: one for each
+kind and height of noise, then one for all.
 """
 import argparse
 import json
@@ -27,7 +27,7 @@ HEIGHTS = [0.1, 0.25, 0.4]
 
 
 def heart(seed, kind, height, beats=120):
-    """A signal and the samples of its beats."""
+    """Returns a signal and the samples of its beats."""
     chance = np.random.default_rng(seed)
     tempo = 60 / chance.uniform(50, 110)
     intervals = tempo * (1 + 0.06 * chance.standard_normal(beats) + 0.04 * np.sin(0.6 * np.arange(beats)))
@@ -70,7 +70,7 @@ def heart(seed, kind, height, beats=120):
 
 
 def score(found, beats):
-    """Beats found, beats missed, peaks that are no beat."""
+    """Returns the numbers of found beats, of missed beats, and of peaks without a beat."""
     found = np.sort(np.asarray(found, dtype=int))
     taken = set()
     for beat in beats:

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Built-in kernels against their peers, alternating in one run, from warm page cache.
+"""Built-in kernels against their peers, alternating in one run, from a warm page cache.
 
   cargo build --release -p tidemill-kernel --example kernel_speed
   bench/kernels/kernels.py [--mib 512] [--rounds 9] [--only statistics|select|grep] [--folder bench/out/kernels]
 
-Needs Debian's python3-venv; numpy and polars come into a throw-away environment, ripgrep (if it is not installed) from
-Debian's package, unpacked beside it. Prints a JSON line a comparison: medians in GB/s, the median of the rounds' ratios, the
-goal. Ours and the plain sum run in one process of `examples/kernel_speed.rs`, numpy and polars in another that has the file
-mapped; one thread each, and results are compared.
+Needs Debian's python3-venv. numpy and polars are installed into a temporary environment; ripgrep, if it is not installed, is
+unpacked from Debian's package into the same folder. Prints a JSON line for each comparison: medians in GB/s, the median of the
+rounds' ratios, the goal. Ours and the plain sum run in one process of `examples/kernel_speed.rs`; numpy and polars run in another
+process, which maps the file. Each has one thread, and results are compared.
 """
 import argparse
 import json
@@ -23,7 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 FOUR = "of=min,max,mean,stddev"
 
-# Runs in the throw-away environment: reads a line "library type file", answers with seconds and a result.
+# Runs in the temporary environment: reads lines "library type file", and answers with seconds and a result.
 PEERS = """
 import os, sys, time
 os.environ["POLARS_MAX_THREADS"] = "1"
@@ -44,7 +44,7 @@ for line in sys.stdin:
 
 
 class Process:
-    """A process that answers a line with a line that begins with seconds."""
+    """Process that answers each line with a line that begins with seconds."""
 
     def __init__(self, command):
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -57,7 +57,7 @@ class Process:
 
 
 def write(path, size, piece):
-    """Fills a file in large pieces, which decide how fast its pages are read."""
+    """Fills a file in large pieces: the size of pieces affects the speed of reads from its pages."""
     if path.exists() and path.stat().st_size == size:
         return
     with open(path, "wb", buffering=0) as file:
@@ -66,7 +66,7 @@ def write(path, size, piece):
 
 
 def fresh(path):
-    """Writes a file anew in large pieces: pages that were read back from the disk are smaller, and slower to read."""
+    """Rewrites a file in large pieces: pages that were read back from the disk are smaller, and slower to read."""
     copy = path.with_suffix(".new")
     with open(path, "rb", buffering=0) as old, open(copy, "wb", buffering=0) as new:
         while piece := old.read(8 << 20):
@@ -76,7 +76,7 @@ def fresh(path):
 
 
 def make_data(folder, python, size):
-    """Normal, uniform and full-range random numbers, and text of random words."""
+    """Makes normal, uniform and full-range random numbers, and text of random words."""
     script = f"""
 import numpy as np
 chance = np.random.default_rng(1)
@@ -96,7 +96,7 @@ write("i32", chance.integers(-2**31, 2**31, {size} // 4, dtype="i4"))
     words = ["".join(chance.choice(letters[:8 + 18 * (number % 2)]) for _ in range(chance.randint(2, 10))) for number in range(3000)]
 
     def text():
-        # One line in about five hundred has the literal, one in fifty a date.
+        # About one line in five hundred has the literal, one in fifty has a date.
         lines, length = [], 0
         while length < 8 << 20:
             line = " ".join(chance.choices(words, k=10))
@@ -111,7 +111,7 @@ write("i32", chance.integers(-2**31, 2**31, {size} // 4, dtype="i4"))
     pieces = {}
 
     def piece(number):
-        # Eight pieces in turn: random words take long to make.
+        # Eight pieces are repeated, as random words take long to make.
         turn = number // (8 << 20) % 8
         if turn not in pieces:
             pieces[turn] = text()
@@ -121,7 +121,7 @@ write("i32", chance.integers(-2**31, 2**31, {size} // 4, dtype="i4"))
 
 
 def compare(what, size, ours, peer, peer_name, rounds, goal, same=None):
-    """Runs both alternately, and prints the ratio of their speeds."""
+    """Runs both sides in turn, and prints the ratio of their speeds."""
     times, ratios = ([], []), []
     for number in range(rounds + 1):
         mine, found = ours()
@@ -129,7 +129,7 @@ def compare(what, size, ours, peer, peer_name, rounds, goal, same=None):
         if same and not same(found, wanted):
             raise SystemExit(f"{what}: {found!r} is not {wanted!r}")
         if number == 0:
-            continue  # brings the pages into the cache
+            continue  # loads the pages into the cache
         times[0].append(mine)
         times[1].append(theirs)
         ratios.append(theirs / mine)
@@ -139,7 +139,7 @@ def compare(what, size, ours, peer, peer_name, rounds, goal, same=None):
 
 
 def close(found, wanted):
-    """Whether four statistics agree: ours are lines with names, with `; ` between."""
+    """Returns whether four statistics agree: ours are lines with names, separated by `; `."""
     mine = [float(part.split()[1]) for part in found.split("; ")]
     theirs = [float(word) for word in wanted.split()]
     return all(abs(a - b) <= 1e-6 * max(1.0, abs(b)) for a, b in zip(mine, theirs, strict=True))
@@ -223,9 +223,9 @@ def main():
     parser.add_argument("--mib", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--only", choices=("statistics", "select", "grep"))
-    parser.add_argument("--prepare", action="store_true", help="make data and environment, and measure nothing")
+    parser.add_argument("--prepare", action="store_true", help="make data and environment, without a measurement")
     parser.add_argument("--folder", type=Path, default=ROOT / "bench" / "out" / "kernels")
-    parser.add_argument("--python", type=Path, help="one that has numpy and polars (default: an environment made for it)")
+    parser.add_argument("--python", type=Path, help="interpreter with numpy and polars (default: that of a new environment)")
     options = parser.parse_args()
     folder, size = options.folder.resolve(), options.mib << 20
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Inner loops on memory against their peers, results written to memory that was used before.
+"""Inner loops on memory against their peers, with results in memory that was used before.
 
   cargo build --release -p tidemill-kernel --examples
   python3 -m venv bench/out/venv && bench/out/venv/bin/pip install numpy opencv-python-headless
   bench/out/venv/bin/python bench/kernels/memory.py [--rounds 9] [NAME ...]
 
-Ours and the peer take turns, on one thread each. Prints JSON lines with medians and the ratios of the peer's time to ours.
+Ours and the peer take turns, with one thread each. Prints JSON lines with medians and the ratios of the peer's time to ours.
 """
 import argparse
 import json
@@ -76,7 +76,7 @@ def main():
             other = peer()
             if check:
                 check()
-            if turn > 0:  # the first touches memory
+            if turn > 0:  # the first round touches the memory
                 mine.append(pair)
                 theirs.append(other)
         size = os.path.getsize(f"{folder}/{file}")

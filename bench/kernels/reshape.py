@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Kernels that give as much as they take, against their peers, file to file from warm page cache.
+"""Kernels whose output is as large as their input, against their peers, file to file from a warm page cache.
 
   cargo build --release -p tidemill-kernel --examples
   python3 -m venv bench/out/venv && bench/out/venv/bin/pip install numpy opencv-python-headless
   bench/out/venv/bin/python bench/kernels/reshape.py [--mib 256] [--rounds 7] [NAME ...]
 
-Ours and the peer take turns. Prints JSON lines with medians and the ratios of the peer's time to ours, by the clock
-and by processor time.
+Ours and the peer take turns. Prints JSON lines with medians and the ratios of the peer's time to ours, by the clock and by processor
+time.
 """
 import argparse
 import json
@@ -42,7 +42,7 @@ def copy(source, target):
 
 
 def cases(folder, mib):
-    """Name, kernel with arguments, input, peer's name, peer, and whether outputs must be equal."""
+    """Lists name, kernel with arguments, input, name of the peer, peer, and whether outputs must be equal."""
     chance = np.random.default_rng(1)
     columns = 4096
     size = mib << 20

@@ -1,4 +1,4 @@
-// SimGrid on a workflow whose tasks are already placed: the peer of bench/simulator.py, which writes its input.
+// Peer of bench/simulator.py: simulates a workflow with given placement in SimGrid. bench/simulator.py writes the input.
 //
 // Lines of the input: `hosts COUNT CORES LINK_BYTES_PER_SEC LINK_LATENCY_S`, then `task HOST SECONDS` (numbered from 0)
 // and `edge FROM TO BYTES`, where BYTES is -1 if both ends are on one host. Prints a JSON line.
@@ -27,7 +27,7 @@ int main(int argc, char* argv[])
   std::vector<sg4::Host*> hosts;
   std::vector<sg4::ExecPtr> execs;
   std::vector<sg4::CommPtr> comms;
-  // A file that several tasks of a host read is moved there once.
+  // A file that several tasks of a host read is transferred to that host once.
   std::map<std::pair<long, long>, sg4::CommPtr> moved;
   std::string word;
   while (in >> word) {

@@ -1,4 +1,4 @@
-"""Draws the testbed's results as SVG: run time split (the paper's Fig. 5), element use and bytes moved (Fig. 7)."""
+"""Draws the testbed's results as SVG: the parts of the run time (Fig. 5 of the paper), the use of elements and the moved bytes (Fig. 7)."""
 import os
 
 COLOURS = {"compute": "#3b6ea5", "I/O": "#d98032", "shuffling": "#7d9d43", "slowest": "#8c4a4a", "fastest": "#c9a0a0",

@@ -1,8 +1,8 @@
-"""The paper's testbed (AnalyzeThis, Fig. 4) on one machine: hosts in network namespaces, each on a link of its own.
+"""The paper's testbed (AnalyzeThis, Fig. 4) on one machine: hosts in network namespaces, each with its own link.
 
-A host is a network namespace and a UTS namespace with a name of its own, so that Tidemill takes it for another
-machine, and a cgroup that bounds its share of the processor. Links are veth pairs into one bridge, shaped by HTB in
-both directions; bytes are counted where they leave and enter the host. Needs root. Everything is taken down at exit.
+A host is a network namespace, a UTS namespace with its own name, so that Tidemill takes it for another machine, and a
+cgroup that limits its share of the processor. Links are veth pairs into one bridge, shaped by HTB in both directions;
+bytes are counted at the host's end. Needs root. Everything is removed at exit.
 """
 import contextlib
 import ctypes
@@ -26,7 +26,7 @@ def run(*command, check=True):
 
 
 def wait(what, ready, seconds=60):
-    """Asks again and again, also where asking fails, until it is so."""
+    """Polls until the condition is true, also if a poll fails."""
     for _ in range(seconds * 10):
         try:
             if ready():
@@ -38,7 +38,7 @@ def wait(what, ready, seconds=60):
 
 
 class Network:
-    """A bridge in a namespace of its own, and the hosts on it."""
+    """Bridge in its own namespace, with its hosts."""
 
     def __init__(self, tag, rate_mbit):
         self.tag, self.rate_mbit, self.hosts = tag, rate_mbit, []
@@ -51,7 +51,7 @@ class Network:
         run("ip", "netns", "exec", self.switch, *command)
 
     def add(self, name, cpu, rate_mbit=None):
-        """A host whose processes together get `cpu` cores (a fraction is fine), on a link as fast as the others or of its own rate."""
+        """Makes a host whose processes together get `cpu` cores (fractions are possible), with a link of the common rate or its own rate."""
         host = Host(self, name, len(self.hosts) + 1, cpu, rate_mbit or self.rate_mbit)
         self.hosts.append(host)
         host.connect()
@@ -116,13 +116,13 @@ class Host:
                                 preexec_fn=self._enter, **options)
 
     def start(self, *command, log):
-        """Starts a daemon that is ended with the host."""
+        """Starts a daemon, which ends with the host."""
         process = self.popen(*command, stdout=open(log, "ab"), stderr=subprocess.STDOUT, start_new_session=True)
         self.processes.append(process)
         return process
 
     def call(self, *command):
-        """Runs a command to its end; gives its standard output."""
+        """Runs a command to its end, and returns its standard output."""
         process = self.popen(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         out, err = process.communicate()
         if process.returncode != 0:
@@ -130,11 +130,11 @@ class Host:
         return out
 
     def _cgroups(self):
-        """Its own and those that elements have made for kernels, which stay where an element was killed; the innermost first."""
+        """Returns the control group of the host and those of kernels, which remain after a kill of an element; the innermost first."""
         return [group for group, _, _ in os.walk(self.cgroup, topdown=False)]
 
     def kill(self):
-        """All that runs on this host ends at once, as by kill -9."""
+        """Kills all processes of this host at once, as by kill -9."""
         for _ in range(500):
             left = []
             for group in self._cgroups():
@@ -151,13 +151,13 @@ class Host:
         raise RuntimeError(f"{self.name}: processes {left} stay")
 
     def counters(self):
-        """Bytes this host has sent and received over its link."""
+        """Returns the bytes that this host has sent and received over its link."""
         out = run("ip", "netns", "exec", self.namespace, "cat", "/sys/class/net/eth0/statistics/tx_bytes",
                   "/sys/class/net/eth0/statistics/rx_bytes").stdout.split()
         return {"sent": int(out[0]), "received": int(out[1])}
 
     def cpu_seconds(self):
-        """Processor time of all that ran on this host."""
+        """Returns the processor time of all processes of this host."""
         path = os.path.join("/sys/fs/cgroup/cpuacct", self.namespace, "cpuacct.usage")
         if not os.path.exists(path):
             path = os.path.join(self.cgroup, "cpuacct.usage")

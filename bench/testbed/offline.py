@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""offline.py COMMANDS.tsv FOLDER: runs the commands of a workload one after the other in FOLDER and prints, as JSON,
-the wall and processor time of each. A command that fails ends the run."""
+"""offline.py COMMANDS.tsv FOLDER: runs the commands of a workload in sequence in FOLDER, and prints, as JSON,
+the wall and processor time of each command. A failed command ends the run.
+"""
 import json
 import os
 import subprocess

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Prepares a workload for testbed.py: prepare.sh montage|keywords OUT [options of the example's get-data.sh]
+# Prepares a workload for testbed.py: prepare.sh montage|keywords OUT [OPTIONS], with options of the example's get-data.sh
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 [ $# -ge 2 ] || { sed -n '2p' "$0" >&2; exit 2; }

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""As much of S3 as the benchmarks need: a folder's files as the objects of the bucket `bucket`, for whoever asks. Not for use.
+"""Minimal S3 server for the benchmarks: a folder's files are the objects of the bucket `bucket`, without authentication. Not for use.
 
   bench/testbed/s3.py FOLDER HOST:PORT
 """

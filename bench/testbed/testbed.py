@@ -3,12 +3,12 @@
 
   testbed.py WORKLOAD_DIR [--elements 4] [--client-cores 1] [--element-cores 0.25] [--rate-mbit 1000] [--runs 1]
 
-WORKLOAD_DIR holds `data/` (the input files), `job.conf` (a job script whose workdir is /work) and `commands.tsv`
-(the same tasks as `kernel<TAB>command`, in an order in which they can run one after the other). See the README.
+WORKLOAD_DIR contains `data/` (the input files), `job.conf` (a job script with the workdir /work) and `commands.tsv` (the same tasks
+as `kernel<TAB>command`, in a possible order of execution). See bench/README.md.
 
-Offline: the client runs the commands one after the other in the mounted folder; every byte it reads or writes crosses
-its link. In the array: the client submits the job script. All runs start with the inputs in the array and cold client
-caches. Needs root. Results: OUT/results.jsonl, OUT/fig5.svg, OUT/fig7a.svg, OUT/fig7b.svg and tables on standard output.
+Offline: the client runs the commands in sequence in the mounted folder; all bytes of its reads and writes cross its link. In the
+array: the client submits the job script. All runs start with the inputs in the array and cold client caches. Needs root. Results:
+OUT/results.jsonl, OUT/fig5.svg, OUT/fig7a.svg, OUT/fig7b.svg and tables on standard output.
 """
 import argparse
 import json
@@ -31,11 +31,11 @@ def say(text):
 
 
 class Array:
-    """Server, elements and a mounting client, each on a host of its own."""
+    """Server, elements and a mounting client, each on its own host."""
 
     def __init__(self, options, folder, server_flags=(), client_mbit=None, tls="on", kinds=None, objects=None):
-        """`kinds`: cores and flags of each element, if they are not all alike. `objects`: a folder that is the bucket of an object store on
-        a host and a link of its own, which is as fast as those of all elements together; its address is `{store}` in flags."""
+        """`kinds`: cores and flags of each element, if elements differ. `objects`: a folder that is the bucket of an object store on its
+        own host; the rate of its link is the sum of those of all elements, and flags name its address as `{store}`."""
         self.options, self.folder, self.server_flags, self.tls = options, folder, server_flags, tls
         self.kinds = kinds or [(options.element_cores, ())] * options.elements
         shutil.rmtree(folder, ignore_errors=True)
@@ -100,7 +100,7 @@ class Array:
             subprocess.run(["umount", "-l", self.mount_point], capture_output=True)
 
     def fill(self, data):
-        """Copies the input files in through the mount and mounts again, so that nothing is cached."""
+        """Copies the input files into the array through the mount, and mounts again, so that nothing is cached."""
         self.mount()
         self.client.call("mkdir", "-p", os.path.join(self.mount_point, "work"))
         self.client.call("cp", "-r", os.path.join(data, "."), os.path.join(self.mount_point, "work"))
@@ -119,7 +119,7 @@ class Array:
 
     @undisturbed()
     def remove(self):
-        """Ends all, and takes the folder away."""
+        """Ends all processes, and removes the folder."""
         self.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -129,12 +129,12 @@ def bytes_since(array, before):
 
 
 def offline(array, commands):
-    """Runs the commands on the client through the mount. Compute is processor time, the rest of the wall time I/O."""
+    """Runs the commands on the client through the mount. Compute is the processor time, and I/O is the rest of the wall time."""
     array.mount()
     before, start = array.sent(), time.monotonic()
     runner = [sys.executable, os.path.join(HERE, "offline.py"), commands, os.path.join(array.mount_point, "work")]
     tasks = json.loads(array.client.call(*runner))
-    array.unmount()  # what was written has left the client only when it has been sealed
+    array.unmount()  # written bytes have left the client only when the file is sealed
     wall = time.monotonic() - start
     compute = sum(task["cpu_s"] for task in tasks)
     moved = bytes_since(array, before)
@@ -183,7 +183,7 @@ def once(options, mode, run):
 
 
 def summary(results):
-    """The median run of each mode."""
+    """Returns the median run of each mode."""
     modes = {}
     for result in results:
         modes.setdefault(result["mode"], []).append(result)
@@ -211,7 +211,7 @@ def main():
     parser.add_argument("--elements", type=int, default=4)
     parser.add_argument("--client-cores", type=float, default=1.0)
     parser.add_argument("--element-cores", type=float, default=0.25)
-    parser.add_argument("--host-cores", type=float, default=0.5, help="the server's share, host element included")
+    parser.add_argument("--host-cores", type=float, default=0.5, help="cores of the server, including its host element")
     parser.add_argument("--rate-mbit", type=int, default=1000)
     parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--modes", default=",".join(["offline", *POLICIES]))

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Runs PyActiveStorage's own tests of reductions against an array: `tests/pyactivestorage.py [PYTHON]`.
 
-PYTHON is the interpreter of a virtual environment, into which PyActiveStorage and what its tests need are installed from PyPI; without
-it one is made. Its tests are taken as they are from its source package; where they write a file to a store, it is put into the
-array, and what they would have configured (addresses, a user and a password) is given to `Active` as defaults.
-TIDEMILL names the binary."""
+PYTHON is the interpreter of a virtual environment, into which PyActiveStorage and its test requirements are installed from PyPI. Without
+PYTHON the script makes an environment. The tests are the unchanged tests of the source package. When a test writes a file to a store, the
+file is put into the array. The test's configuration (addresses, a user and a password) becomes the defaults of `Active`. TIDEMILL names
+the binary.
+"""
 import glob
 import os
 import re
@@ -66,10 +67,10 @@ def main(python):
                 "ARRAY_SERVER": array.endpoint,
                 "ARRAY_TOKEN": re.search(r"^token: (.*)$", open(token).read(), re.M)[1],
                 "TIDEMILL": array.binary,
-                # How `requests` and `aiohttp` are told of an authority of one's own.
+                # `requests` and `aiohttp` read the CA from these variables.
                 "REQUESTS_CA_BUNDLE": token,
                 "SSL_CERT_FILE": token,
-                # Reads of the client itself (version 1) have no other way to a password.
+                # Reads by the client itself (version 1) can only get a password in this way.
                 "FSSPEC_HTTP": '{"client_kwargs": {"trust_env": true}}',
                 "NETRC": f"{folder}/netrc",
                 "PYTHONPATH": f"{folder}/tests",

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Compares `tidemill reduce --local` with numpy on what netCDF4, h5py and zarr read: random selections, operations and groupings
-over the fixtures of crates/format and over generated files; and with xarray and cftime on series of files and times. Integers must be equal, floats within the bound of docs/reduce.md.
+"""Compares `tidemill reduce --local` with numpy on values that netCDF4, h5py and zarr read: random selections, operations and groupings
+over the fixtures of crates/format and over generated files. Series of files and times are compared with xarray and cftime. Integers must
+be equal, and floats within the bound of docs/reduce.md.
 
   python3 -m venv v; v/bin/pip install netCDF4 h5py zarr xarray cftime numpy; v/bin/python tests/reduce.py target/debug/tidemill [CASES] [SEED]
 """
@@ -29,7 +30,7 @@ OPERATIONS = ["count", "min", "max", "sum", "mean", "stddev", "range", "stats", 
 
 
 def generated(folder):
-    """Files with times, packed values, gaps and all types, in all formats."""
+    """Makes files with times, packed values, gaps and all types, in all formats."""
     rng = np.random.default_rng(SEED)
     shape = (800, 9, 14)
     for form in ["NETCDF3_CLASSIC", "NETCDF3_64BIT_DATA", "NETCDF4"]:
@@ -69,7 +70,7 @@ def generated(folder):
 
 
 def opened(path):
-    """Variables of numbers with what each says about its values, by name: masked arrays in 64-bit floats or integers."""
+    """Returns the numeric variables by name, with missing values and packing applied: masked arrays of 64-bit floats or integers."""
     if path.suffix == ".zarr":
         group = zarr.open_group(str(path), mode="r")
         return {name: (array.metadata.dimension_names if array.metadata.zarr_format == 3 else None, np.ma.masked_invalid(array[:]))
@@ -81,7 +82,7 @@ def opened(path):
                 continue
             values = np.ma.masked_invalid(np.ma.asarray(variable[:]))
             if values.dtype.kind == "f":
-                # Unpacked in the precision of the attributes; here it is done once more in doubles.
+                # The library unpacks in the precision of the attributes; this unpacks again in doubles.
                 raw = variable
                 raw.set_auto_scale(False)
                 scale, offset = (float(getattr(raw, key, none)) for key, none in [("scale_factor", 1), ("add_offset", 0)])
@@ -108,7 +109,7 @@ KEYS = {
 
 
 def numbers(operation, values, axes, ddof):
-    """One number a cell, as numpy has it; None where there is none."""
+    """Returns numpy's number for each cell; None for a cell without values."""
     axes = tuple(axes)
     count = np.asarray(np.ma.count(values, axis=axes))
     whole = values.dtype.kind in "iu"
@@ -116,7 +117,7 @@ def numbers(operation, values, axes, ddof):
     if operation == "count":
         return count.ravel().tolist()
     if operation == "sum":
-        # Of integers exactly, where numpy's wrap.
+        # Sums of integers are exact here, while numpy's wrap.
         filled = np.ma.filled(wide, 0)
         return np.asarray(filled.astype(object).sum(axis=axes) if whole else filled.sum(axis=axes), dtype=object if whole else None).ravel().tolist()
     real = values.astype("f8")
@@ -143,7 +144,7 @@ def numbers(operation, values, axes, ddof):
 
 
 def histogram(values, axes, low, high, bins):
-    """What numpy counts in each cell, with what lies below and above."""
+    """Returns numpy's counts for each cell, with the numbers of values below and above the bins."""
     kept = [axis for axis in range(values.ndim) if axis not in axes]
     cells = math.prod(values.shape[axis] for axis in kept)
     rows = np.ma.filled(np.transpose(values, kept + list(axes)), np.nan).reshape(cells, -1)
@@ -156,7 +157,7 @@ def histogram(values, axes, low, high, bins):
 
 
 def bins_of(rng, part):
-    """Bins to ask for, and which these are: between the extremes, or between two numbers."""
+    """Returns requested bins and their edges: between the extremes, or between two numbers."""
     all_of = part.compressed().astype("f8")
     all_of = all_of[~np.isnan(all_of)]
     low, high = (float(all_of.min()), float(all_of.max())) if all_of.size else (0.0, 1.0)
@@ -174,9 +175,9 @@ def alike(ours, theirs, values):
     if ours is None or theirs is None:
         return ours is None and (theirs is None or math.isnan(theirs))
     if isinstance(theirs, int):
-        # Beyond 64 bits they are text.
+        # Integers beyond 64 bits are text.
         return int(ours) == theirs
-    # numpy's own sums are in pairs: both are this near to the exact one.
+    # numpy sums in pairs: both results are this near to the exact result.
     scale = max(abs(theirs), float(np.ma.abs(values).astype("f8").max()) if values.count() else 0)
     return ours == theirs or math.isclose(ours, theirs, rel_tol=1e-12, abs_tol=1e-12 * scale * max(1, values.count() ** 0.5))
 
@@ -216,7 +217,7 @@ def one(rng, path, name, dimensions, values):
             keys = KEYS[by](times(path)[slices[axis]])
             axes = sorted({*over, axis})
             groups = [numbers(what, np.take(part, np.flatnonzero(keys == key), axis), axes, ddof) for key in sorted(set(keys))]
-            # The groups lie where the times lay, among the dimensions that are kept.
+            # The groups take the place of the times among the remaining dimensions.
             before = math.prod(part.shape[other] for other in range(axis) if other not in axes)
             expected = np.array(groups, dtype=object).reshape(len(groups), before, -1).swapaxes(0, 1).ravel().tolist()
         ours = result["count" if operation == "histogram" else what]
@@ -227,7 +228,7 @@ def one(rng, path, name, dimensions, values):
 
 
 def asked(operation, files, *more):
-    """What it says of files that lie here: the result, or why it is refused."""
+    """Runs the program on local files, and returns the result or the reason of its refusal."""
     said = subprocess.run([BINARY, "--json", "reduce", operation, files, "--local", *more], capture_output=True, text=True)
     return json.loads(said.stdout) if said.returncode == 0 else said.stderr
 
@@ -240,7 +241,7 @@ def told(operation, files, *more):
 
 
 def series(folder):
-    """Series of files, selections, times and results are those of xarray."""
+    """Compares series of files, selections, times and results with xarray."""
     rng = np.random.default_rng(SEED)
     time = xarray.date_range("2000-11-20", periods=300, freq="6h", use_cftime=False)
     lat, lon = np.linspace(60, -60, 5).astype("f4"), np.arange(0, 360, 30.0)
@@ -284,7 +285,7 @@ def series(folder):
 
 
 def calendars(folder):
-    """Months of all calendars are those of cftime, whatever stamps mean."""
+    """Compares the months of all calendars with cftime, for all meanings of time stamps."""
     for calendar in ["standard", "gregorian", "proleptic_gregorian", "julian", "noleap", "365_day", "all_leap", "366_day", "360_day"]:
         for units in ["days since 1582-09-01", "microseconds since 1600-02-01", "hours since 1899-12-01"]:
             path = folder / f"{calendar}_{units.split()[0]}.nc"

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares `tidemill reduce --local` with numpy on random files of netCDF4, h5py, zarr, xarray (netCDF4, h5netcdf, scipy, zarr),
 astropy, and, where they are installed, NCO, CDO and GDAL: types, packing, missing values, chunks, filters, fill values, calendars,
-selections and series of files. An answer is right, or a refusal of a case that has no certain reading.
+selections and series of files. Each answer must be right, or must refuse a case without a certain reading.
 
   python3 -m venv v; v/bin/pip install netCDF4 h5py h5netcdf scipy zarr xarray astropy cftime numpy
   v/bin/python tests/writers.py target/debug/tidemill [CASES] [SEED] [SERIES]
@@ -33,9 +33,9 @@ warnings.simplefilter("ignore")
 BINARY = sys.argv[1]
 CASES = int(sys.argv[2]) if len(sys.argv) > 2 else 300
 SEED = int(sys.argv[3]) if len(sys.argv) > 3 else 1
-# How many of so many and five files are a series of several.
+# Weight of series of files among the ways to make a case.
 SERIES = int(sys.argv[4]) if len(sys.argv) > 4 else 3
-# Reductions of one file.
+# Number of reductions of one file.
 EACH = 8
 TYPES = ["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f4", "f8"]
 CLASSIC = ["i1", "i2", "i4", "f4", "f8"]
@@ -44,7 +44,7 @@ CALENDARS = ["standard", "proleptic_gregorian", "noleap", "360_day", "julian", "
 
 
 class Case:
-    """One variable `x` of one file: what is stored, which of it counts, and how it is unpacked."""
+    """Variable `x` of one file: its stored values, its mask and its packing."""
 
     def __init__(self, path, names, raw, mask, scale=None, offset=None, doubtful=None, time=None, latitude=None):
         self.path, self.names, self.raw, self.mask = path, names, raw, mask
@@ -57,7 +57,7 @@ class Case:
 
 
 def numbers(rng, kind, shape):
-    """Values of a type, now and then its ends and neighbours of what doubles can tell apart."""
+    """Returns values of a type, sometimes with its extremes and with neighbours of numbers that doubles can represent."""
     count = math.prod(shape)
     if kind[0] == "f":
         values = np.array([rng.gauss(280, 30) for _ in range(count)], kind)
@@ -75,7 +75,7 @@ def numbers(rng, kind, shape):
 
 
 def layout(rng):
-    """Names and lengths of dimensions, times and latitudes."""
+    """Returns names and lengths of dimensions, times and latitudes."""
     rank = rng.choice([1, 2, 2, 3])
     names = rng.sample(["time", "lat", "lon", "level"], rank)
     names.sort(key=["time", "level", "lat", "lon"].index)
@@ -95,7 +95,7 @@ def layout(rng):
 
 
 def attributes(rng, kind, raw):
-    """Attributes about missing values and packing: theirs, and why they may be refused."""
+    """Returns attributes for missing values and packing, and the reason for which they may be refused."""
     said, doubtful = {}, None
     number = np.dtype(kind).type
     some = lambda: number(rng.choice(raw.ravel().tolist() + [0, 1, 99]))
@@ -125,7 +125,7 @@ def attributes(rng, kind, raw):
 
 
 def missing(raw, fill, said, defaults=None):
-    """Which values are missing by the conventions, exactly; `raw` is already signed or unsigned as it is read."""
+    """Returns the mask of missing values by the conventions, exactly; `raw` already has the sign of the reader."""
     mask = np.isnan(raw) if raw.dtype.kind == "f" else np.zeros(raw.shape, bool)
     view = lambda value: np.asarray(value, raw.dtype if raw.dtype.kind == "f" else None)
     def typed(value):
@@ -146,7 +146,7 @@ def missing(raw, fill, said, defaults=None):
 
 
 def pieces(rng, shape):
-    """Parts of an array that are written; what lies between is left to the fill value."""
+    """Returns parts of an array to write; the other parts keep the fill value."""
     if rng.random() < 0.75:
         return [tuple(slice(None) for _ in shape)]
     size = shape[0]
@@ -193,7 +193,7 @@ def of_netcdf(rng, folder, number):
         default = default.view(raw.dtype) if raw.dtype.kind == "u" else default
     case = Case(path, names, raw, None if doubtful else missing(raw, fill, said, default), said.get("scale_factor"), said.get("add_offset"), doubtful, time, latitude)
     case.about = [form, kind, fill, said]
-    # The library itself, but for default fill values of one byte, which it has against the conventions.
+    # Compares with the library, except for its default fill values of one byte, which violate the conventions.
     if not doubtful and "_Unsigned" not in said and (fill is not None or kind not in ["i1", "u1"]):
         with netCDF4.Dataset(path) as file:
             file["x"].set_auto_scale(False)
@@ -248,7 +248,7 @@ def of_zarr(rng, folder, number):
     raw = numbers(rng, kind, shape)
     fill, said, doubtful = attributes(rng, kind, raw)
     if doubtful == "missing_value" and kind == "f4" and said[doubtful] == 0.3:
-        # JSON has no types: decimal numbers are those of the variable.
+        # JSON has no types: decimal numbers take the type of the variable.
         doubtful = None
     path = folder / f"{number}.zarr"
     group = zarr.open_group(str(path), mode="w", zarr_format=version)
@@ -285,7 +285,7 @@ def of_zarr(rng, folder, number):
 
 
 def of_xarray(rng, folder, number):
-    """As xarray writes and reads it: what it finds missing when it reads is what is missing."""
+    """Writes with xarray. The missing values are those that xarray finds when it reads the file."""
     engine = rng.choice(["netcdf4", "h5netcdf", "scipy", "zarr2", "zarr3"])
     names, shape, _, _ = layout(rng)
     values = np.array([rng.gauss(10, 5) for _ in range(math.prod(shape))], rng.choice(["f4", "f8"])).reshape(shape)
@@ -324,7 +324,7 @@ def of_xarray(rng, folder, number):
 
 
 def of_fits(rng, folder, number):
-    """As astropy writes it: BLANK of integers, BZERO of unsigned ones, NaN of floats."""
+    """Writes with astropy: BLANK for integers, BZERO for unsigned integers, NaN for floats."""
     kind = rng.choice(["u1", "i2", "i4", "i8", "f4", "f8"])
     shape = tuple(rng.randint(1, 7) for _ in range(rng.choice([1, 2, 3])))
     raw = numbers(rng, kind, shape)
@@ -336,7 +336,7 @@ def of_fits(rng, folder, number):
         header["BLANK"] = blank
     path = folder / f"{number}.fits"
     hdu = fits.PrimaryHDU(raw, header=header, do_not_scale_image_data=True)
-    # What astropy takes from the header when it makes the data.
+    # astropy removes these keys from the header when it makes the data.
     for name in ["BSCALE", "BZERO", "BLANK"]:
         if name in header:
             hdu.header[name] = header[name]
@@ -353,7 +353,7 @@ def of_fits(rng, folder, number):
 
 
 def of_members(rng, folder, number):
-    """Files of one grid, each a member of an ensemble."""
+    """Makes files of one grid, each a member of an ensemble."""
     shape, kind = (rng.randint(1, 9), rng.randint(1, 5)), rng.choice(TYPES)
     count, calendar = rng.randint(2, 4), rng.choice(CALENDARS)
     raw = np.stack([numbers(rng, kind, shape) for _ in range(count)])
@@ -383,7 +383,7 @@ TOOLS = [name for name in ["ncks", "cdo", "gdal_translate"] if shutil.which(name
 
 
 def of_tool(rng, folder, number):
-    """A file that NCO, CDO or GDAL made of one of netCDF4: its raw values and attributes are what netCDF4 reads of it."""
+    """Converts a file of netCDF4 with NCO, CDO or GDAL; the raw values and attributes are those that netCDF4 then reads."""
     tool = rng.choice(TOOLS)
     floats = rng.random() < 0.6
     kind = rng.choice(["f4", "f8"] if floats else ["i1", "i2", "i4"])
@@ -487,7 +487,7 @@ def alike(ours, theirs, exact, scale):
 
 
 def answers(case, operation, values):
-    """What is found of a list of values as they are stored."""
+    """Returns the expected results for a list of stored values."""
     whole = case.raw.dtype.kind in "iu" and not case.packed
     if operation == "count":
         return len(values)
@@ -587,14 +587,14 @@ STEPS = {"year": 1, "month": 2, "day": 3, "hour": 4}
 
 
 class Series:
-    """Files of one variable `x` along time: what all of them together are, or why they are no series."""
+    """Files of one variable `x` along time: the whole series, or the reason why the files are no series."""
 
     def __init__(self):
         self.refused, self.about = None, []
 
 
 def decimals(rng, name):
-    """A coordinate as people write it (decimal texts), and how it is stored."""
+    """Returns a coordinate as people write it (decimal texts), and its stored values."""
     if name == "lon" and rng.random() < 0.6:
         count = rng.choice([4, 6, 8, 9, 12])
         first = rng.choice([Decimal(0), Decimal(-180), Decimal(180) / count])
@@ -622,7 +622,7 @@ def of_series(rng, folder, number):
     count = rng.randint(2, 24)
     stamps = np.arange(count) * hours
     if rng.random() < 0.3:
-        # With gaps.
+        # The times have gaps.
         stamps = np.sort(np.array(rng.sample(range(2 * count), count))) * hours
     cuts = sorted(rng.sample(range(1, count), min(count - 1, rng.randint(0, 3))))
     parts = np.split(np.arange(count), cuts)
@@ -630,7 +630,7 @@ def of_series(rng, folder, number):
     if len(parts) == 1 and wrong not in ["nan", "packed", "packs", "empty"]:
         wrong = None
     if wrong == "between":
-        # Every so many steps to each file.
+        # The files take the steps in turn.
         parts = [np.arange(count)[place::len(parts)] for place in range(len(parts))]
     case.dates = cftime.num2date(stamps, f"hours since {base}", calendar)
     shape = (count, *(len(grid[name][0]) for name in others))
@@ -638,7 +638,7 @@ def of_series(rng, folder, number):
     far = rng.choice([0, 0, 2**53, 2**62]) if kind in ["i8", "u8"] and wrong not in ["type", "packed", "packs"] else 0
     least = 0 if kind[0] == "u" else -99
     raw = np.array([rng.gauss(280, 30) if kind[0] == "f" else far + rng.randint(least, 99) for _ in range(math.prod(shape))], kind).reshape(shape)
-    # All files have it; it is about stored values.
+    # All files have this bound on stored values.
     floor = rng.choice([None, None, None, 20]) if wrong != "type" else None
     universe, subsets = {name: list(grid[name][0]) for name in others}, []
     halved = rng.choice(others)
@@ -667,9 +667,9 @@ def of_series(rng, folder, number):
             own = rng.choice([one for one in ["noleap", "360_day", "julian", "all_leap"] if one != calendar])
             case.refused = ["coordinate time", "calendar"]
         elif calendar == "standard" and rng.random() < 0.5:
-            # After 1582 these are one, and gregorian is another name.
+            # After 1582 these calendars are the same, and gregorian is another name of standard.
             own = rng.choice(["gregorian", "proleptic_gregorian"])
-        # The numbers of the times in the units of this file, exactly.
+        # Converts times exactly to numbers in the units of this file.
         offset = cftime.date2num(cftime.num2date(0, f"hours since {base}", calendar), f"hours since {since}", calendar)
         number_of = lambda hour: float(Fraction(hour + offset) / Fraction(of).limit_denominator(3600))
         times = np.array([number_of(int(starts[index]) + Fraction(at) * hours) for index in part])
@@ -792,7 +792,7 @@ def of_series(rng, folder, number):
             case.starts, case.ends = case.starts[keep], case.ends[keep]
         missing_times = missing_times[keep]
     if wrong == "inner":
-        # In the order of the file that is named first.
+        # The order is that of the first file by name.
         common = [one for one in min(subsets)[1] if all(one in own for _, own in subsets)]
         if not common:
             case.refused = [f"coordinate {halved}", "no value is in all files"]
@@ -804,7 +804,7 @@ def of_series(rng, folder, number):
     case.hours = hours
     case.whole = all(one[4][0] == "i" and one[6] is None for one in case.about if one[5] != "other")
     case.path = f"{folder}/*.nc"
-    # xarray itself, where there is nothing odd.
+    # Cases without odd properties are also compared with xarray.
     if (wrong is None or wrong == "inner" and not case.refused) and len(parts) > 1 and floor is None and far == 0:
         opened = [xr.open_dataset(path, decode_times=xr.coders.CFDatetimeCoder(use_cftime=True)) for path in case.files]
         whole = xr.concat(opened, "time", join="inner" if wrong else "exact", data_vars="all", coords="minimal", compat="override")
@@ -821,7 +821,7 @@ def of_series(rng, folder, number):
 
 
 def around(texts, low, high):
-    """Longitudes of a range: indices in the order of the result, and what they are there; or why there is no answer."""
+    """Selects a range of longitudes: returns indices in the order of the result with their longitudes, or the reason of a refusal."""
     found = {}
     for index, value in enumerate(texts):
         if low <= value <= high:
@@ -832,7 +832,7 @@ def around(texts, low, high):
             found[index] = turned
     if all(found[index] == texts[index] for index in found):
         return straight(texts, found)
-    # As the pieces that were selected go.
+    # Runs of neighbours are sorted by longitude, in the direction of the coordinate.
     runs = []
     for index in sorted(found):
         if runs and runs[-1][-1] == index - 1 and found[index] - texts[index] == found[index - 1] - texts[index - 1]:
@@ -865,7 +865,7 @@ def written(parts):
 
 
 def moments(case, at, group):
-    """The times that count, and whether some, and whether some that are not selected, mislead."""
+    """Returns a date for each time step, and the indices of misleading time stamps."""
     dates = list(case.dates)
     if at == "end":
         return [date - datetime.timedelta(milliseconds=1) for date in dates], []
@@ -985,7 +985,7 @@ def one_of_series(rng, case):
     if case.unplaced and (by_index or 0 not in over and not by):
         refused.append(["coordinate time", "no value"])
     if case.refused:
-        # Whether the files fit together is looked at first.
+        # The program first checks whether the files fit together.
         refused = [case.refused]
     said = subprocess.run(command, capture_output=True, text=True)
     if refused:
@@ -1041,10 +1041,10 @@ def one_of_series(rng, case):
 
 
 def in_netcdf(command, result, single, reduced):
-    """The same result as netCDF, read by xarray: values, types, times in their bounds, and what is said about them."""
+    """Compares the same result as netCDF, read by xarray: values, types, times within their bounds, and attributes."""
     made = subprocess.run(command, capture_output=True, text=True)
     if made.returncode:
-        # No netCDF has sums beyond 64 bits, which JSON has as text, or integers beyond 53 bits beside floats.
+        # netCDF has no sums beyond 64 bits, which are text in JSON, and no integers beyond 53 bits next to floats.
         every = [value for values in result["values"].values() for value in (values if isinstance(values, list) else [values])]
         assert any(isinstance(value, str) or isinstance(value, int) and abs(value) > 2**53 for value in every), ("not written", command, made.stderr)
         return
@@ -1062,7 +1062,7 @@ def in_netcdf(command, result, single, reduced):
             if "time" in file.dims and "bounds" in file.time.attrs and all(one not in command for one in ["start", "end"]):
                 ends = file[file.time.attrs["bounds"]].values
                 with xr.open_dataset(command[-1], decode_times=False) as stored:
-                    # An index without a time is kept as NaN, for which cftime has a date.
+                    # An index without a time is stored as NaN, which cftime converts to a date.
                     known = ~np.isnan(stored.time.values)
                 inside = [low <= time <= high for time, (low, high), has in zip(file.time.values, ends, known) if has]
                 assert all(inside), (command, file.time.values, ends)

@@ -32,7 +32,7 @@ impl Folder for One<'_> {
     }
 }
 
-/// A folder of a few files, each after the number of its name.
+/// Folder of a few files. In the input, each file follows the number of its name.
 struct Many<'a>(Vec<(&'static str, &'a [u8])>);
 
 const NAMES: [&str; 12] = [
@@ -47,7 +47,7 @@ impl<'a> Many<'a> {
     }
 
     fn file(&self, path: &str) -> Option<&'a [u8]> {
-        // Whatever metadata say, nothing above the folder is asked for.
+        // For any metadata, the reader never asks for a path above the folder.
         assert!(!path.starts_with('/') && !path.split('/').any(|name| name == ".."), "{path}");
         self.0.iter().find(|(name, _)| *name == path).map(|(_, file)| *file)
     }
@@ -114,7 +114,7 @@ fn look(header: &Header, store: Store<'_>, size: u64) {
 }
 
 fuzz_target!(|bytes: &[u8]| {
-    // A first byte that no format has says that something else is meant.
+    // A first byte that no format uses selects another kind of input.
     let file = bytes.to_vec();
     let (kind, bytes) = bytes.split_first().unwrap_or((&0, &[]));
     if let Some(name) = ["zarr.json", ".zmetadata", ".zarray"].get(usize::from(*kind)) {

@@ -9,7 +9,7 @@ mod format;
 
 use format::{Part, TAIL_BYTES, Tail};
 
-/// Compresses and hashes a directory as the writer of a pack does; gives the stored directory and the tail.
+/// Compresses and hashes a directory as the writer of a pack does; returns the stored directory and the tail.
 fn closed(directory: &[u8]) -> Option<(Vec<u8>, Vec<u8>)> {
     let stored = zstd::bulk::compress(directory, 1).ok()?;
     let mut tail = Vec::new();

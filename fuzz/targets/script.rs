@@ -1,4 +1,4 @@
-//! Job scripts: whatever is submitted is a job or a list of errors, in bounded time.
+//! Job scripts: each submitted text gives a job or a list of errors, in bounded time.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! Messages: the look at the encoding of a request agrees with its decoder, and frames end where they say.
+//! Messages: the check of an encoded request agrees with its decoder, and frames have their stated length.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,7 +1,7 @@
-//! `loopback SOURCE MOUNTPOINT [--plain]`: shows the folder SOURCE at MOUNTPOINT and does nothing else.
+//! `loopback SOURCE MOUNTPOINT [--plain]`: shows the folder SOURCE at MOUNTPOINT, and does nothing else.
 //!
-//! The peer that the mount is measured against: the same library, one thread, kernel passthrough for data unless
-//! `--plain`, each operation one system call on the folder below, no checks. Inodes are paths in a table.
+//! Peer for measurements of the mount. It has the same library, one thread, and kernel passthrough for data (except with
+//! `--plain`). Each operation is one system call on the folder below, without checks. Inodes are paths in a table.
 
 use fuser::{
     BackingId, BsdFileFlags, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags,
@@ -114,7 +114,7 @@ fn attr(metadata: &Metadata) -> FileAttr {
     }
 }
 
-/// Answers with the value, or with the error.
+/// Replies with the value, or with the error.
 macro_rules! answer {
     ($reply:ident, $result:expr, $value:pat => $ok:expr) => {
         match $result {

@@ -1,7 +1,7 @@
 //! The configuration file `tidemill.toml`, and how its values combine with flags and environment.
 //!
-//! Every key is also a flag of the same name: a key of `[element]` is a flag of `tidemill element`, one of
-//! `[client]` is a flag of every command. The order is flag, environment (`TIDEMILL_*`), file, default; clap
+//! Every key is also a flag of the same name: keys of `[element]` are flags of `tidemill element`, and keys of
+//! `[client]` are flags of every command. The precedence is flag, environment (`TIDEMILL_*`), file, default; clap
 //! handles the first two. This module reads the file and never writes it.
 
 use crate::format::{Copies, Length, OrOff, QueueText, Size};
@@ -20,7 +20,7 @@ pub(crate) struct Config {
     pub(crate) dir: Option<PathBuf>,
     /// Whether TCP connections use TLS.
     pub(crate) tls: Option<Tls>,
-    /// For every command that talks to a server.
+    /// Keys for every command that uses a server.
     pub(crate) client: Client,
     /// `tidemill server`.
     pub(crate) server: Server,
@@ -81,11 +81,11 @@ pub(crate) struct Server {
     pub(crate) wake_limit: Option<Length>,
     pub(crate) jobs_each: Option<u32>,
     pub(crate) rooms_each: Option<Size>,
-    /// By the numbers of elements.
+    /// Commands for single elements, by number.
     pub(crate) elements: BTreeMap<String, SleepCommands>,
 }
 
-/// How the host of one element is suspended and woken.
+/// Commands that suspend and wake the host of one element.
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub(crate) struct SleepCommands {
@@ -211,15 +211,15 @@ pub(crate) struct Mount {
     pub(crate) hard: Option<bool>,
 }
 
-/// What elements draw and what energy costs, which no machine tells by itself.
+/// Power of elements and price of energy, which no machine reports.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub(crate) struct Submit {
-    /// Of an element with all cores busy.
+    /// Power of an element with all cores busy.
     pub(crate) busy_power: Option<Watts>,
-    /// Of an element with no core busy.
+    /// Power of an element with no core busy.
     pub(crate) idle_power: Option<Watts>,
-    /// Of energy.
+    /// Price of energy.
     pub(crate) energy_price: Option<Price<MoneyPerJoule>>,
 }
 
@@ -309,7 +309,7 @@ mod tests {
 
     const EXAMPLE: &str = include_str!("../../../examples/tidemill.toml");
 
-    /// The example has every key, all but the sections commented out.
+    /// Returns the example with all keys, which are commented out in the file.
     fn example_with_all_keys() -> String {
         let uncomment = |line: &str| match line.strip_prefix('#') {
             Some(rest) if !rest.starts_with(' ') && rest.contains(" = ") => rest.to_owned(),

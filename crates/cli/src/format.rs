@@ -1,5 +1,5 @@
-//! Numbers as people read them: sizes, spans, points in time. Nothing here is parsed by a program, except
-//! sizes that people write.
+//! Numbers for people: sizes, spans, points in time. Programs parse only the forms that people write: sizes, lengths of
+//! time, and settings.
 
 use serde::Deserialize;
 use std::str::FromStr;
@@ -8,7 +8,7 @@ pub(crate) use tidemill_core::shown::bytes;
 use tidemill_core::shown::civil;
 use tidemill_server::queue::{AddressError, Place};
 
-/// A number of bytes as people write it: `500MB`, `2GiB`, `1048576`.
+/// Number of bytes as people write it: `500MB`, `2GiB`, `1048576`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "SizeText")]
 pub(crate) struct Size(pub(crate) u64);
@@ -31,7 +31,7 @@ impl TryFrom<SizeText> for Size {
     }
 }
 
-/// A number of copies: `2`, `"2,now"`.
+/// Number of copies: `2`, `"2,now"`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "SizeText")]
 pub(crate) struct Copies(pub(crate) copies::Wanted);
@@ -48,7 +48,7 @@ impl TryFrom<SizeText> for Copies {
     }
 }
 
-/// Not a size.
+/// The text is no size.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "`{0}` is not a size: give bytes, or a number with kB, MB, GB, TB (thousands) or KiB, MiB, GiB, TiB (1024s)"
@@ -64,12 +64,12 @@ impl FromStr for Size {
     }
 }
 
-/// A length of time as people write it: `90`, `5m`, `2h`, `30d`.
+/// Length of time as people write it: `90`, `5m`, `2h`, `30d`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub(crate) struct Length(pub(crate) std::time::Duration);
 
-/// Not a length of time.
+/// The text is no length of time.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not a length of time: give seconds, or a number with s, m, h or d")]
 pub(crate) struct LengthError(String);
@@ -92,7 +92,7 @@ impl TryFrom<String> for Length {
     }
 }
 
-/// Something, or `off`.
+/// Value, or `off`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
 #[serde(try_from = "String")]
 #[serde(bound = "T: FromStr, T::Err: std::fmt::Display")]
@@ -117,14 +117,14 @@ impl<T: FromStr> TryFrom<String> for OrOff<T> {
     }
 }
 
-/// Where labels wait, as somebody wrote it: `journal`, or servers of NATS. It may have a password, so it is printed by nothing
-/// and is looked at only when it is used.
+/// Queue of labels as text: `journal`, or servers of NATS. The text may contain a password, so it is never printed, and is
+/// parsed only when it is used.
 #[derive(Clone, PartialEq, Eq, Deserialize)]
 #[serde(transparent)]
 pub(crate) struct QueueText(pub(crate) String);
 
 impl QueueText {
-    /// The queue that it means.
+    /// Parses the text.
     pub(crate) fn place(&self) -> Result<Place, AddressError> {
         match self.0.as_str() {
             "journal" => Ok(Place::Own),
@@ -145,7 +145,7 @@ impl std::fmt::Debug for QueueText {
     }
 }
 
-/// A span of nanoseconds: `4 ms`, `1.25 s`, `3 min 20 s`.
+/// Formats a span of nanoseconds: `4 ms`, `1.25 s`, `3 min 20 s`.
 #[expect(clippy::cast_precision_loss, reason = "display only")]
 pub(crate) fn span(nanos: u64) -> String {
     match nanos {
@@ -163,7 +163,7 @@ pub(crate) fn span(nanos: u64) -> String {
     }
 }
 
-/// Nanoseconds since the epoch as `2026-11-21 10:32:47` in UTC; `-` for 0.
+/// Formats nanoseconds since the epoch as `2026-11-21 10:32:47` in UTC; `-` for 0.
 pub(crate) fn time(nanos: i64) -> String {
     if nanos == 0 {
         return "-".into();
@@ -175,7 +175,7 @@ pub(crate) fn time(nanos: i64) -> String {
     format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}")
 }
 
-/// `rwxr-x---` with the type in front, as `ls -l` has it.
+/// Formats type and mode as `ls -l` does, such as `-rwxr-x---`.
 pub(crate) fn mode(kind: char, mode: u32) -> String {
     let mut text = String::from(kind);
     for (shift, special, letter) in [(6, 0o4000, 's'), (3, 0o2000, 's'), (0, 0o1000, 't')] {
@@ -192,7 +192,7 @@ pub(crate) fn mode(kind: char, mode: u32) -> String {
     text
 }
 
-/// `3 tasks`, `1 task`.
+/// Formats a count with its noun: `3 tasks`, `1 task`.
 pub(crate) fn count(number: impl Into<u64>, noun: &str) -> String {
     match number.into() {
         1 => format!("1 {noun}"),

@@ -1,6 +1,7 @@
-"""What the real libraries say about a file, as JSON for `tests/files.rs`: `describe.py FILE...` writes FILE.json beside each.
+"""Writes the view of the real libraries on a file as JSON for `tests/files.rs`: `describe.py FILE...` writes FILE.json next to each.
 
-Values are bytes in hexadecimal, least significant first, of all of a small variable and of some selections of any."""
+Values are bytes in hexadecimal, least significant first: all values of small variables, and some selections of any.
+"""
 
 import json
 import pathlib
@@ -36,7 +37,7 @@ def hexed(array):
 
 
 def selections(shape, read, seed):
-    """All if that is little, and some with steps."""
+    """Returns selections: everything if that is small, and some selections with steps."""
     chance = random.Random(f"{seed} {shape}")
     chosen = []
     if np.prod(shape, dtype="i8") <= ALL_MAX:
@@ -58,7 +59,7 @@ def chunks(dataset):
         return {"chunks": None if dataset.chunks is None else [], "offset": dataset.id.get_offset()}
     found = []
     if sum(n is None for n in dataset.maxshape) == 1 and dataset.maxshape[0] is not None:
-        # The library (HDF5 2.0) tells wrong places of these, where they are in an extensible array. Values show ours are right.
+        # The library (HDF5 2.0) reports wrong places for chunks in an extensible array. The values show that our places are right.
         return {}
     dataset.id.chunk_iter(lambda c: found.append([list(c.chunk_offset), c.byte_offset, c.size, c.filter_mask]))
     return {"chunks": sorted(found), "offset": None}

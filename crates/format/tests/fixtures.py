@@ -1,4 +1,4 @@
-"""Makes the files in fixtures/, with what the real libraries say about them: needs netCDF4, h5py, hdf5plugin, zarr and astropy."""
+"""Makes the files in fixtures/, with the descriptions of the real libraries: needs netCDF4, h5py, hdf5plugin, zarr and astropy."""
 
 import json
 import pathlib
@@ -78,7 +78,7 @@ def netcdf4():
         f.createVariable("unsigned", "i1", ("lat",)).setncattr("_Unsigned", "true")
         f.createVariable("scalar", "f8", ())[...] = 4.5
         f.createVariable("words", str, ("lat",))[0] = "text"
-        # Two dimensions, of which one has its name.
+        # The variable has two dimensions, and one has its name.
         f.createVariable("lon", "f8", ("lon", "lat"))[:] = CHANCE.normal(size=(8, 6))
         for n in range(12):
             f["deflated"].setncattr(f"note_{n:02}", f"text {n} " * (n + 1))
@@ -87,7 +87,7 @@ def netcdf4():
         g.createVariable("lat", "f4", ("level",))[:] = np.arange(4)
         v = g.createVariable("t", "i4", ("time", "level", "lat"), zlib=True)
         v[:] = CHANCE.integers(0, 99, (5, 4, 6))
-        # A variable with the name of a dimension that is not its own.
+        # The variable has the name of a dimension that it does not have.
         g.createDimension("z", 3)
         g.createVariable("z", "f4", ("level",))[:] = np.arange(4)
     with netCDF4.Dataset(HERE / "netcdf4-classic.nc", "w", format="NETCDF4_CLASSIC") as f:
@@ -190,7 +190,7 @@ def images():
 
 
 def climate():
-    """What models write: coordinates that CF knows, in a calendar of their own."""
+    """Makes a file like those of models: coordinates of CF, in an unusual calendar."""
     for name, kind, calendar in (("climate.nc", "NETCDF4", "360_day"), ("climate-classic.nc", "NETCDF3_CLASSIC", "noleap")):
         with netCDF4.Dataset(HERE / name, "w", format=kind) as f:
             f.institution, f.experiment, f.realization = "NCAR, Boulder", "historical" if kind == "NETCDF4" else "ssp585", np.int32(3)

@@ -1,4 +1,4 @@
-"""Writes times.tsv: units, calendar, value and the day that cftime says it is."""
+"""Writes times.tsv: units, calendar, value and the day by cftime."""
 
 import pathlib
 import random

@@ -1,5 +1,5 @@
-/* Looks for a text in all of its own memory that it can write to: what is left of earlier runs. The text is given backwards,
- * so that it is not found in what this run was given itself. */
+/* Searches for data of earlier runs: looks for a text in all writable memory of its process. The argument is the reversed text,
+ * so that the arguments of this run don't match. */
 #include <stdio.h>
 #include <string.h>
 #include <tidemill_kernel.h>

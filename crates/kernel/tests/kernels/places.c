@@ -1,5 +1,5 @@
-/* A fold that notices each byte's place: the sum of byte * (place + 1) * (input + 1) * the argument, modulo 2^64.
- * A piece that is not aligned is an error. */
+/* Fold whose result depends on the place of each byte: the sum of byte * (place + 1) * (input + 1) * the argument, modulo
+ * 2^64. A piece that is not aligned is an error. */
 #include <stdlib.h>
 #include <tidemill_kernel.h>
 

@@ -1,4 +1,4 @@
-/* Shows what a native kernel is given, and that it is confined already while it is loaded. */
+/* Prints the task of a native kernel, and shows that the kernel is confined even while it is loaded. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-/* Shows what a map is given: a line for each slice, its size and its first byte, which it then changes. */
+/* Prints a line for each slice of a map, with its size and its first byte, and then changes that byte. */
 #define _POSIX_C_SOURCE 200809L
 #include <stdint.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
-"""Makes samples.bin: values that `tests.rs` makes by the same rules, as real libraries store them. Needs numcodecs, h5py, hdf5plugin, blosc2.
+"""Makes samples.bin: values in the encodings of real libraries; `tests.rs` makes the same values. Needs numcodecs, h5py, hdf5plugin, blosc2.
 
-For each: the length of its name (1 byte), the name, how many bytes (4, little-endian), the bytes.
+Each sample has the length of its name (1 byte), the name, the number of its bytes (4 bytes, little-endian), and the bytes.
 """
 
 import pathlib

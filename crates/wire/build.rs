@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto");
-    // What users' own agents serve, with bounds of its own.
+    // Users' agents serve this protocol, with separate bounds.
     let files = protox::compile(["proto/labels.proto"], ["proto"])?;
     tonic_prost_build::configure().compile_fds(files)?;
     let files = protox::compile(["proto/tidemill.proto"], ["proto"])?;
@@ -13,14 +13,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     std::fs::write(folder.join("shape.rs"), shape(&files)?)?;
     tonic_prost_build::configure()
         .codec_path("crate::bounded::Bounded")
-        // In order, so that the same message always has the same bytes.
+        // Sorted maps give the same message always the same bytes.
         .btree_map("resources")
         .btree_map("environment")
         .compile_fds(files)?;
     Ok(())
 }
 
-/// The tables `MESSAGES` and `METHODS`; see `src/shape.rs`.
+/// Returns the tables `MESSAGES` and `METHODS` as source; see `src/shape.rs`.
 fn shape(
     files: &tonic_prost_build::FileDescriptorSet,
 ) -> Result<String, Box<dyn std::error::Error>> {

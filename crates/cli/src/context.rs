@@ -154,7 +154,7 @@ impl Context {
         let filter = std::env::var("TIDEMILL_LOG").unwrap_or_else(|_| level.into());
         let filter = tracing_subscriber::EnvFilter::try_new(&filter)
             .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
-        // A second start (in tests) keeps the first.
+        // A second start (in tests) keeps the first log.
         let _ = tracing_subscriber::fmt()
             .with_env_filter(filter)
             .with_writer(std::io::stderr)
@@ -162,10 +162,10 @@ impl Context {
             .try_init();
     }
 
-    /// Where the server is.
+    /// Returns the address of the server.
     ///
     /// # Errors
-    /// If the configuration names no endpoint.
+    /// If the address in the configuration is malformed.
     pub(crate) fn endpoint(&self) -> anyhow::Result<Endpoint> {
         if let Some(endpoint) = &self.global.server {
             return Ok(endpoint.clone());

@@ -172,7 +172,7 @@ async fn refused(client: &Client, version: u32) -> tonic::Status {
     client.array().attach(stream).await.unwrap_err()
 }
 
-/// One that knows no needs, surroundings and folders would leave them out without a word.
+/// An element of a release without needs, surroundings and folders would silently ignore these fields.
 #[tokio::test(flavor = "multi_thread")]
 async fn element_of_another_release_is_refused() {
     let dir = tempfile::tempdir().unwrap();
@@ -258,7 +258,7 @@ async fn stat_of_file_being_written_waits_for_its_mount() {
         ..create
     };
     mount(Op::Create(create)).await;
-    // Its own questions are answered at once.
+    // Questions of the mount itself are answered at once.
     assert!(matches!(mount(lookup("a")).await, Answer::Entry(_)));
 
     let ask = |op| {

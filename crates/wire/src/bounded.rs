@@ -54,7 +54,7 @@ pub enum Excess {
 /// Checks the encoding of a [`NameRequest`].
 ///
 /// # Errors
-/// It is too large, or not a message.
+/// The message is too large, or malformed.
 pub fn check(bytes: &[u8]) -> Result<(), Excess> {
     check_operations(bytes)?;
     let fields = shape::fields("NameRequest").unwrap_or_default();
@@ -64,7 +64,7 @@ pub fn check(bytes: &[u8]) -> Result<(), Excess> {
 /// Checks the encoding of a request with these fields. Invalid bytes are left to the decoder.
 ///
 /// # Errors
-/// It has more than `max` elements.
+/// The request has more than `max` elements.
 fn weigh(bytes: &[u8], fields: &[Field], max: u64) -> Result<(), Excess> {
     if bytes.len() > USER_MESSAGE_BYTES_MAX {
         return Ok(());

@@ -96,16 +96,16 @@ pub enum Refusal {
     /// The bytes are not a capability.
     #[error("the capability is malformed; ask the server for one")]
     Malformed,
-    /// It was not signed by this array's server, or was changed.
+    /// The capability was not signed by this array's server, or was changed.
     #[error("the capability is not signed by this array's server")]
     Forged,
-    /// It is for another object or element.
+    /// The capability is for another object or element.
     #[error("the capability is for another object or element")]
     OtherObject,
-    /// It does not allow this operation.
+    /// The capability does not allow this operation.
     #[error("the capability does not allow this operation")]
     Rights,
-    /// It has expired.
+    /// The capability has expired.
     #[error(
         "the capability has expired: open the file again; if that is refused too, set the clocks of the server's and this element's \
          host: they may differ by less than 5 minutes"

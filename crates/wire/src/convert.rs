@@ -363,7 +363,7 @@ fn part_of(part: &v1::PartOf) -> PartOf {
 /// Returns the layout of a version of `size` bytes, each part where it is to be read or written.
 ///
 /// # Errors
-/// It contradicts itself.
+/// The layout contradicts itself.
 pub fn layout(layout: &v1::Layout, size: u64) -> Result<Layout, ConvertError> {
     let part = |part: &v1::LayoutPart| {
         let (object, element) = (ObjectId(part.object), ElementId(part.element));
@@ -622,7 +622,7 @@ pub const BURST: &str = "burst";
 /// Parses a name of [`role_name`].
 ///
 /// # Errors
-/// It is neither `store` nor `host`.
+/// The name is neither `store` nor `host`.
 pub fn parse_role(name: &str) -> Result<Role, ConvertError> {
     match name {
         "store" => Ok(Role::Store),

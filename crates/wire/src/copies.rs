@@ -9,15 +9,15 @@ pub const OBJECT_BYTES_MAX: u64 = 1 << 20;
 /// Number of bytes after which no more objects are added to a request.
 pub const OBJECTS_BYTES_MAX: u64 = 8 << 20;
 
-/// The path of requests for many objects at once.
+/// Path of requests for many objects at once.
 pub const COPIES: &str = "/copies";
 
-/// One of the objects.
+/// Object of such a request.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct CopyItem {
     /// The object.
     pub object: u64,
-    /// Its capability in hexadecimal.
+    /// Capability for the object, in hexadecimal.
     pub capability: String,
 }
 

@@ -85,7 +85,7 @@ impl AsRef<Path> for Short {
 /// Sends a frame with `head` and `message`.
 ///
 /// # Errors
-/// It is too long or the peer cannot be written to.
+/// The frame is too long, or a write to the peer fails.
 pub fn send(peer: &mut impl Write, head: &[u8], message: &impl Message) -> io::Result<()> {
     let length = head.len() + message.encoded_len();
     let mut frame = begin(length)?;
@@ -118,7 +118,7 @@ fn begin(length: usize) -> io::Result<Vec<u8>> {
 /// Receives the next frame; `None` if the peer has closed the connection between two frames.
 ///
 /// # Errors
-/// It is too long, or ends early.
+/// The frame is too long, or ends early.
 pub fn receive(peer: &mut impl Read) -> io::Result<Option<Vec<u8>>> {
     receive_at_most(peer, MESSAGE_BYTES_MAX)
 }
@@ -170,7 +170,7 @@ pub fn greeted(frame: &[u8]) -> Option<u32> {
 /// Returns the request in a frame.
 ///
 /// # Errors
-/// It is invalid, or too large.
+/// The request is invalid, or too large.
 pub fn request(frame: &[u8]) -> Result<v1::NameRequest, Excess> {
     bounded::check(frame)?;
     v1::NameRequest::decode(frame).map_err(|_| Excess::Nonsense)
@@ -179,7 +179,7 @@ pub fn request(frame: &[u8]) -> Result<v1::NameRequest, Excess> {
 /// Returns the reply in an answer, or its status and text.
 ///
 /// # Errors
-/// It is not an answer.
+/// The frame is not an answer.
 pub fn reply(frame: &[u8]) -> io::Result<Result<v1::NameReply, (u8, String)>> {
     let (&status, rest) = frame
         .split_first()

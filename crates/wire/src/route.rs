@@ -167,12 +167,12 @@ pub const SEAL_ALL: &str = "/seal";
 /// Maximum number of objects of one [`SEAL_ALL`].
 pub const SEAL_ALL_MAX: usize = 4096;
 
-/// One of the objects of a request.
+/// Object of a request.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct SealItem {
     /// The object.
     pub object: u64,
-    /// Its capability in hexadecimal.
+    /// Capability for the object, in hexadecimal.
     pub capability: String,
     /// Body of the seal.
     pub body: SealBody,

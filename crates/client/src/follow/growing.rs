@@ -26,13 +26,13 @@ pub(super) struct Growing {
 
 #[derive(Debug)]
 enum Written {
-    /// One writer writes it, as one object.
+    /// One writer writes the version, as one object.
     Alone,
-    /// Several mounts write it.
+    /// Several mounts write the version.
     Together(Visible, Vec<Place>),
-    /// It is sealed; its parts, if it is not one object.
+    /// The version is sealed; with its parts, if it has several.
     Sealed(Option<Arc<Parts>>),
-    /// It is sealed, and an element that holds it is offline.
+    /// The version is sealed, and an element that holds it is offline.
     Away(ElementId),
 }
 
@@ -65,7 +65,7 @@ pub(super) struct Known {
 
 /// New state of a version.
 pub(super) enum News {
-    /// It is still being written, possibly by several mounts.
+    /// The version is still being written, possibly by several mounts.
     Open(v1::Opened),
     Published(v1::Together),
     Sealed(v1::Opened),

@@ -177,7 +177,11 @@ fn channel_is_bounded_and_ends_with_its_room_or_memory() {
     let Some(mut array) = start() else { return };
     for wrong in ["", "..", ".x", "a/b", &"a".repeat(65)] {
         let said = array.run(&["channel", "create", "r", wrong]);
-        assert!(!said.ok && said.err.contains("can't be the name"), "{}", said.err);
+        assert!(
+            !said.ok && said.err.contains("can't be the name"),
+            "{}",
+            said.err
+        );
     }
     let many = |size: &str| array.run(&["channel", "create", "r", "c", "--capacity", size]);
     for (size, why) in [("1KiB", "64 KiB"), ("8GiB", "4 GiB"), ("65MiB", "quota")] {

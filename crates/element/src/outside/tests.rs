@@ -811,7 +811,11 @@ fn silent_store_is_reported_and_does_not_block_each_file() {
         asked.is_some_and(|asked| asked <= settling::AT_ONCE),
         "{asked:?}"
     );
-    assert!(told(&store).contains("did not answer within one minute"), "{}", told(&store));
+    assert!(
+        told(&store).contains("did not answer within one minute"),
+        "{}",
+        told(&store)
+    );
     assert!(store.settle(&files).iter().all(Result::is_ok));
     assert_eq!(bench.far.names().len(), 40);
 }

@@ -191,13 +191,25 @@ fn show(
 
 type List<'a> = dyn Fn(u64, u32) -> Result<Vec<v1::Ailing>, Fault> + 'a;
 
-/// Returns an SQL condition for versions with bytes that have no copy on these elements.
+/// Returns an SQL condition for versions with bytes that have an undamaged copy, but none on these elements.
 fn nowhere(present: &[u32]) -> String {
     let present = listed(present);
+    let undamaged = |place: &str| {
+        format!(
+            "NOT EXISTS (SELECT 1 FROM damage WHERE damage.object = held.object AND damage.element = {place})"
+        )
+    };
+    let (first, other) = (undamaged("held.element"), undamaged("copy.element"));
+    let somewhere = |within: &str| {
+        format!(
+            "(held.element {within} ({present}) AND {first} OR EXISTS (SELECT 1 FROM copy WHERE copy.object = held.object \
+             AND state = {CURRENT} AND copy.element {within} ({present}) AND {other}))"
+        )
+    };
     format!(
-        "(held.element != {NO_ELEMENT} AND held.element NOT IN ({present}) AND held.size > 0 \
-         AND NOT EXISTS (SELECT 1 FROM copy WHERE copy.object = held.object AND state = {CURRENT} \
-         AND copy.element IN ({present})))"
+        "(held.element != {NO_ELEMENT} AND held.size > 0 AND NOT {} AND {})",
+        somewhere("IN"),
+        somewhere("NOT IN")
     )
 }
 

@@ -91,7 +91,7 @@ pub enum PlacementError {
         able: usize,
     },
     /// All elements are full.
-    #[error("every storage element is full; remove files or add an element")]
+    #[error("no storage element has space; remove files or add an element")]
     AllFull,
 }
 

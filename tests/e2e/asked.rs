@@ -154,6 +154,48 @@ fn program_mapper_defines_input_of_components() {
     assert!(!array.sh("ls -A").contains("tidemill-map"));
 }
 
+/// Maps without their version that the server refuses, and the reasons.
+const REFUSED_MAPS: [(&str, &str); 8] = [
+    (
+        r#""pieces":[{"bytes":[[0,8]]},{"bytes":[[4,12]]}]"#,
+        "pieces 0 and 1 both have byte 4",
+    ),
+    (
+        r#""pieces":[{"bytes":[[8,8]]}]"#,
+        "piece 0: [8, 8] are no bytes",
+    ),
+    (
+        r#""pieces":[{"bytes":[[8,9],[0,1]]}]"#,
+        "piece 0: its bytes from 0 on are not behind",
+    ),
+    (
+        r#""dtype":"int32","pieces":[{"bytes":[[0,7]]}]"#,
+        "piece 0: 7 bytes are not 1 values of 4 bytes",
+    ),
+    (r#""dtype":"int99","pieces":[{"bytes":[[0,8]]}]"#, "int99"),
+    (
+        r#""dtype":"int32","shape":[4,4],"pieces":[{"bytes":[[0,32]],"start":[3,0],"shape":[2,4]}]"#,
+        "are not within the variable's shape [4, 4]",
+    ),
+    (
+        r#""dtype":"int32","chunk":[9],"codecs":["rot13"],"pieces":[{"bytes":[[0,8]]}]"#,
+        "rot13",
+    ),
+    (r#""pieces":[{"byte":[0,8]}]"#, "unknown field `byte`"),
+];
+
+/// Programs that print no map, and the reasons.
+const FAILING_PROGRAMS: [(&str, &str); 5] = [
+    (
+        "echo hello",
+        r#"its output is not a map: expected value at line 1 column 1; it begins with "hello"#,
+    ),
+    (":", "it begins with nothing"),
+    ("echo why >&2; cat /dev/zero", r#"it printed "why"#),
+    ("echo slow; sleep 100", "time limit"),
+    ("kill -SEGV $$", "signal"),
+];
+
 #[test]
 fn failing_program_mapper_is_reported() {
     let Some(mut array) = array() else { return };
@@ -165,61 +207,15 @@ fn failing_program_mapper_is_reported() {
         ))
     };
     let size = std::fs::metadata(array.at("pieces")).unwrap().len();
-    let map = |rest: &str| format!("echo '{{\"version\":1,{rest}}}'");
-    let beyond = map(&format!(r#""pieces":[{{"bytes":[[0,{}]]}}]"#, size + 1));
-    let cases = [
-        (
-            beyond.as_str(),
-            format!(
-                "piece 0: bytes 0 to {} are beyond the file's end, {size}",
-                size + 1
-            ),
-        ),
-        (
-            &map(r#""pieces":[{"bytes":[[0,8]]},{"bytes":[[4,12]]}]"#),
-            "pieces 0 and 1 both have byte 4".into(),
-        ),
-        (
-            &map(r#""pieces":[{"bytes":[[8,8]]}]"#),
-            "piece 0: [8, 8] are no bytes".into(),
-        ),
-        (
-            &map(r#""pieces":[{"bytes":[[8,9],[0,1]]}]"#),
-            "piece 0: its bytes from 0 on are not behind".into(),
-        ),
-        (
-            &map(r#""dtype":"int32","pieces":[{"bytes":[[0,7]]}]"#),
-            "piece 0: 7 bytes are not 1 values of 4 bytes".into(),
-        ),
-        (
-            &map(r#""dtype":"int99","pieces":[{"bytes":[[0,8]]}]"#),
-            "int99".into(),
-        ),
-        (
-            &map(
-                r#""dtype":"int32","shape":[4,4],"pieces":[{"bytes":[[0,32]],"start":[3,0],"shape":[2,4]}]"#,
-            ),
-            "are not within the variable's shape [4, 4]".into(),
-        ),
-        (
-            &map(r#""dtype":"int32","chunk":[9],"codecs":["rot13"],"pieces":[{"bytes":[[0,8]]}]"#),
-            "rot13".into(),
-        ),
-        (
-            &map(r#""pieces":[{"byte":[0,8]}]"#),
-            "unknown field `byte`".into(),
-        ),
-        (
-            "echo hello",
-            r#"its output is not a map: expected value at line 1 column 1; it begins with "hello"#
-                .into(),
-        ),
-        (":", "it begins with nothing".into()),
-        ("echo why >&2; cat /dev/zero", r#"it printed "why"#.into()),
-        ("echo slow; sleep 100", "time limit".into()),
-        ("kill -SEGV $$", "signal".into()),
-    ];
-    for (number, (text, expected)) in cases.iter().enumerate() {
+    let beyond = format!(r#""pieces":[{{"bytes":[[0,{}]]}}]"#, size + 1);
+    let end = format!(
+        "piece 0: bytes 0 to {} are beyond the file's end, {size}",
+        size + 1
+    );
+    let maps = std::iter::once((beyond.as_str(), end.as_str())).chain(REFUSED_MAPS);
+    let maps = maps.map(|(map, why)| (format!("echo '{{\"version\":1,{map}}}'"), why));
+    let programs = FAILING_PROGRAMS.map(|(program, why)| (program.to_owned(), why));
+    for (number, (text, expected)) in maps.chain(programs).enumerate() {
         script(
             &array,
             &format!("m{number}"),

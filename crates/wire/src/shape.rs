@@ -87,7 +87,7 @@ mod tests {
             let block = BLOCKS.contains(&first);
             let commented = above || (comment && !block);
             let alone = code.matches(" = ").count() <= usize::from(!block);
-            if !PLAIN.contains(&first) && !(commented && alone) {
+            if !(PLAIN.contains(&first) || commented && alone) {
                 found.push(format!("{number}: {}", code.trim()));
             }
             above = false;

@@ -1,8 +1,8 @@
 //! Reads of inputs that a kernel does not have as files. The kernel sends requests through a pipe, and a thread of this process answers
 //! until the kernel has ended (`docs/own-kernels.md`). So the sandbox needs no network, and the kernel gets only bytes of its inputs.
 //!
-//! Whatever the kernel does with its ends of the pipes: the thread handles one request at a time, of at most 4 KiB, and holds one answer of
-//! up to 4 MiB.
+//! A kernel cannot overload the thread by its ends of the pipes: the thread handles one request at a time, of at most 4 KiB, and holds one
+//! answer of up to 4 MiB.
 
 use crate::executor::Parts;
 use crate::labels::Live;

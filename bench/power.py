@@ -25,11 +25,12 @@ import tempfile
 import threading
 import time
 
+from local_array import wait
+
 DISK = 160 << 20
 SECTOR = 4096
 ENTRY = struct.Struct("<QQQ")  # kind, offset, bytes
 WRITE, FLUSH = 1, 2
-SETTLE_S = 60
 
 
 def record(folder):
@@ -78,14 +79,6 @@ def record(folder):
         mfusepy.FUSE(Disk(), f"{folder}/device", foreground=True, nothreads=True, direct_io=True, allow_other=True)
     except RuntimeError:
         pass  # The file system is unmounted.
-
-
-def wait(what, ready):
-    deadline = time.time() + SETTLE_S
-    while not ready():
-        if time.time() > deadline:
-            raise SystemExit(f"power: {what} did not come within {SETTLE_S} s")
-        time.sleep(0.02)
 
 
 def sh(*words):
@@ -320,7 +313,7 @@ def main():
         array.kill(both)
         let_go(loop, f"{work}/disk")
         loop = None
-        recorder.terminate()
+        sh("umount", f"{work}/device")
         recorder.wait()
         disk, image = Disk(work), f"{work}/cut.img"
         with open(image, "wb") as file:

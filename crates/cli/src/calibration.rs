@@ -5,9 +5,8 @@ use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
-/// Version of the format. Files of later versions are refused: a new measurement takes a minute. Files of version 1 lack
-/// the time to start a command.
-pub(crate) const VERSION: u32 = 2;
+/// Version of the format. Files of other versions are refused: a new measurement takes a minute.
+pub(crate) const VERSION: u32 = 1;
 
 /// Measurements of one machine and of elements.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -19,7 +18,6 @@ pub(crate) struct Calibration {
     /// Cores of that machine.
     pub(crate) cores: u32,
     /// Median time to start a command there, in nanoseconds; 0 if it was not measured.
-    #[serde(default)]
     pub(crate) command_ns: u64,
     /// Kernels on that machine.
     #[serde(default, rename = "kernel")]
@@ -54,16 +52,10 @@ pub(crate) struct KernelSpeed {
     /// Bytes of input per second on one core in the fastest run, without the start.
     pub(crate) bytes_per_sec: f64,
     /// Share of a processor that a kernel got just before the measurement.
-    #[serde(default = "whole")]
     pub(crate) share: f64,
     /// The same rate on all cores together, with one run on each; only for the machine that measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) all_cores_bytes_per_sec: Option<f64>,
-}
-
-/// Default share, for files of version 1.
-fn whole() -> f64 {
-    1.0
 }
 
 impl KernelSpeed {
@@ -86,7 +78,6 @@ pub(crate) struct ElementSpeed {
     /// Time to read a small file, in nanoseconds.
     pub(crate) link_latency_ns: u64,
     /// Median time until a command is connected with the array, in nanoseconds; 0 if it was not measured.
-    #[serde(default)]
     pub(crate) connect_ns: u64,
     /// Kernels on the element. Their `start_ns` lasts from the submission until the watching client knows the end of the
     /// job.
@@ -117,7 +108,7 @@ pub(crate) enum CalibrationError {
         source: toml::de::Error,
     },
     /// The file has another version.
-    #[error("{} is of version {found}, this program reads 1 to {VERSION}; remove it and measure again with `tidemill bench kernel`", path.display())]
+    #[error("{} is of version {found}, this program reads version {VERSION}; remove it and measure again with `tidemill bench kernel`", path.display())]
     Version {
         /// Path of the file.
         path: PathBuf,
@@ -172,7 +163,7 @@ impl Calibration {
         let table: toml::Table = toml::from_str(text).map_err(wrong)?;
         let found = table.get("version").and_then(toml::Value::as_integer);
         match found {
-            Some(found) if !(1..=i64::from(VERSION)).contains(&found) => {
+            Some(found) if found != i64::from(VERSION) => {
                 return Err(CalibrationError::Version {
                     path: path.into(),
                     found,
@@ -180,8 +171,7 @@ impl Calibration {
             }
             _ => {}
         }
-        let mut read: Self = toml::from_str(text).map_err(wrong)?;
-        read.version = VERSION;
+        let read: Self = toml::from_str(text).map_err(wrong)?;
         let on_elements = read.elements.iter().flat_map(|element| &element.kernels);
         for kernel in read.kernels.iter().chain(on_elements) {
             let (rate, share) = (kernel.bytes_per_sec, kernel.share);
@@ -263,38 +253,37 @@ pub(crate) fn keep(kernels: &mut Vec<KernelSpeed>, new: KernelSpeed) {
 mod tests {
     use super::*;
 
-    const OLD: &str = include_str!("../tests/calibration-v1.toml");
-    const NOW: &str = include_str!("../tests/calibration-v2.toml");
+    const TEXT: &str = include_str!("../tests/calibration.toml");
 
     fn parse(text: &str) -> Result<Calibration, CalibrationError> {
         Calibration::parse(text, Path::new("c.toml"))
     }
 
     #[test]
-    fn calibration_reads_version_1_and_round_trips_version_2() {
-        let read = parse(OLD).unwrap();
-        assert_eq!((read.version, read.command_ns), (VERSION, 0));
+    fn calibration_round_trips() {
+        let read = parse(TEXT).unwrap();
+        assert_eq!((read.version, read.command_ns), (VERSION, 9_000_000));
         assert_eq!(read.kernel("max").unwrap().start_ns, 900_000);
         let element = read.element("00000000000000aa", 2).unwrap();
         assert_eq!(element.kernels[0].name, "max");
         assert!(read.element("00000000000000ab", 2).is_none());
-        assert_eq!(toml::to_string(&parse(NOW).unwrap()).unwrap(), NOW);
+        assert_eq!(toml::to_string(&read).unwrap(), TEXT);
     }
 
     #[test]
     fn calibration_error_names_file_and_field() {
-        let error = parse(&OLD.replace("version = 1", "version = 7")).unwrap_err();
+        let error = parse(&TEXT.replace("version = 1", "version = 7")).unwrap_err();
         assert!(
             error.to_string().contains("c.toml is of version 7"),
             "{error}"
         );
-        let error = parse(&OLD.replace("bytes_per_sec = 2500000000.0", "bytes_per_sec = 0.0"));
+        let error = parse(&TEXT.replace("bytes_per_sec = 2500000000.0", "bytes_per_sec = 0.0"));
         let error = error.unwrap_err().to_string();
         assert!(
             error.contains("c.toml: kernel max: `bytes_per_sec`"),
             "{error}"
         );
-        let error = parse(&NOW.replace("share = 0.5", "share = 1.5")).unwrap_err();
+        let error = parse(&TEXT.replace("share = 0.5", "share = 1.5")).unwrap_err();
         assert!(error.to_string().contains("`share`"), "{error}");
         let error = parse("version = 1\nhost = 3\n").unwrap_err();
         let error = format!("{:#}", anyhow::Error::from(error));
@@ -311,11 +300,11 @@ mod tests {
 
     #[test]
     fn calibration_keep_replaces_only_measured_entries() {
-        let mut all = parse(OLD).unwrap();
+        let mut all = parse(TEXT).unwrap();
         let mut again = all.kernels[0].clone();
         again.start_ns = 1;
         keep(&mut all.kernels, again.clone());
-        assert_eq!(all.kernels.len(), parse(OLD).unwrap().kernels.len());
+        assert_eq!(all.kernels.len(), parse(TEXT).unwrap().kernels.len());
         assert_eq!(all.kernel(&again.name).unwrap().start_ns, 1);
         let mut element = all.elements[0].clone();
         element.kernels[0].name = "od".into();
@@ -328,7 +317,7 @@ mod tests {
     fn calibration_save_writes_whole_file_without_leftovers() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a/calibration.toml");
-        let all = parse(OLD).unwrap();
+        let all = parse(TEXT).unwrap();
         all.save(&path).unwrap();
         all.save(&path).unwrap();
         assert_eq!(Calibration::load(&path).unwrap(), all);

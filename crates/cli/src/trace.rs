@@ -36,8 +36,7 @@ pub(crate) fn trace(reply: v1::JobTrace) -> anyhow::Result<Trace> {
     let job = reply.job.context("the server's answer is not whole")?;
     anyhow::ensure!(
         !reply.elements.is_empty(),
-        "what the elements were like was not kept: no element was up when it was submitted, an earlier release ran it, \
-         or the server's database was made again since; submit it again"
+        "the job has no trace: no element was online when it was submitted, or the server's database was recovered since; submit it again"
     );
     // Histories use the kernel's name in the script; traces name stored code by its path.
     let names: BTreeMap<String, String> = job

@@ -28,16 +28,15 @@ const TOKEN: &str = "token:";
 pub struct Credential {
     /// Token for the server.
     pub token: String,
-    /// Certificate of the array's authority in DER; `None` in files made before there was one.
-    pub authority: Option<Vec<u8>>,
+    /// Certificate of the array's authority in DER.
+    pub authority: Vec<u8>,
 }
 
 impl fmt::Debug for Credential {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // The token is a secret, and messages end up in logs.
-        let authority = self.authority.as_ref().map(Vec::len);
         f.debug_struct("Credential")
-            .field("authority_bytes", &authority)
+            .field("authority_bytes", &self.authority.len())
             .finish_non_exhaustive()
     }
 }
@@ -132,20 +131,14 @@ impl Credential {
         }
     }
 
-    /// Parses the text of a credential. One line without a title is a bare token, as earlier releases wrote it.
+    /// Parses the text of a credential.
     ///
     /// # Errors
     /// See [`Flaw`].
     pub fn parse(text: &str) -> Result<Self, Flaw> {
         let text = text.trim();
         let Some((title, rest)) = text.split_once('\n') else {
-            let bare = !text.is_empty() && !text.contains(char::is_whitespace);
-            return bare
-                .then(|| Self {
-                    token: text.to_owned(),
-                    authority: None,
-                })
-                .ok_or(Flaw::Token);
+            return Err(Flaw::Version);
         };
         if title.trim_end() != format!("{TITLE} {CREDENTIAL_VERSION}") {
             return Err(Flaw::Version);
@@ -154,7 +147,7 @@ impl Credential {
         let token = token.map(str::trim).filter(|token| !token.is_empty());
         let token = token.ok_or(Flaw::Token)?.to_owned();
         let authority = CertificateDer::from_pem_slice(rest.as_bytes());
-        let authority = Some(authority.map_err(|_| Flaw::Certificate)?.to_vec());
+        let authority = authority.map_err(|_| Flaw::Certificate)?.to_vec();
         Ok(Self { token, authority })
     }
 
@@ -183,21 +176,16 @@ mod tests {
         let read = Credential::parse(&text).unwrap();
         assert_eq!(read.token, "abc");
         let der = CertificateDer::from_pem_slice(text.as_bytes()).unwrap();
-        assert_eq!(read.authority.as_deref(), Some(der.as_ref()));
+        assert_eq!(read.authority, der.as_ref());
         assert!(!format!("{read:?}").contains("abc"));
-    }
-
-    #[test]
-    fn bare_token_of_earlier_release_has_no_authority() {
-        let read = Credential::parse("00ff\n").unwrap();
-        assert_eq!((read.token.as_str(), read.authority), ("00ff", None));
     }
 
     #[test]
     fn invalid_credential_reports_its_flaw() {
         let text = Credential::text("abc", &pem());
         let cases = [
-            (String::new(), Flaw::Token),
+            (String::new(), Flaw::Version),
+            ("00ff\n".into(), Flaw::Version),
             (text.replace("credential 1", "credential 2"), Flaw::Version),
             (text.replace("token: abc", "token:"), Flaw::Token),
             (text.replace("-----END", "----"), Flaw::Certificate),

@@ -26,7 +26,7 @@ pub enum Error {
     },
     /// There is no certificate to verify the server by.
     #[error(
-        "can't trust the server at {0}: no certificate of the array's authority to know it by; give --token-file a copy of `token` in the server's folder, made by this release"
+        "can't trust the server at {0}: no certificate of the array's authority to know it by; give --token-file a copy of `token` in the server's folder"
     )]
     NoAuthority(String),
     /// The server speaks another version of the protocol.

@@ -75,7 +75,7 @@ impl Server {
             endpoint: endpoint.to_string(),
             reason,
         };
-        let authority = credential.and_then(|credential| credential.authority.as_deref());
+        let authority = credential.map(|credential| credential.authority.as_slice());
         let untrusted = |problem| Error::Untrusted {
             endpoint: endpoint.to_string(),
             problem,

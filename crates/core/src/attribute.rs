@@ -25,8 +25,6 @@ pub mod object {
     pub const PART: u32 = 9;
     /// Whether the object is stored in the element's memory for intermediate files and is lost with it: 1.
     pub const MEMORY: u32 = 10;
-    /// Whether inode, owner, mode, path and part were reported by the server: 1. Absent if an earlier release recorded a client's report.
-    pub const ATTESTED: u32 = 11;
 }
 
 /// Attributes of a task collection: its lineage and its tracker.

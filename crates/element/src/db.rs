@@ -270,8 +270,6 @@ impl Db {
         )
         .open(path);
         drop(options);
-        // Earlier releases kept space in this file.
-        let _ = std::fs::remove_file(path.with_file_name("reserve"));
         let index = reserve::hold_index(path)
             .inspect_err(
                 |error| tracing::warn!(%error, "no space can be set aside for the database's index"),

@@ -27,9 +27,6 @@ use tidemill_kernel::{Made, STORE_USER};
 const STARTING_PAUSE: Duration = Duration::from_millis(1);
 const STARTING_WAITS: u32 = 5;
 
-/// Former owner of sealed files: `nobody`, whose tasks could not run.
-const FORMER_UID: u32 = 65534;
-
 const SEALED_MODE: u32 = 0o444;
 const UNSEALED_MODE: u32 = 0o600;
 
@@ -263,17 +260,6 @@ pub(crate) fn close_for_ever(file: &File) -> std::io::Result<()> {
         std::os::unix::fs::fchown(file, Some(STORE_USER.uid), Some(STORE_USER.gid))?;
     }
     file.set_permissions(Permissions::from_mode(SEALED_MODE))
-}
-
-/// Ensures that a sealed file does not belong to the `user` whose task is about to read it. Files of earlier releases may.
-pub(crate) fn keep_from(user: u32, path: &Path) -> std::io::Result<()> {
-    if user == FORMER_UID && user != STORE_USER.uid {
-        let file = object_file::open(path)?;
-        if file.metadata()?.uid() == user {
-            return close_for_ever(&file);
-        }
-    }
-    Ok(())
 }
 
 impl Quota {

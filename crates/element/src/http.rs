@@ -40,7 +40,7 @@ use tidemill_client::turns::{Busy, Turns};
 use tidemill_core::id::{ObjectId, TaskId};
 use tidemill_core::label::Owner;
 use tidemill_kernel::locks::Shown;
-use tidemill_wire::capability::{Attributes, Capability, Refusal, rights};
+use tidemill_wire::capability::{Capability, Refusal, rights};
 use tidemill_wire::copies::{COPIES, CopyItem, OBJECTS_MAX, encode};
 use tidemill_wire::route::{
     self, CAPABILITY_HEADER, Listed, SEAL_ALL_MAX, SOURCE_HEADER, SealBody, SealItem, SealReply,
@@ -651,7 +651,7 @@ async fn seal(
     let body = collect(body, BODY_BYTES_MAX).await?;
     let body: SealBody = serde_json::from_slice(&body)
         .map_err(|_| Refused::Bad("the body is no SealBody in JSON"))?;
-    let sealed = seal_objects(&context, vec![(object, attested(&shown, body))]).await?;
+    let sealed = seal_objects(&context, vec![(object, attested(&shown, body)?)]).await?;
     match sealed.into_iter().next() {
         Some(size) => Ok(axum::Json(SealReply { size: size? }).into_response()),
         None => Err(Refused::Bad("no answer can be made")),
@@ -678,7 +678,7 @@ async fn seal_all(
             let shown = context.read(item.capability.as_bytes()).await;
             shown.and_then(|shown| {
                 context.check(&shown, object, rights::WRITE)?;
-                Ok(shown)
+                Ok(attested(&shown, item.body)?)
             })
         } else {
             Err(Refused::Bad("only data objects are written"))
@@ -690,7 +690,7 @@ async fn seal_all(
             message: String::new(),
         });
         match checked {
-            Ok(shown) => allowed.push((index, object, attested(&shown, item.body))),
+            Ok(body) => allowed.push((index, object, body)),
             Err(refused) => refuse(&mut results[index], &refused),
         }
     }
@@ -746,17 +746,13 @@ fn refuse(result: &mut SealResult, refused: &Refused) {
 
 /// Returns the body of a seal with the attributes that the server has signed. Only these fields of the client's body are used: `durable`,
 /// `lost`, and from the path the name that the log shows for an open file of a lost writer.
-fn attested(shown: &Capability, told: SealBody) -> (SealBody, OsString) {
+///
+/// # Errors
+/// [`Refusal::Rights`] if the capability has no attributes.
+fn attested(shown: &Capability, told: SealBody) -> Result<(SealBody, OsString), Refusal> {
+    let signed = shown.attributes.ok_or(Refusal::Rights)?;
     let name = std::path::Path::new(&told.path).file_name();
     let name = name.unwrap_or_default().to_owned();
-    let signed = shown.attributes.unwrap_or(Attributes {
-        // The capability is of an earlier release: the object belongs to no file, and the server sends the owner later.
-        inode: 0,
-        uid: shown.uid,
-        gid: shown.uid,
-        mode: 0o600,
-        part: None,
-    });
     let body = SealBody {
         // The object became one of several parts after the capability was signed. Without a note, its place in the file is unknown.
         inode: match (signed.part, told.part) {
@@ -771,7 +767,7 @@ fn attested(shown: &Capability, told: SealBody) -> (SealBody, OsString) {
         lost: told.lost,
         part: signed.part,
     };
-    (body, name)
+    Ok((body, name))
 }
 
 /// Seals objects with one transaction of the database. An object that was sealed before keeps its attributes.

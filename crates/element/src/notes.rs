@@ -14,9 +14,6 @@ use tidemill_core::layout::PartOf;
 use tidemill_core::shown::escaped;
 use tidemill_wire::v1;
 
-/// Maximum length of a path that is built from notes. Old notes may describe folders that contain each other; those have no path.
-const PATH_BYTES_MAX: usize = 4096;
-
 /// Stores notes, except where a later one is known. Returns the highest change number among the notes.
 ///
 /// # Errors
@@ -79,14 +76,10 @@ fn attest(connection: &Connection, note: &v1::NameNote) -> Result<()> {
             Some(part) => set(object::PART, &part.to_bytes())?,
             None => remove(connection, about, object::PART)?,
         }
-        if attribute(connection, about, object::PAGE, object::ATTESTED)?.is_none() {
+        if attribute(connection, about, object::PAGE, object::UID)?.is_none() {
             set(object::UID, &u64::from(note.uid).to_le_bytes())?;
             set(object::GID, &u64::from(note.gid).to_le_bytes())?;
             set(object::MODE, &u64::from(note.mode & 0o7777).to_le_bytes())?;
-            // An earlier release did not send the path.
-            if !note.path.is_empty() {
-                set(object::ATTESTED, &1_u64.to_le_bytes())?;
-            }
         }
     }
     Ok(())
@@ -151,24 +144,6 @@ fn noted(connection: &Connection, ino: u64) -> Result<Option<v1::NameNote>> {
     Ok(note.and_then(|note| v1::NameNote::decode(note.as_slice()).ok()))
 }
 
-/// Returns the full path of the inode that a note describes; `None` if a folder above it has no note here.
-fn path_by_notes(connection: &Connection, note: &v1::NameNote) -> Result<Option<Vec<u8>>> {
-    let mut path: Vec<u8> = Vec::new();
-    let mut place = note.places.first().cloned();
-    while let Some(v1::NamePlace { parent, name }) = place {
-        path = [b"/".as_slice(), &name, &path].concat();
-        if parent == Inode::ROOT.0 {
-            return Ok(Some(path));
-        }
-        if path.len() > PATH_BYTES_MAX {
-            break;
-        }
-        let above = noted(connection, parent)?;
-        place = above.and_then(|above| above.places.first().cloned());
-    }
-    Ok(None)
-}
-
 /// Removes an attribute of a file from an object.
 fn remove(connection: &Connection, id: ObjectId, number: u32) -> Result<()> {
     let sql = "DELETE FROM attribute WHERE object = ?1 AND page = ?2 AND number = ?3";
@@ -195,7 +170,7 @@ fn part_of(note: &v1::NameNote, part: ObjectId) -> Option<PartOf> {
 /// # Errors
 /// If SQLite refuses.
 pub(crate) fn place_of(connection: &Connection, id: ObjectId) -> Result<Option<(String, bool)>> {
-    // A client of an earlier release may have set the inode: only the note counts.
+    // Only the note says which object is the file's.
     let Some(inode) = number(connection, id, object::PAGE, object::INODE)? else {
         return Ok(None);
     };
@@ -205,13 +180,9 @@ pub(crate) fn place_of(connection: &Connection, id: ObjectId) -> Result<Option<(
     if note.places.is_empty() || !objects_of(&note).any(|about| about == id) {
         return Ok(None);
     }
-    let path = match note.path.is_empty() {
-        false => Some(note.path.clone()),
-        // A server of an earlier release did not send the path.
-        true => path_by_notes(connection, &note)?,
-    };
     let part = part_of(&note, id).is_some();
-    Ok(path.map(|path| (escaped(&path), part)))
+    let path = Some(&note.path).filter(|path| !path.is_empty());
+    Ok(path.map(|path| (escaped(path), part)))
 }
 
 /// Removes the notes about an object that is removed. Call it before the object's own attributes are removed.
@@ -321,14 +292,13 @@ mod tests {
     }
 
     #[test]
-    fn note_replaces_attributes_set_by_client() {
+    fn note_sets_attributes_of_object_without_owner() {
         let (_folder, db) = database();
         for id in [5_u64, 6] {
             seal(&db, id, 3);
-            // An earlier release recorded the attributes in this form.
             let sql = "DELETE FROM attribute WHERE object = ?1 AND page = ?2 AND number = ?3";
-            let row = params![id.cast_signed(), object::PAGE, object::ATTESTED];
-            db.execute(sql, row).unwrap();
+            db.execute(sql, params![id.cast_signed(), object::PAGE, object::UID])
+                .unwrap();
         }
         let part = |object| v1::LayoutPart {
             object,
@@ -354,8 +324,7 @@ mod tests {
             (object::INODE, 7),
             (object::UID, 71),
             (object::GID, 72),
-            (object::MODE, 0o600),
-            (object::ATTESTED, 1_u64),
+            (object::MODE, 0o600_u64),
         ] {
             assert_eq!(value(number), Some(expected.to_le_bytes().to_vec()));
         }
@@ -425,8 +394,7 @@ mod tests {
         }
     }
 
-    /// Covers this case: a client of an earlier release declared an object to be a part of another user's file. The server notes that the
-    /// object is a whole file.
+    /// Covers this case: an object was signed as a part of a version, and the server notes later that the object is a whole file.
     #[test]
     fn note_of_whole_object_removes_part_set_by_client() {
         let (_folder, db) = database();
@@ -454,37 +422,6 @@ mod tests {
         assert_eq!(part, None);
         let place = place_of(&db, ObjectId(5)).unwrap();
         assert_eq!(place, Some(("/a".into(), false)));
-    }
-
-    #[test]
-    fn object_of_old_note_is_named_by_its_folders() {
-        let (_folder, db) = database();
-        let old = |id: u64, inode| {
-            seal(&db, id, inode);
-            let sql = "DELETE FROM attribute WHERE object = ?1 AND number = ?2";
-            let row = params![id.cast_signed(), object::ATTESTED];
-            db.execute(sql, row).unwrap();
-        };
-        old(5, 7);
-        old(6, 7);
-        let below = |ino, object, parent, name: &str| v1::NameNote {
-            places: vec![v1::NamePlace {
-                parent,
-                name: name.into(),
-            }],
-            ..note(ino, ino, object, &[])
-        };
-        put(&db, &[below(7, 5, 9, "a"), below(9, 0, 8, "x")]).unwrap();
-        let path = |id: u64| place_of(&db, ObjectId(id)).unwrap().map(|(path, _)| path);
-        assert_eq!(path(5), None, "its folder's folder is not known");
-        put(&db, &[below(8, 0, 1, "y")]).unwrap();
-        assert_eq!(path(5).as_deref(), Some("/y/x/a"));
-        assert_eq!(path(6), None, "a client said that it is that file");
-        // Two folders contain each other.
-        put(&db, &[below(8, 0, 9, "y")]).unwrap();
-        old(5, 7);
-        put(&db, &[below(7, 5, 9, "a")]).unwrap();
-        assert_eq!(path(5), None);
     }
 
     #[test]

@@ -125,7 +125,6 @@ pub fn put_object(connection: &Connection, record: &ObjectRecord) -> Result<()> 
     if !record.path.is_empty() {
         set(object::PATH, Value::Text(&record.path))?;
     }
-    set(object::ATTESTED, Value::Number(1))?;
     set(object::SEALED_AT, Value::Number(record.sealed_at.0))?;
     if let Some(mode) = record.mode {
         set(object::MODE, Value::Number(mode.into()))?;

@@ -7,7 +7,7 @@
 use crate::executor::Parts;
 use crate::feeds::Making;
 use crate::flash_model::FlashModel;
-use crate::folder::{allocated, close_for_ever, keep_from};
+use crate::folder::{allocated, close_for_ever};
 use crate::growing::{Growing, Grown, Turn};
 use crate::labels::{Live, failed};
 use crate::pull::{Lies, PullError, Pulled};
@@ -449,7 +449,6 @@ impl Running<'_> {
             return Ok(pipe);
         }
         let (path, size) = self.fetch(index, input)?;
-        self.keep(&path)?;
         self.outcome.read_bytes += size;
         Ok(path)
     }
@@ -759,7 +758,6 @@ impl Running<'_> {
                 ..input.clone()
             };
             let (path, length) = self.fetch_bytes(index, &bytes)?;
-            self.keep(&path)?;
             stored.push(path);
             size += length;
         }
@@ -773,11 +771,6 @@ impl Running<'_> {
         let values = self.decode((index, analysis), (input, &stored), args)?;
         self.laid.extend(found.map(|found| found.told(&input.name)));
         Ok((values, size))
-    }
-
-    /// Protects a file that a kernel reads from the user whom the kernel runs as.
-    fn keep(&self, path: &Path) -> Result<(), Failure> {
-        keep_from(self.owner().uid, path).map_err(|error| device_failure(path, &error))
     }
 
     /// Decodes values in a sandbox of its own, like the kernel's, because users control the bytes. Returns the file of the values.

@@ -525,7 +525,6 @@ async fn seal_records_signed_attributes_not_the_clients() {
     };
     let word = |value: u64| Some(value.to_le_bytes().to_vec());
     let no_part: Option<Vec<u8>> = None;
-    let theirs = u64::from(user());
     for (object, attributes, body, inode, owner, mode, kept_part) in [
         (
             51,
@@ -555,8 +554,6 @@ async fn seal_records_signed_attributes_not_the_clients() {
             0o600,
             no_part.clone(),
         ),
-        // The capability is signed by an earlier release.
-        (54, None, &lie, 0, (theirs, theirs), 0o600, no_part.clone()),
     ] {
         let remote = Remote {
             capability: right(object, attributes),

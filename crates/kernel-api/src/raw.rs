@@ -6,7 +6,7 @@ use std::ffi::{CString, c_char, c_int, c_void};
 use crate::{Fold, Folding, NOTHING, Result, Task as Safe};
 
 /// Version of the interface.
-pub const ABI_VERSION: u32 = 2;
+pub const ABI_VERSION: u32 = 1;
 
 /// `struct tidemill_input`.
 #[repr(C)]

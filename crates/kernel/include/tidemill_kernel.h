@@ -1,4 +1,4 @@
-/* The interface of kernels in C and C++, version 2.
+/* The interface of kernels in C and C++, version 1.
  *
  * A kernel is a shared object (.so) or a WebAssembly module (.wasm) with one of these forms. If a kernel has several
  * forms, the first of this list is used:
@@ -30,14 +30,14 @@
 extern "C" {
 #endif
 
-#define TIDEMILL_ABI_VERSION 2
+#define TIDEMILL_ABI_VERSION 1
 
-/* Since version 2: alignment of the pieces of a fold, in bytes. Each piece begins at a multiple of this number in its
+/* Alignment of the pieces of a fold, in bytes. Each piece begins at a multiple of this number in its
  * input. The length of a piece is a multiple, too, except for the last piece of an input. So values of 1, 2, 4, … 4096
  * bytes are never cut. */
 #define TIDEMILL_PIECE_ALIGN 4096
 
-/* Since version 2: length of the slices of a map, in bytes, except for the last slice of each input. */
+/* Length of the slices of a map, in bytes, except for the last slice of each input. */
 #define TIDEMILL_SLICE_BYTES (4 << 20)
 
 /* Input: the whole file in memory, for reading. */
@@ -174,7 +174,7 @@ static inline int64_t tidemill_read(const char *input, uint64_t offset, void *da
  * from 1 to 255. */
 TIDEMILL_EXPORT int start_kernel(const struct tidemill_task *task);
 
-/* ---- Fold, since version 2.
+/* ---- Fold.
  *
  * A fold must obey this law: the result does not depend on the cuts of the input, on the order of the pieces, or on the
  * order of merges. `tidemill kernel test --law` tests the law.
@@ -210,7 +210,7 @@ TIDEMILL_EXPORT int tidemill_fold_finish(void *state, const struct tidemill_task
     } \
     TIDEMILL_EXPORT int tidemill_fold_state(void *state, const struct tidemill_task *task)
 
-/* ---- Map, since version 2: the form of Active Burst-Buffer (III-D), which calls it func.
+/* ---- Map: the form of Active Burst-Buffer (III-D), which calls it func.
  *
  * The program calls the function for each slice in order: all slices of the first input, then all slices of the next.
  * A slice has TIDEMILL_SLICE_BYTES bytes; the last slice of an input has the remaining bytes. No slice spans two inputs.

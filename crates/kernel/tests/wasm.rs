@@ -291,10 +291,10 @@ fn invalid_module_is_refused_with_reason() {
     let idle = r#"(module (memory (export "memory") 1) (func (export "tidemill_alloc") (param i32) (result i32) (i32.const 8)))"#;
     wrong("idle", idle, "does not export start_kernel");
     let new = starting(
-        r#"(global (export "tidemill_kernel_abi_version") i32 (i32.const 32)) (data (i32.const 32) "\03")"#,
+        r#"(global (export "tidemill_kernel_abi_version") i32 (i32.const 32)) (data (i32.const 32) "\02")"#,
         "(i32.const 0)",
     );
-    wrong("new", &new, "built for version 3 of the interface");
+    wrong("new", &new, "built for version 2 of the interface");
 }
 
 #[test]

@@ -75,7 +75,7 @@ pub fn read(bytes: &[u8]) {
     }
     let (head, tail) = (word(0) & 0x000f_ffc0, (word(0) >> 44) & !(ALIGN - 1));
     let header = [
-        *b"tidelbl3",
+        *b"tidelbl1",
         CAPACITY_MIN.to_le_bytes(),
         head.to_le_bytes(),
         tail.to_le_bytes(),

@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"tidelbl3");
+const MAGIC: u64 = u64::from_le_bytes(*b"tidelbl1");
 const RECORD: u32 = u32::from_le_bytes(*b"labl");
 /// Bytes before the ring.
 pub(crate) const HEADER: u64 = 4096;

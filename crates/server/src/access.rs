@@ -107,7 +107,7 @@ impl Access {
             }
             other => Some(other?),
         };
-        let same = |held: &Credential| held.authority.as_deref() == Some(authority.der());
+        let same = |held: &Credential| held.authority == authority.der();
         let written = before.as_ref().is_some_and(same);
         let token = before.map_or_else(new_token, |held| held.token);
         if !written {
@@ -366,7 +366,7 @@ mod tests {
         let text = fs::read_to_string(&path).unwrap();
         let credential = Credential::parse(&text).unwrap();
         assert_eq!(credential.token, first.token);
-        assert_eq!(credential.authority.as_deref(), Some(authority.der()));
+        assert_eq!(credential.authority, authority.der());
     }
 
     #[test]
@@ -379,7 +379,7 @@ mod tests {
             let access = opened(&path, &authority);
             assert_eq!(access.token, "00ff");
             let credential = Credential::read(&path).unwrap();
-            assert_eq!(credential.authority.as_deref(), Some(authority.der()));
+            assert_eq!(credential.authority, authority.der());
         }
     }
 

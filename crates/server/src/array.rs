@@ -835,8 +835,7 @@ impl Array {
                 // No file is placed or kept there unless somebody asks for it, so this space is not published.
                 continue;
             }
-            // Elements of an earlier release don't report their disk, and each counts as on a disk of its own. Elements that store files
-            // outside are on no disk.
+            // An element that does not know its disk counts as on a disk of its own. Elements that store files outside are on no disk.
             let (host, disk) = match status.disk.filter(|_| status.outside.is_none()) {
                 Some(disk) => (status.host.clone(), disk),
                 None => (format!("element {element}"), v1::Disk::default()),

@@ -5,8 +5,7 @@
 //! Format, 61 bytes: version (1), object (8), rights (4), uid (4), expiry in nanoseconds since the Unix epoch (8), element (4), then the
 //! 32-byte HMAC of all before. Integers are little-endian.
 //!
-//! A capability to write has version 3 and 114 bytes. Before the HMAC it has the attributes that the element records when the object is
-//! sealed: inode (8), owner (4), group (4), permission bits (4), whether the object is a part (1), and which part (32, zeros if it is
+//! A capability to write has 114 bytes. Before the HMAC it has the attributes that the element records when the object is sealed: inode (8), owner (4), group (4), permission bits (4), whether the object is a part (1), and which part (32, zeros if it is
 //! none).
 
 use hmac::{Hmac, KeyInit, Mac};
@@ -14,13 +13,11 @@ use sha2::Sha256;
 use tidemill_core::id::{ElementId, ObjectId};
 
 /// Version of the format.
-pub const VERSION: u8 = 2;
+pub const VERSION: u8 = 1;
 const SIGNED_BYTES: usize = 1 + 8 + 4 + 4 + 8 + 4;
 const MAC_BYTES: usize = 32;
 /// Length of a capability in bytes.
 pub const LENGTH: usize = SIGNED_BYTES + MAC_BYTES;
-/// Version of the format of a capability with [`Attributes`].
-pub const VERSION_ATTRIBUTES: u8 = 3;
 const PART_BYTES: usize = 32;
 const SIGNED_BYTES_ATTRIBUTES: usize = SIGNED_BYTES + 8 + 4 + 4 + 4 + 1 + PART_BYTES;
 /// Length of a capability with [`Attributes`] in bytes.
@@ -71,7 +68,7 @@ pub struct Capability {
     pub uid: u32,
     /// End of its validity, in nanoseconds since the Unix epoch.
     pub expires_at_ns: u64,
-    /// Attributes that the element records at the seal; `None` in a capability to read, or of an earlier release.
+    /// Attributes that the element records at the seal; `None` in a capability that does not allow writing.
     pub attributes: Option<Attributes>,
 }
 
@@ -145,10 +142,7 @@ impl Key {
     #[must_use]
     pub fn sign(&self, capability: &Capability) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(LENGTH_ATTRIBUTES);
-        bytes.push(match capability.attributes {
-            Some(_) => VERSION_ATTRIBUTES,
-            None => VERSION,
-        });
+        bytes.push(VERSION);
         bytes.extend(capability.object.0.to_le_bytes());
         bytes.extend(capability.rights.to_le_bytes());
         bytes.extend(capability.uid.to_le_bytes());
@@ -174,7 +168,7 @@ impl Key {
     pub fn read(&self, bytes: &[u8]) -> Result<Capability, Refusal> {
         let with_attributes = match (bytes.len(), bytes.first()) {
             (LENGTH, Some(&VERSION)) => false,
-            (LENGTH_ATTRIBUTES, Some(&VERSION_ATTRIBUTES)) => true,
+            (LENGTH_ATTRIBUTES, Some(&VERSION)) => true,
             _ => return Err(Refusal::Malformed),
         };
         let (signed, tag) = bytes.split_at(bytes.len() - MAC_BYTES);
@@ -289,10 +283,8 @@ mod tests {
             assert_eq!(bytes.len(), LENGTH_ATTRIBUTES);
             assert_eq!(read(&bytes), Ok(capability));
             // The attributes cannot be cut off.
-            assert_eq!(read(&bytes[..LENGTH]), Err(Refusal::Malformed));
-            let mut cut = bytes.clone();
-            cut[0] = VERSION;
-            assert_eq!(read(&cut[..LENGTH]), Err(Refusal::Forged));
+            assert_eq!(read(&bytes[..LENGTH]), Err(Refusal::Forged));
+            assert_eq!(read(&bytes[..LENGTH + 1]), Err(Refusal::Malformed));
         }
     }
 

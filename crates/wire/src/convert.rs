@@ -856,7 +856,6 @@ mod tests {
                 values: String::new(),
             })
         };
-        // Labels of earlier releases have none.
         assert_eq!(with(None), Ok(Selection::WHOLE));
         assert_eq!(with(selection(None, &[])), Ok(Selection::WHOLE));
         assert_eq!(

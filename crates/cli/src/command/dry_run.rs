@@ -33,14 +33,14 @@ const OTHER: &str = "(other jobs)";
 /// Shows the plan of a job that the server would accept.
 ///
 /// # Errors
-/// If the server is of a release without dry runs, or if its reply can't be simulated.
+/// If the reply of the server has no plan or can't be simulated.
 pub(super) fn show(
     mut reply: v1::SubmitReply,
     prices: &Submit,
     context: &Context,
 ) -> anyhow::Result<ExitCode> {
     let planned = reply.planned.take();
-    let planned = planned.context("the server knows no dry runs: it is of an earlier release")?;
+    let planned = planned.context("the reply of the server has no plan")?;
     let notes = awaited(&reply);
     let waits = awaited_json(&reply);
     let plan = Planned::new(planned, notes, waits, prices)?;

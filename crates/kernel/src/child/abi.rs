@@ -11,7 +11,7 @@ use super::pipes;
 use crate::builtin::series::Mapped;
 
 /// Version of the interface between this program and users' kernels.
-pub const ABI_VERSION: u32 = 2;
+pub const ABI_VERSION: u32 = 1;
 
 #[repr(C)]
 #[derive(Debug)]

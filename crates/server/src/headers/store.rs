@@ -72,7 +72,7 @@ impl Tx<'_> {
     }
 }
 
-/// Queues versions of a database without queued headers: one of an earlier release, or a rebuilt one. Returns whether there may be more.
+/// Queues versions of a database without queued headers, such as a rebuilt one. Returns whether there may be more.
 pub(super) fn scan(db: &Connection) -> Result<bool, Fault> {
     let sql = "SELECT value FROM setting WHERE name = ?1";
     let after: Option<Vec<u8>> = db

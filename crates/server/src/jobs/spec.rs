@@ -32,7 +32,7 @@ pub(crate) struct StoredTask {
     time_ns_max: u64,
     memory_bytes_max: u64,
     output_bytes_max: u64,
-    /// Requirements that the task states; a task of an earlier release states none.
+    /// Cores that the task requires.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     cores: Option<u32>,
     #[serde(default, skip_serializing_if = "is_zero")]
@@ -40,7 +40,7 @@ pub(crate) struct StoredTask {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     resources: BTreeMap<String, u64>,
     lifetime: StoredLifetime,
-    /// Existing folders that its outputs are created in; a task of an earlier release has none.
+    /// Existing folders that its outputs are created in.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) anchors: Anchors,
     #[serde(default, skip_serializing_if = "Surroundings::is_empty")]

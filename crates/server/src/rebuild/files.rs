@@ -95,7 +95,7 @@ impl<'a> Files<'a> {
         for of_one in objects.values_mut() {
             of_one.sort_by_key(|object| (object.sealed_at, object.id));
         }
-        // Notes of earlier releases have no number of wanted copies, so the existing number is used.
+        // Without a number of wanted copies, the existing number is used.
         let wanted = notes.values().filter(|note| note.copies > 0);
         let wanted = wanted.map(|note| (note.object, note.copies as usize));
         let wanted = wanted.collect();

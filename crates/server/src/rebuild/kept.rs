@@ -61,8 +61,6 @@ pub(super) struct KeptObject {
     pub(super) task: u64,
     pub(super) sealed_at: u64,
     pub(super) part: Option<PartOf>,
-    /// Whether the server has signed the inode, owner, mode and part.
-    pub(super) attested: bool,
 }
 
 /// A task that ended.
@@ -102,7 +100,7 @@ impl Attributes {
 impl KeptObject {
     /// Whether the server provided the path. The path of a task's output is set by its job, whatever the rights there.
     pub(super) fn named(&self) -> bool {
-        self.attested && self.task == 0 && !self.path.is_empty()
+        self.task == 0 && !self.path.is_empty()
     }
 }
 
@@ -285,7 +283,7 @@ fn rows(db: &Connection, path: &Path) -> Result<Kept, Problem> {
     Ok(kept)
 }
 
-/// Returns the notes about names; an array of an earlier release has none.
+/// Returns the notes about names.
 fn notes(db: &Connection) -> Result<Vec<NameNote>, Problem> {
     let sql = "SELECT value FROM attribute WHERE object >= ?1 AND object < ?2 AND page = ?3 AND number = ?4";
     let mut statement = db.prepare(sql)?;
@@ -382,12 +380,11 @@ fn object(id: u64, element: u32, attributes: &Attributes) -> KeptObject {
             .0
             .get(&object::PART)
             .and_then(|bytes| PartOf::from_bytes(bytes)),
-        attested: attributes.number(object::ATTESTED).is_some(),
     }
 }
 
-/// Keeps only those facts about objects that the server has noted or signed. All other facts come from clients: an object without a note
-/// and without a signed capability is neither the content nor a part of any known file.
+/// Gives each object the inode that the server's last note about it names. An object without a note keeps the inode of its capability, which
+/// the server signed before the object was written.
 pub(super) fn believe(all: &mut [Kept]) {
     let notes = all.iter().flat_map(|kept| &kept.notes);
     let mut last: BTreeMap<u64, &NameNote> = BTreeMap::new();
@@ -398,12 +395,12 @@ pub(super) fn believe(all: &mut [Kept]) {
         }
     }
     // The map has the owner of each object of a version. If two files claim an object, the file that was changed last gets it.
-    let mut owners: BTreeMap<u64, (u64, u64, bool)> = BTreeMap::new();
+    let mut owners: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
     for note in last.values() {
         let parts = note.layout.iter().flat_map(|layout| &layout.parts);
-        let parts = parts.map(|part| (part.object, true));
-        for (object, part) in parts.chain([(note.object, false)]) {
-            let owner = (note.change, note.ino, part);
+        let parts = parts.map(|part| part.object);
+        for object in parts.chain([note.object]) {
+            let owner = (note.change, note.ino);
             let known = owners.entry(object).or_insert(owner);
             *known = owner.max(*known);
         }
@@ -411,14 +408,8 @@ pub(super) fn believe(all: &mut [Kept]) {
     owners.remove(&0);
     for kept in all {
         for object in kept.objects.iter_mut().chain(&mut kept.missing) {
-            match owners.get(&object.id) {
-                Some(&(_, ino, part)) => {
-                    object.inode = ino;
-                    // A version's own object is the whole version.
-                    object.part = object.part.filter(|_| part || object.attested);
-                }
-                None if object.attested => {}
-                None => (object.inode, object.part) = (0, None),
+            if let Some(&(_, inode)) = owners.get(&object.id) {
+                object.inode = inode;
             }
         }
     }

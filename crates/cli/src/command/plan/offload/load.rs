@@ -171,8 +171,6 @@ async fn ask(array: &Array) -> anyhow::Result<There> {
     };
     let reply = match array.server.array().load(request).await {
         Ok(reply) => reply.into_inner(),
-        // One of an earlier release: what its elements told last has to do.
-        Err(status) if status.code() == tonic::Code::Unimplemented => v1::LoadReply::default(),
         Err(status) => return Err(array.server.explain(status).into()),
     };
     let share = match reply.share_milli {

@@ -33,7 +33,7 @@ def until(what, ready):
 
 
 class Machine(testbed.Array):
-    """Hosts with writing programs and a mount each; an element of the tier for each of them, on the same or on its own host; and elements that store."""
+    """Hosts with writing programs and a mount each; a node of the tier for each of them, on the same or on its own host; and nodes that store."""
 
     def __init__(self, options, folder, tier, place="near"):
         options.rate_mbit, self.mounts, self.points = options.pfs_mbit, [], []
@@ -45,9 +45,9 @@ class Machine(testbed.Array):
             for number, host in enumerate(self.hosts) if tier else ():
                 if place == "apart":
                     host = self.network.add(f"burst{number}", options.client_cores, options.host_mbit)
-                self._burst(host, len(self.elements) + number)
-            up = lambda: sum(e["up"] for e in self.ask("status")["elements"]) >= len(self.elements) + 1 + (options.bursts if tier else 0)
-            testbed.wait("the elements of the tier", up)
+                self._burst(host, len(self.nodes) + number)
+            up = lambda: sum(e["up"] for e in self.ask("status")["nodes"]) >= len(self.nodes) + 1 + (options.bursts if tier else 0)
+            testbed.wait("the nodes of the tier", up)
             self.mount_all()
             self.client.call("mkdir", "-p", os.path.join(self.mount_point, "run"))
         except BaseException:
@@ -55,7 +55,7 @@ class Machine(testbed.Array):
             raise
 
     def _burst(self, host, number):
-        host.start(*self.program, "element", "--id", str(number), "--tier", "burst", "--folder", os.path.join(self.folder, f"burst{number}"),
+        host.start(*self.program, "node", "--id", str(number), "--tier", "burst", "--folder", os.path.join(self.folder, f"burst{number}"),
                    "--listen", f"{host.address}:0", "--cores", "1", log=os.path.join(self.folder, f"burst{number}.log"))
 
     def mount_all(self):
@@ -176,13 +176,13 @@ def right(machine, pattern, what, paths):
 
 
 def task(machine, way, pattern, what):
-    """Runs one way from the first write to the last result. Returns the seconds of its parts, and the bytes on the links of elements that store."""
+    """Runs one way from the first write to the last result. Returns the seconds of its parts, and the bytes on the links of nodes that store."""
     kernel, _, args = KERNELS[what]
     shape, parts = shape_of(machine.options, pattern), {}
     names = [f"{number}.f64" for number in range(shape["files"])]
     if way == "ABB":
         results, there = hooked(machine, pattern, what)
-    before = sum(carried(machine.elements).values())
+    before = sum(carried(machine.nodes).values())
     parts["write"] = machine.ranks("write", shape)
     begun = time.perf_counter()
     if way == "ABB":
@@ -200,7 +200,7 @@ def task(machine, way, pattern, what):
             parts[at] = parts.get(at, 0) + time.perf_counter() - begun
         parts["analysis"] = machine.analyse(kernel, args, names)
         parts["again"] = machine.read(kernel, args, names)
-    moved = sum(carried(machine.elements).values()) - before
+    moved = sum(carried(machine.nodes).values()) - before
     machine.client.call("sh", "-c", f"rm -rf {machine.mount_point}/run/*")
     os.sync()
     return parts, moved
@@ -233,7 +233,7 @@ def measure(options, ways, patterns, kernels):
 def show(options, pattern, what, found):
     size = shape_of(options, pattern)["pieces"] * options.ratio * options.bursts * MIB
     seconds = {way: round(whole(parts), 3) for way, (parts, _) in found.items()}
-    line = {"what": f"{what} of {size // MIB} MiB, {pattern}, {options.ratio}:1, {options.bursts} elements of the tier {options.place}", "seconds": seconds,
+    line = {"what": f"{what} of {size // MIB} MiB, {pattern}, {options.ratio}:1, {options.bursts} nodes of the tier {options.place}", "seconds": seconds,
             "write_s": {way: round(parts["write"], 3) for way, (parts, _) in found.items()}}
     for way, name in (("BB+ANALY", "bb"), ("PFS+ANALY", "pfs")):
         if {"ABB", way} <= set(found):
@@ -292,7 +292,7 @@ def sizes(options):
 
 
 def together(options):
-    """Compares one file on several elements of the tier with a file for each program. Elements are on the hosts of their programs or on their own hosts with their own links."""
+    """Compares one file on several nodes of the tier with a file for each program. Nodes are on the hosts of their programs or on their own hosts with their own links."""
     options.bursts, options.ratio = 4, 1
     times = {action: {pattern: [] for pattern in ("N-1", "N-N")} for action in ("write", "check")}
     with tempfile.TemporaryDirectory(prefix="tidemill-bench-", dir=options.folder) as folder, Machine(options, folder, True, options.place) as machine:
@@ -304,13 +304,13 @@ def together(options):
                         times[action][pattern].append(seconds)
                 if turn == 0 and pattern == "N-1":
                     layout = machine.ask("layout", "/run/0.f64")
-                    parts = {copy["element"] for part in layout["parts"] for copy in part["copies"]}
+                    parts = {copy["node"] for part in layout["parts"] for copy in part["copies"]}
                     if len(parts) != options.bursts:
-                        raise SystemExit(f"the file lies on {sorted(parts)}, not on {options.bursts} elements")
+                        raise SystemExit(f"the file lies on {sorted(parts)}, not on {options.bursts} nodes")
                 machine.client.call("sh", "-c", f"rm -f {machine.mount_point}/run/*.f64")
                 os.sync()
     for action, found in times.items():
         ours, peer = (statistics.median(found[pattern]) for pattern in ("N-1", "N-N"))
-        line = {"what": f"N-1, 4 hosts with links of {options.host_mbit} Mbit/s, elements of the tier {options.place}, {'write' if action == 'write' else 'read back by others'} {options.size_mib} MiB",
+        line = {"what": f"N-1, 4 hosts with links of {options.host_mbit} Mbit/s, nodes of the tier {options.place}, {'write' if action == 'write' else 'read back by others'} {options.size_mib} MiB",
                 "peer": "N-N", "ours_s": round(ours, 3), "peer_s": round(peer, 3), "ratio": round(peer / ours, 3)}
         print(json.dumps(line | ({"goal": GOAL_TOGETHER} if action == "write" else {})), flush=True)

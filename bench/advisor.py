@@ -4,16 +4,16 @@
   advisor.py [--beds local,linked] [--kernels max,...] [--situations 1-10] [--rounds 3] [--binary TIDEMILL] [--out FOLDER]
   advisor.py --table FILE ...      # prints the table of lines from earlier calls
 
-There are two beds. `local`: server and an element of one core are processes of this machine, which both sides share. `linked`: a
-client and an element of one processor each are hosts in network namespaces, with a link of 1 Gbit/s between them
+There are two beds. `local`: server and a node of one core are processes of this machine, which both sides share. `linked`: a
+client and a node of one processor each are hosts in network namespaces, with a link of 1 Gbit/s between them
 (testbed/hosts.py). A situation is a bed, a size and a load. The load is nothing, programs that compute without end, or running and
-queued jobs of the element. Kernels reduce, keep or expand their input; six are built in, four are programs.
+queued jobs of the node. Kernels reduce, keep or expand their input; six are built in, four are programs.
 
 Each case calls `tidemill plan offload` once. Then all ways run in turn, --rounds times. Each way starts with the input on the
-element, in its page cache, with the same load started again, and ends with the result in a file of the client:
+node, in its page cache, with the same load started again, and ends with the result in a file of the client:
 
   host     `tidemill get` of the input, then the kernel here: built-in kernels by `tidemill kernel test`, programs directly
-  element  `tidemill submit --watch` of a job that is pinned to the element, then `tidemill get` of the result
+  node  `tidemill submit --watch` of a job that is pinned to the node, then `tidemill get` of the result
   split    both at once, each on its part of the input, which is stored there as a file; only for kernels whose partial
            results can be merged, with the predicted best share
 
@@ -49,7 +49,7 @@ BUILTIN = {"max", "grep", "wordcount", "sort", "gzip", "dedup"}
 # Kernels that merge the results of parts.
 JOIN = {"max": lambda parts: max(map(float, parts)), "grep": lambda parts: sum(map(int, parts)),
         "wordcount": lambda parts: [sum(column) for column in zip(*(map(int, part.split()) for part in parts))]}
-# Bed, MiB, programs that compute for ever, jobs of about a second on the element.
+# Bed, MiB, programs that compute for ever, jobs of about a second on the node.
 SITUATIONS = [("local", 1, 0, 0), ("local", 32, 0, 0), ("local", 128, 0, 0), ("local", 32, 2, 0), ("local", 64, 4, 0),
               ("local", 32, 0, 1), ("local", 128, 0, 3), ("linked", 8, 0, 0), ("linked", 64, 0, 0), ("linked", 64, 0, 2)]
 # Number of turns of a shell loop in about a second.
@@ -61,7 +61,7 @@ def say(text):
 
 
 class Bed:
-    """Array with one element of one core, and the commands of its client."""
+    """Array with one node of one core, and the commands of its client."""
 
     def __init__(self, options):
         self.options, self.jobs = options, 0
@@ -99,7 +99,7 @@ class Local(Bed):
     def __init__(self, options):
         super().__init__(options)
         from local_array import Array
-        self.array = Array(elements=1, cores=1, folder=self.folder, binary=options.binary)
+        self.array = Array(nodes=1, cores=1, folder=self.folder, binary=options.binary)
         self.flags = ["--dir", self.folder, "--server", self.array.endpoint]
 
     def close(self):
@@ -116,15 +116,15 @@ class Linked(Bed):
         try:
             self.client = self.network.add("client", 1)
             server = self.network.add("server", 0.5)
-            element = self.network.add("element0", 1)
+            node = self.network.add("node0", 1)
             token = f"{self.folder}/server/token"
             self.flags = ["--dir", self.folder, "--server", f"https://{server.address}:{PORT}", "--token-file", token]
             server.start(options.binary, "server", "--folder", f"{self.folder}/server", "--listen",
                          f"{server.address}:{PORT}", log=f"{self.folder}/server.log")
             wait("the server", lambda: os.path.exists(token))
-            element.start(options.binary, *self.flags, "element", "--id", "0", "--folder", f"{self.folder}/element0",
-                          "--listen", f"{element.address}:{PORT}", "--cores", "1", log=f"{self.folder}/element0.log")
-            wait("the element", lambda: any(e["up"] for e in self.ask("status")["elements"]))
+            node.start(options.binary, *self.flags, "node", "--id", "0", "--folder", f"{self.folder}/node0",
+                          "--listen", f"{node.address}:{PORT}", "--cores", "1", log=f"{self.folder}/node0.log")
+            wait("the node", lambda: any(e["up"] for e in self.ask("status")["nodes"]))
         except BaseException:
             self.close()
             raise
@@ -150,7 +150,7 @@ class Load:
         if self.jobs:
             spin = f"i=0; while [ $i -lt {TURNS} ]; do i=$((i+1)); done"
             tasks = [f'{{ name = "spin{n}"; kernel = "sh"; args = [ "-c", "{spin}" ]; output = [ "spun{n}" ]; '
-                     f'stdout = "spun{n}"; element = 0; }}' for n in range(self.jobs)]
+                     f'stdout = "spun{n}"; node = 0; }}' for n in range(self.jobs)]
             self.job = self.bed.ask("submit", "--no-cache", "--replace", self.bed.script("load", tasks))["job"]
             wait("the load", lambda: any(t["state"] == "running" for t in self.bed.ask("jobs", str(self.job))["tasks"]))
         return self
@@ -171,7 +171,7 @@ def make(path, kind, size):
             block = b"".join(block[i:i + 6] + b"\xf0\x3f" for i in range(0, MIB, 8))
         else:
             words = [b"tide", b"mill", b"pond", b"and", b"the", b"of", b"water", b"wheel", b"grinds", b"flour", b"storage",
-                     b"burst", b"drain", b"element", b"kernel", b"analysis"]
+                     b"burst", b"drain", b"node", b"kernel", b"analysis"]
             block = b"".join(words[byte & 15] + (b"\n" if byte >> 4 == 0 else b" ") for byte in block)[:MIB]
         for _ in range(size // MIB):
             file.write(block)
@@ -191,7 +191,7 @@ class Case:
         os.makedirs(self.out, exist_ok=True)
 
     def put(self, path, part):
-        self.bed.tidemill("-q", "put", "--element", "0", path, f"/{self.name}-{part}")
+        self.bed.tidemill("-q", "put", "--node", "0", path, f"/{self.name}-{part}")
         self.made.append(f"/{self.name}-{part}")
 
     def remove(self):
@@ -210,19 +210,19 @@ class Case:
                           *self.args)
         os.unlink(data)
 
-    def on_element(self, part):
-        """Runs the kernel on the element and transfers the result to this host."""
+    def on_node(self, part):
+        """Runs the kernel on the node and transfers the result to this host."""
         source, result = f"{self.name}-{part}", f"{self.name}-result-{self.bed.jobs}"
         streams = "" if self.kernel in BUILTIN else f'stdin = "{source}"; stdout = "{result}";'
         args = ", ".join(f'"{arg}"' for arg in self.args)
         task = (f'{{ name = "run"; kernel = "{self.kernel}"; args = [ {args} ]; input = [ "{source}" ]; '
-                f'output = [ "{result}" ]; {streams} element = 0; }}')
+                f'output = [ "{result}" ]; {streams} node = 0; }}')
         self.made.append(f"/{result}")
         self.bed.tidemill("-q", "submit", "--no-cache", "--watch", self.bed.script(self.kernel, [task]))
-        self.bed.tidemill("-q", "get", f"/{result}", f"{self.out}/element-{part}")
+        self.bed.tidemill("-q", "get", f"/{result}", f"{self.out}/node-{part}")
 
     def on_both(self):
-        """Runs the element's part and the host's part at once. The time excludes the cut of the input and the merge of the results."""
+        """Runs the node's part and the host's part at once. The time excludes the cut of the input and the merge of the results."""
         errors = []
 
         def guarded(work, part):
@@ -230,7 +230,7 @@ class Case:
                 work(part)
             except RuntimeError as error:
                 errors.append(error)
-        other = threading.Thread(target=guarded, args=(self.on_element, "here"))
+        other = threading.Thread(target=guarded, args=(self.on_node, "here"))
         other.start()
         guarded(self.on_host, "there")
         other.join()
@@ -254,7 +254,7 @@ class Case:
 
     def measure(self, rounds, load, share, delay):
         """Returns a list of seconds for each way."""
-        ways = {"host": lambda: self.on_host("whole"), "element": lambda: self.on_element("whole")}
+        ways = {"host": lambda: self.on_host("whole"), "node": lambda: self.on_node("whole")}
         if share is not None and 0 < share < 1:
             self.put_parts(share)
             ways["split"] = self.on_both
@@ -267,9 +267,9 @@ class Case:
                     start = time.monotonic()
                     run()
                     times[way].append(time.monotonic() - start)
-        if digest(f"{self.out}/host-whole") != digest(f"{self.out}/element-whole"):
-            raise SystemExit(f"{self.kernel}: the results of host and element differ")
-        if "split" in ways and self.joined("element-here", "host-there") != self.joined("host-whole"):
+        if digest(f"{self.out}/host-whole") != digest(f"{self.out}/node-whole"):
+            raise SystemExit(f"{self.kernel}: the results of host and node differ")
+        if "split" in ways and self.joined("node-here", "host-there") != self.joined("host-whole"):
             raise SystemExit(f"{self.kernel}: the results of the parts do not make that of the whole")
         result_bytes = os.path.getsize(f"{self.out}/host-whole")
         self.remove()
@@ -296,7 +296,7 @@ def one(bed, options, number, kernel, args, kind):
         advice = bed.ask("plan", "offload", kernel, f"/{case.name}-whole")
         delay = time.monotonic() - start
     predicted = {choice["choice"]: choice for choice in advice["choices"] if choice["feasible"]}
-    share = predicted["split"]["element_share"] if "split" in predicted else None
+    share = predicted["split"]["node_share"] if "split" in predicted else None
     times, result_bytes = case.measure(options.rounds, load, share, delay if load[1] else 0)
     measured = {way: min(runs) for way, runs in times.items()}
     best = min(measured, key=measured.get)
@@ -317,11 +317,11 @@ def show(lines):
             return "-"
         return f"{line['predicted_s'][way]:.2f} / {line['measured_s'][way]:.2f}"
     print("seconds, predicted / measured")
-    print(f"{'kernel':10} {'bed':6} {'MiB':>4} {'programs':>8} {'jobs':>4} {'element':>14} {'host':>14} {'split':>14}  "
+    print(f"{'kernel':10} {'bed':6} {'MiB':>4} {'programs':>8} {'jobs':>4} {'node':>14} {'host':>14} {'split':>14}  "
           f"{'advice':8} {'best':8} {'lost':>6}")
     for line in lines:
         print(f"{line['kernel']:10} {line['bed']:6} {line['mib']:4} {line['programs']:8} {line['jobs']:4} "
-              f"{cell(line, 'element'):>14} {cell(line, 'host'):>14} {cell(line, 'split'):>14}  {line['advice']:8} "
+              f"{cell(line, 'node'):>14} {cell(line, 'host'):>14} {cell(line, 'split'):>14}  {line['advice']:8} "
               f"{line['best']:8} {100 * line['lost']:5.1f}%{' WRONG' if line['verdict'] == 'wrong' else ''}")
     count = lambda verdict: sum(line["verdict"] == verdict for line in lines)
     print(f"{len(lines)} cases: {count('right')} right, {count('near')} within {round(100 * NEAR - 100)} % of the best, "
@@ -382,7 +382,7 @@ def measure(options):
                 load.job = None
             for kernel, args, kind in kernels:
                 say(f"{name}: {kernel}")
-                bed.tidemill("-q", "bench", "kernel", kernel, "--elements", "--data", kind, "--", *args)
+                bed.tidemill("-q", "bench", "kernel", kernel, "--nodes", "--data", kind, "--", *args)
                 for number in numbers:
                     line = one(bed, options, number, kernel, args, kind)
                     lines.append(line)

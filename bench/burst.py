@@ -3,28 +3,28 @@
 
   cargo build --release -p tidemill-cli && bench/burst.py [write] [shared] [drain] [hooks] [links] [abb] [sizes] [--rounds 3] [--size-mib 256] [--out FOLDER]
 
-`write`: one program writes a file of --size-mib MiB in writes of 1 MiB, in place through the mount, into an element of the tier. The peer is ext4 on the same disk.
-`shared`: four programs on two mounts write one file (N-1) into four elements of the tier. The peer is a file for each program (N-N).
-`drain`: the client writes --size-mib MiB to elements that store, each with a link of --rate-mbit (250 by default). `seen` is the time with an element of the tier on its host,
+`write`: one program writes a file of --size-mib MiB in writes of 1 MiB, in place through the mount, into a node of the tier. The peer is ext4 on the same disk.
+`shared`: four programs on two mounts write one file (N-1) into four nodes of the tier. The peer is a file for each program (N-N).
+`drain`: the client writes --size-mib MiB to nodes that store, each with a link of --rate-mbit (250 by default). `seen` is the time with a node of the tier on its host,
 `stored` the time until the data has drained. The peer is the same without the tier.
-`hooks`: --ranks programs on this machine write --size-mib MiB together, in place into an element of the tier, with a hook on all files, or without (`peer`). Rounds alternate on
+`hooks`: --ranks programs on this machine write --size-mib MiB together, in place into a node of the tier, with a hook on all files, or without (`peer`). Rounds alternate on
 one array, and each round begins after all maps of the previous round have ended.
-`links`: N-1 of four programs on four hosts, each with an element of the tier and a link of --host-mbit (1000). The programs write pieces of 1 MiB in turn and end with fsync. The
+`links`: N-1 of four programs on four hosts, each with a node of the tier and a link of --host-mbit (1000). The programs write pieces of 1 MiB in turn and end with fsync. The
 peer is N-N. Then each program reads the data of another program.
 
 `abb` (Figs. 6 to 10): --bursts hosts (1) with links of --host-mbit have as many programs each as --ratios says (8,16,32). The programs write --size-mib MiB of doubles together, in
 --patterns (N-N,N-m,N-1; m: one file for four programs), and one of --kernels (max,average,filter) is computed. The ways are:
 
-  ABB         hooks on elements of the tier; only results remain; maps of max and average are reduced to one result
-  BB+ANALY    the kernel on the same hosts, with cold mounts, after all data has drained from the tier to elements that store
-  PFS+ANALY   the same, but the programs write to elements that store
-  IOF+ANALY   the programs write through an element of the tier on its own host, and have written when that has drained; this system has no forwarder that
+  ABB         hooks on nodes of the tier; only results remain; maps of max and average are reduced to one result
+  BB+ANALY    the kernel on the same hosts, with cold mounts, after all data has drained from the tier to nodes that store
+  PFS+ANALY   the same, but the programs write to nodes that store
+  IOF+ANALY   the programs write through a node of the tier on its own host, and have written when that has drained; this system has no forwarder that
               blocks its writers, and this imitates the waits of programs for one
 
-Elements that store imitate the parallel file system: --elements (1) with links of --pfs-mbit (500); several of them have whole files. Elements of the tier are on the hosts of their
+Nodes that store imitate the parallel file system: --nodes (1) with links of --pfs-mbit (500); several of them have whole files. Nodes of the tier are on the hosts of their
 programs, or with --place apart on their own hosts, as in the paper; then files of several hosts can be on one of them. IOR is not available: `ranks.py` writes as IOR does. Results of
 ABB are compared with the expected values. Seconds end at the last result; those of `write` end when the last program has closed its file; `drain` and `analysis` follow. `link_bytes`
-are the bytes on the links of elements that store, results included. `overhead` is the time that hooks add to `write`. `reading` is the share of a whole task by which analysis takes
+are the bytes on the links of nodes that store, results included. `overhead` is the time that hooks add to `write`. `reading` is the share of a whole task by which analysis takes
 longer than a second analysis with cached data. `sizes` (Figs. 11 and 12) measures these two for --sizes MiB (64,128,256). --out writes the figures.
 
 Rounds alternate, except in `abb` and `sizes`, which run each way on its own cluster. Prints JSON lines with medians. `ratio` is the time divided by the peer's time, so below 1 is
@@ -54,14 +54,14 @@ KERNELS = {"max": "max dtype=f64", "average": "mean dtype=f64", "filter": "filte
 
 
 class Local(local_array.Array):
-    """Elements of the tier and one element that stores, on this machine."""
+    """Nodes of the tier and one node that stores, on this machine."""
 
     def __init__(self, bursts, options, mounts):
         self.bursts = bursts
-        super().__init__(elements=1 + bursts, mount=mounts, folder=options.folder, binary=options.binary)
+        super().__init__(nodes=1 + bursts, mount=mounts, folder=options.folder, binary=options.binary)
 
     def _start(self, name, *args):
-        tier = ("--tier", "burst") if name.startswith("element") and name != "element0" else ()
+        tier = ("--tier", "burst") if name.startswith("node") and name != "node0" else ()
         super()._start(name, *args, *tier)
 
 
@@ -87,19 +87,19 @@ def together(options):
 
 
 class Linked:
-    """Elements that store, with slow links, and optionally an element of the tier on the client's host."""
+    """Nodes that store, with slow links, and optionally a node of the tier on the client's host."""
 
     def __init__(self, options, folder, tier):
         self.options, self.folder, self.tier = options, folder, tier
         self.array = testbed.Array(options, f"{folder}/array", server_flags=("--drain-after", options.drain_after))
         try:
             if tier:
-                element = os.path.join(folder, "array", "burst")
-                number = len(self.array.elements)
-                self.array.client.start(*self.array.program, "element", "--id", str(number), "--tier", "burst", "--folder", element, "--listen",
+                node = os.path.join(folder, "array", "burst")
+                number = len(self.array.nodes)
+                self.array.client.start(*self.array.program, "node", "--id", str(number), "--tier", "burst", "--folder", node, "--listen",
                                         f"{self.array.client.address}:0", "--cores", "2", log=os.path.join(folder, "burst.log"))
-                up = lambda: sum(e["up"] for e in self.array.ask("status")["elements"]) >= number + 2
-                testbed.wait("the element of the tier", up)
+                up = lambda: sum(e["up"] for e in self.array.ask("status")["nodes"]) >= number + 2
+                testbed.wait("the node of the tier", up)
             self.array.mount()
         except BaseException:
             self.array.remove()
@@ -135,7 +135,7 @@ def drain(options):
                 if tier:
                     times["stored"].append(whole)
     middle = {name: statistics.median(taken) for name, taken in times.items()}
-    print(json.dumps({"what": f"{options.size_mib} MiB to elements behind {options.rate_mbit} Mbit/s", "peer": "without the tier",
+    print(json.dumps({"what": f"{options.size_mib} MiB to nodes behind {options.rate_mbit} Mbit/s", "peer": "without the tier",
                       "seen_s": round(middle["seen"], 3), "stored_s": round(middle["stored"], 2), "peer_s": round(middle["peer"], 2),
                       "ratio": round(middle["seen"] / middle["peer"], 4), "ratio_stored": round(middle["stored"] / middle["peer"], 3)}), flush=True)
 
@@ -186,7 +186,7 @@ def hooks(options):
 
 def main():
     parser = parser_of(__doc__, 3)
-    parser.set_defaults(elements=None, rate_mbit=250, element_cores=1.0, client_cores=2.0)
+    parser.set_defaults(nodes=None, rate_mbit=250, node_cores=1.0, client_cores=2.0)
     whats = {"write": write, "shared": together, "drain": drain, "hooks": hooks, "links": abb.together, "abb": abb.whole_tasks, "sizes": abb.sizes}
     parser.add_argument("what", nargs="*", default=list(whats))
     parser.add_argument("--size-mib", type=int, default=256)
@@ -201,7 +201,7 @@ def main():
     options = parser.parse_args()
     for what in options.what:
         mine = argparse.Namespace(**vars(options))
-        mine.elements = int(options.elements or (2 if what == "drain" else 1))
+        mine.nodes = int(options.nodes or (2 if what == "drain" else 1))
         whats[what](mine)
 
 

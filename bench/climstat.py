@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""ClimStat of Active Storage (§5.2, Fig. 5): the mean of one of many interleaved record variables, on the elements with its bytes or on a client.
+"""ClimStat of Active Storage (§5.2, Fig. 5): the mean of one of many interleaved record variables, on the nodes with its bytes or on a client.
 
-  cargo build --release && bench/climstat.py [--elements 1,2,4,8] [--variables 96] [--scale 2] [--rounds 5] [--python PYTHON] [--out FOLDER]
+  cargo build --release && bench/climstat.py [--nodes 1,2,4,8] [--variables 96] [--scale 2] [--rounds 5] [--python PYTHON] [--out FOLDER]
 
-The netCDF-3 file is like that of the paper: 5 records of 21 × 256/SCALE × 512/SCALE values of each variable. Each element has 0.25 cores and a link of 1 Gbit/s; the client has one core and
-such a link (--element-cores, --client-cores, --rate-mbit). Ours is `tidemill reduce mean`; the client runs it with --local through its mount. Rounds alternate, each with cold mounts, and both
-means must agree. Bytes are those on the elements' links. Prints JSON lines with medians (`ratio` above 1: the array is faster; `linear`: compared with its own run on the fewest elements). With
+The netCDF-3 file is like that of the paper: 5 records of 21 × 256/SCALE × 512/SCALE values of each variable. Each node has 0.25 cores and a link of 1 Gbit/s; the client has one core and
+such a link (--node-cores, --client-cores, --rate-mbit). Ours is `tidemill reduce mean`; the client runs it with --local through its mount. Rounds alternate, each with cold mounts, and both
+means must agree. Bytes are those on the nodes' links. Prints JSON lines with medians (`ratio` above 1: the array is faster; `linear`: compared with its own run on the fewest nodes). With
 --out it writes fig5a.svg (time) and fig5b.svg (bytes). PYTHON needs netCDF4. Needs root.
 """
 import json
@@ -37,7 +37,7 @@ file.close()
 
 
 def measure(options, count, source):
-    options.elements = count
+    options.nodes = count
     with tempfile.TemporaryDirectory(prefix="tidemill-bench-", dir=options.folder) as folder:
         os.chmod(folder, 0o755)  # kernels run as other users
         array = testbed.Array(options, f"{folder}/array", tls="on")
@@ -55,10 +55,10 @@ def measure(options, count, source):
                 means = set()
                 for who, place in where.items():
                     array.mount()
-                    before, begun = carried(array.elements), time.perf_counter()
+                    before, begun = carried(array.nodes), time.perf_counter()
                     said = array.ask("reduce", "mean", *place[:-1], f"{place[-1]}:{name}")
                     seconds = time.perf_counter() - begun
-                    links = sum(carried(array.elements).values()) - sum(before.values())
+                    links = sum(carried(array.nodes).values()) - sum(before.values())
                     array.unmount()
                     means.add(round(said["values"]["mean"], 5))
                     if number:
@@ -80,19 +80,19 @@ def main():
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         source = os.path.join(folder, "file.nc")
         subprocess.run([options.python, "-c", MAKE, source, str(options.variables), str(options.scale)], check=True)
-        for count in [int(count) for count in options.elements.split(",")]:
+        for count in [int(count) for count in options.nodes.split(",")]:
             found = measure(options, count, source)
             (ours, moved), (peer, by_peer) = found["ours"], found["peer"]
             rows.append((count, ours, peer, moved, by_peer))
             linear = rows[0][1] / ours / (count / rows[0][0])
-            print(json.dumps({"what": f"ClimStat, {count} elements of {options.element_cores} cores, client of {options.client_cores}",
+            print(json.dumps({"what": f"ClimStat, {count} nodes of {options.node_cores} cores, client of {options.client_cores}",
                               "file_mib": os.path.getsize(source) >> 20, "seconds": round(ours, 4), "client_seconds": round(peer, 4),
                               "ratio": round(peer / ours, 3), "linear": round(linear, 3), "goal_linear": 0.85,
                               "link_bytes": moved, "client_link_bytes": by_peer}), flush=True)
     if options.out:
         os.makedirs(options.out, exist_ok=True)
         for name, title, unit, place, scale in (("fig5a.svg", "ClimStat: time in the array, and on a client", "s", 1, 1),
-                                                ("fig5b.svg", "ClimStat: bytes over elements' links, array and client", "MB", 3, 1e-6)):
+                                                ("fig5b.svg", "ClimStat: bytes over nodes' links, array and client", "MB", 3, 1e-6)):
             groups = [(f"{row[0]}", [[("compute", row[place] * scale)], [("I/O", row[place + 1] * scale)]]) for row in rows]
             with open(os.path.join(options.out, name), "w") as file:
                 file.write(figures.bars(title, unit, groups))

@@ -4,8 +4,8 @@
   cargo build --release && bench/copies.py [--rounds 5] [--large 64] [--small 5000] [--only local,links]
 
 The writer uses the mount. It writes 64 files of 16 MiB in writes of 1 MiB, and then small files of 4 KiB, each closed before
-the next one begins. The time ends at the last close. `local`: four elements on this host, whose disk and processors are shared
-by copies and writer. `links`: client, server and elements have their own hosts and links (the testbed's, 1 Gbit/s). Rounds of both
+the next one begins. The time ends at the last close. `local`: four nodes on this host, whose disk and processors are shared
+by copies and writer. `links`: client, server and nodes have their own hosts and links (the testbed's, 1 Gbit/s). Rounds of both
 alternate, and each round begins when no copy and no removal runs. Prints JSON lines with medians. A `ratio` above 1 is faster than
 one copy; `copied_s` is the time from the last close until all copies exist. Needs root.
 """
@@ -75,7 +75,7 @@ def measure(options, label, mount_point, ask):
 
 
 def local(options):
-    with Array(elements=options.elements, cores=1, mount=True, folder=options.folder, binary=options.binary) as array:
+    with Array(nodes=options.nodes, cores=1, mount=True, folder=options.folder, binary=options.binary) as array:
         measure(options, "one host", array.mount_point, array.json)
 
 
@@ -94,7 +94,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--large", type=int, default=64)
     parser.add_argument("--small", type=int, default=5000)
-    parser.add_argument("--elements", type=int, default=4)
+    parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--rate-mbit", type=int, default=1000)
     parser.add_argument("--only", default="local,links")
     parser.add_argument("--folder", help="folder on ext4 (default: the temporary folder)")
@@ -103,7 +103,7 @@ def main():
     options = parser.parse_args()
     if options.quick:
         options.rounds, options.large, options.small, options.only = 1, 4, 100, "local"
-    options.client_cores = options.host_cores = options.element_cores = os.cpu_count()
+    options.client_cores = options.host_cores = options.node_cores = os.cpu_count()
     for part in options.only.split(","):
         {"local": local, "links": links}[part](options)
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Drain of an element, against `rsync -a` of its folder on the same disk.
+"""Drain of a node, against `rsync -a` of its folder on the same disk.
 
   cargo build --release && bench/drain.py [--files 10000] [--bytes 65536] [--rounds 3]
 
-There are two storage elements, and all files are on the first. A round takes the time from `tidemill element drain 0` until no
-file is left to move (`files_left` is 0), and then the time of rsync for the first element's folder of objects. Removals during the
+There are two storage nodes, and all files are on the first. A round takes the time from `tidemill node drain 0` until no
+file is left to move (`files_left` is 0), and then the time of rsync for the first node's folder of objects. Removals during the
 drain count, later removals do not, as rsync removes nothing. Then `tidemill move` transfers the files back. The rate has no limit
 (`--move-rate 0`), and the page cache is warm for both. Prints JSON lines; `ratio` is ours to rsync's in files per second.
 """
@@ -24,7 +24,7 @@ PAUSE = 0.1
 
 
 class Array:
-    """Server and two elements in a folder."""
+    """Server and two nodes in a folder."""
 
     def __init__(self, folder, binary):
         self.folder, self.binary = folder, binary
@@ -33,16 +33,16 @@ class Array:
         self.processes = []
         self.start("server", "--folder", os.path.join(folder, "server"), "--move-rate", "0")
         self.until(lambda: os.path.exists(socket))
-        for element in range(2):
-            self.start("element", "--id", str(element), "--folder", self.element(element))
+        for node in range(2):
+            self.start("node", "--id", str(node), "--folder", self.node(node))
         self.until(lambda: self.up() == 2)
 
     def start(self, *args):
         log = open(os.path.join(self.folder, f"log-{len(self.processes)}"), "w", encoding="utf-8")
         self.processes.append(subprocess.Popen([*self.base, *args], stdout=log, stderr=log))
 
-    def element(self, number):
-        return os.path.join(self.folder, f"element-{number}")
+    def node(self, number):
+        return os.path.join(self.folder, f"node-{number}")
 
     def run(self, *args):
         return subprocess.run([*self.base, *args], check=True, capture_output=True, text=True).stdout
@@ -52,7 +52,7 @@ class Array:
 
     def up(self):
         said = subprocess.run([*self.base, "--json", "status"], capture_output=True, text=True)
-        return said.returncode == 0 and sum(one["up"] for one in json.loads(said.stdout)["elements"])
+        return said.returncode == 0 and sum(one["up"] for one in json.loads(said.stdout)["nodes"])
 
     @staticmethod
     def until(ready):
@@ -74,13 +74,13 @@ def fill(array, files, size):
     array.run("mkdir", "/d")
     names = [os.path.join(local, f"f{number}") for number in range(files)]
     for first in range(0, files, 500):
-        array.run("put", "--element", "0", *names[first : first + 500], "/d/")
+        array.run("put", "--node", "0", *names[first : first + 500], "/d/")
     shutil.rmtree(local)
 
 
 def drained(array):
     start = time.perf_counter()
-    array.run("element", "drain", "0")
+    array.run("node", "drain", "0")
     array.until(lambda: not left(array))
     return time.perf_counter() - start
 
@@ -93,7 +93,7 @@ def left(array):
 def copied(array):
     target = os.path.join(array.folder, "rsync")
     start = time.perf_counter()
-    subprocess.run(["rsync", "-a", array.element(0) + "/objects/", target], check=True)
+    subprocess.run(["rsync", "-a", array.node(0) + "/objects/", target], check=True)
     taken = time.perf_counter() - start
     shutil.rmtree(target)
     return taken
@@ -117,8 +117,8 @@ def main():
                 ratios.append(theirs / ours)
                 print(json.dumps({"round": number, "drain_s": ours, "rsync_s": theirs, "ratio": ratios[-1]}), flush=True)
                 array.until(lambda: array.json("labels")["drains"][0]["empty"])
-                array.run("element", "drain", "0", "--cancel")
-                array.run("move", "/d", "--element", "0")
+                array.run("node", "drain", "0", "--cancel")
+                array.run("move", "/d", "--node", "0")
                 array.until(lambda: not array.json("labels")["pending"] and not array.json("labels")["labels"])
         finally:
             array.end()

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""DSCAL of Active Storage (§5.1, Fig. 4): multiplies striped files on their elements, against a client that multiplies through its mount.
+"""DSCAL of Active Storage (§5.1, Fig. 4): multiplies striped files on their nodes, against a client that multiplies through its mount.
 
-  cargo build --release && bench/dscal.py [--elements 1,2,4,8] [--files 16] [--size-mib 64] [--rounds 3] [--out FOLDER]
+  cargo build --release && bench/dscal.py [--nodes 1,2,4,8] [--files 16] [--size-mib 64] [--rounds 3] [--out FOLDER]
 
-Each element has 0.25 cores and a link of 1 Gbit/s; the client has one core and such a link (--element-cores, --client-cores, --rate-mbit). Both run the program
+Each node has 0.25 cores and a link of 1 Gbit/s; the client has one core and such a link (--node-cores, --client-cores, --rate-mbit). Both run the program
 `examples/dscal/dscal.c`. Times end when all outputs are sealed. The first numbers of each output are compared with the expected values. Rounds of ours and the peer
-alternate, each with cold mounts. Bytes are those on the elements' links during the job. Prints JSON lines with medians (`ratio` above 1: the array is faster). With --out it
+alternate, each with cold mounts. Bytes are those on the nodes' links during the job. Prints JSON lines with medians (`ratio` above 1: the array is faster). With --out it
 writes fig4a.svg (time) and fig4b.svg (bytes). Needs root and cc.
 """
 import argparse
@@ -50,12 +50,12 @@ def check(array, names):
 
 
 def timed(array, action, names):
-    """Returns the seconds, and the bytes on the elements' links."""
+    """Returns the seconds, and the bytes on the nodes' links."""
     array.mount()
-    before, begun = carried(array.elements), time.perf_counter()
+    before, begun = carried(array.nodes), time.perf_counter()
     action()
     seconds = time.perf_counter() - begun
-    after = carried(array.elements)
+    after = carried(array.nodes)
     check(array, names)
     remove(array, "out")
     array.unmount()
@@ -63,7 +63,7 @@ def timed(array, action, names):
 
 
 def measure(options, count, program):
-    options.elements = count
+    options.nodes = count
     with tempfile.TemporaryDirectory(prefix="tidemill-bench-", dir=options.folder) as folder:
         os.chmod(folder, 0o755)  # kernels run as other users
         array = testbed.Array(options, f"{folder}/array", tls="on")
@@ -104,9 +104,9 @@ def measure(options, count, program):
 def parser_of(description, rounds):
     """Returns a parser with the flags for the array and the client."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--elements", default="1,2,4,8")
+    parser.add_argument("--nodes", default="1,2,4,8")
     parser.add_argument("--rounds", type=int, default=rounds)
-    parser.add_argument("--element-cores", type=float, default=0.25)
+    parser.add_argument("--node-cores", type=float, default=0.25)
     parser.add_argument("--client-cores", type=float, default=1.0)
     parser.add_argument("--host-cores", type=float, default=1.0)
     parser.add_argument("--rate-mbit", type=int, default=1000)
@@ -120,11 +120,11 @@ def main():
     parser = parser_of(__doc__, 3)
     parser.add_argument("--files", type=int, default=16)
     parser.add_argument("--size-mib", type=int, default=64)
-    parser.add_argument("--quick", action="store_true", help="2 elements, 2 files of 16 MiB, one round")
+    parser.add_argument("--quick", action="store_true", help="2 nodes, 2 files of 16 MiB, one round")
     options = parser.parse_args()
     if options.quick:
-        options.elements, options.files, options.size_mib, options.rounds = "2", 2, 16, 1
-    counts = [int(count) for count in options.elements.split(",")]
+        options.nodes, options.files, options.size_mib, options.rounds = "2", 2, 16, 1
+    counts = [int(count) for count in options.nodes.split(",")]
     size = options.files * options.size_mib * MIB
     rows = []
     with tempfile.TemporaryDirectory() as folder:
@@ -135,7 +135,7 @@ def main():
             found = measure(options, count, program)
             (ours, moved), (peer, carried_by_peer) = found["ours"], found["peer"]
             rows.append((count, ours, peer, moved, carried_by_peer))
-            print(json.dumps({"what": f"DSCAL, {count} elements of {options.element_cores} cores, client of {options.client_cores}",
+            print(json.dumps({"what": f"DSCAL, {count} nodes of {options.node_cores} cores, client of {options.client_cores}",
                               "size_mib": size // MIB, "seconds": round(ours, 3), "client_seconds": round(peer, 3),
                               "ratio": round(peer / ours, 3), "goal": GOAL_RATIO, "link_bytes": moved,
                               "client_link_bytes": carried_by_peer, "bytes_of_data": round(moved / size, 6),
@@ -145,7 +145,7 @@ def main():
         time_of = [(f"{row[0]}", [[("compute", row[1])], [("I/O", row[2])]]) for row in rows]
         bytes_of = [(f"{row[0]}", [[("links", row[3] / 1e6)], [("shuffling", row[4] / 1e6)]]) for row in rows]
         for name, title, unit, groups in (("fig4a.svg", "DSCAL: time in the array, and on a client", "s", time_of),
-                                          ("fig4b.svg", "DSCAL: bytes over elements' links, array and client", "MB", bytes_of)):
+                                          ("fig4b.svg", "DSCAL: bytes over nodes' links, array and client", "MB", bytes_of)):
             with open(os.path.join(options.out, name), "w") as file:
                 file.write(figures.bars(title, unit, groups))
 

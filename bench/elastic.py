@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Static against elastic allocation (LABIOS, Fig. 13): writes files while some elements are suspended, to the awake elements or to all.
+"""Static against elastic allocation (LABIOS, Fig. 13): writes files while some nodes are suspended, to the awake nodes or to all.
 
-  cargo build --release && bench/elastic.py [--elements 8] [--files 256] [--size 4] [--rate 20M] [--wake 2]
+  cargo build --release && bench/elastic.py [--nodes 8] [--files 256] [--size 4] [--rate 20M] [--wake 2]
 
-Each element takes files at --rate. A control group can't limit the elements on one disk separately, so the writers are paced, with
-one writer for each element that takes part. The script measures 25, 50, 75 and 100 % awake elements. `static` writes to the awake
-elements. `elastic` first wakes the others, all at once, by `tidemill element wake`, and writes to all elements that are awake by
-then. The wake-up is real: the element's process starts again, and a wake command adds --wake seconds, as a host would. Energy is the
-value of `tidemill status` between start and end, computed from --busy, --idle and --suspended watts of all elements. The array counts
+Each node takes files at --rate. A control group can't limit the nodes on one disk separately, so the writers are paced, with
+one writer for each node that takes part. The script measures 25, 50, 75 and 100 % awake nodes. `static` writes to the awake
+nodes. `elastic` first wakes the others, all at once, by `tidemill node wake`, and writes to all nodes that are awake by
+then. The wake-up is real: the node's process starts again, and a wake command adds --wake seconds, as a host would. Energy is the
+value of `tidemill status` between start and end, computed from --busy, --idle and --suspended watts of all nodes. The array counts
 waking hosts as suspended, so the script adds the energy of a busy host during the wake-up. Prints JSON lines: `elastic_pays` compares
-both ways, `predicted` is the answer of `tidemill plan elastic` for as many tasks with the time of a file and all elements woken, and
+both ways, `predicted` is the answer of `tidemill plan elastic` for as many tasks with the time of a file and all nodes woken, and
 `error` is its relative error (0.1: 10 % too much).
 """
 import argparse
@@ -26,30 +26,30 @@ from local_array import Array, wait  # noqa: E402
 
 
 class Elastic(Array):
-    """Array whose elements have configured values of power."""
+    """Array whose nodes have configured values of power."""
 
     def __init__(self, options):
         self.options = options
-        super().__init__(elements=options.elements, cores=1)
+        super().__init__(nodes=options.nodes, cores=1)
 
     def _start(self, name, *args):
-        if args[0] == "element":
+        if args[0] == "node":
             watts = {"busy": self.options.busy, "idle": self.options.idle, "suspended": self.options.suspended}
             args += tuple(f"--{state}-power={power} W" for state, power in watts.items())
         super()._start(name, *args)
 
     def awake(self):
-        return [e["element"] for e in self.json("status")["elements"] if e["up"]]
+        return [e["node"] for e in self.json("status")["nodes"] if e["up"]]
 
     def watts(self):
-        return sum(self.options.busy if e["up"] else self.options.suspended for e in self.json("status")["elements"])
+        return sum(self.options.busy if e["up"] else self.options.suspended for e in self.json("status")["nodes"])
 
     def joules(self):
-        return sum((e["energy"] or {"joules": 0})["joules"] for e in self.json("status")["elements"])
+        return sum((e["energy"] or {"joules": 0})["joules"] for e in self.json("status")["nodes"])
 
 
-def writer(array, element, files, taken, options):
-    """Writes files to one element at its rate until none is left."""
+def writer(array, node, files, taken, options):
+    """Writes files to one node at its rate until none is left."""
     with tempfile.NamedTemporaryFile() as local:
         local.write(os.urandom(options.size << 20))
         local.flush()
@@ -59,32 +59,32 @@ def writer(array, element, files, taken, options):
                     return
                 number = files.pop()
             begun = time.monotonic()
-            array.tidemill("put", "--element", str(element), local.name, f"/f{number}")
+            array.tidemill("put", "--node", str(node), local.name, f"/f{number}")
             left = options.size * (1 << 20) / options.rate - (time.monotonic() - begun)
             time.sleep(max(0, left))
 
 
 def measure(array, active, elastic, options):
-    everyone = list(range(options.elements))
+    everyone = list(range(options.nodes))
     asleep = everyone[active:]
-    for element in everyone[:active]:
-        array.tidemill("element", "wake", str(element))
-    for element in asleep:
-        wait(f"element {element} to sleep", lambda: array.run("element", "suspend", str(element)).returncode == 0)
+    for node in everyone[:active]:
+        array.tidemill("node", "wake", str(node))
+    for node in asleep:
+        wait(f"node {node} to sleep", lambda: array.run("node", "suspend", str(node)).returncode == 0)
     files, taken = [f"{active}-{int(elastic)}-{number}" for number in range(options.files)], threading.Lock()
     drawn, begun = array.joules(), time.monotonic()
     wakes = []
 
-    def work(element):
-        if element in asleep:
+    def work(node):
+        if node in asleep:
             at = time.monotonic()
             time.sleep(options.wake)
-            array.tidemill("element", "wake", str(element))
+            array.tidemill("node", "wake", str(node))
             wakes.append(time.monotonic() - at)
-        writer(array, element, files, taken, options)
+        writer(array, node, files, taken, options)
 
     who = everyone if elastic else everyone[:active]
-    threads = [threading.Thread(target=work, args=(element,)) for element in who]
+    threads = [threading.Thread(target=work, args=(node,)) for node in who]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -120,7 +120,7 @@ power_idle = {options.idle}
 power_suspended = {options.suspended}
 wake = {wake}
 [SERVER]
-number_afes = {options.elements}
+number_afes = {options.nodes}
 """)
         point = array.json("plan", "elastic", job, "--costs", costs, "--platform", platform, "--awake", str(active))["points"][0]
         shown = lambda way: {"seconds": point[way]["makespan_ns"] / 1e9, "joules": point[way]["energy_joules"]}
@@ -129,10 +129,10 @@ number_afes = {options.elements}
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--elements", type=int, default=8)
+    parser.add_argument("--nodes", type=int, default=8)
     parser.add_argument("--files", type=int, default=256)
     parser.add_argument("--size", type=int, default=4, help="size of a file in MiB")
-    parser.add_argument("--rate", type=float, default=20e6, help="rate of an element in bytes per second")
+    parser.add_argument("--rate", type=float, default=20e6, help="rate of a node in bytes per second")
     parser.add_argument("--wake", type=float, default=2, help="seconds of the wake-up of a host, in addition to the start of the process")
     parser.add_argument("--busy", type=float, default=165)
     parser.add_argument("--idle", type=float, default=165)
@@ -140,7 +140,7 @@ def main():
     options = parser.parse_args()
     with Elastic(options) as array:
         for percent in (25, 50, 75, 100):
-            active = max(1, options.elements * percent // 100)
+            active = max(1, options.nodes * percent // 100)
             static, elastic = (measure(array, active, way, options) for way in (False, True))
             predicted = predict(array, active, elastic["wake_s"] or options.wake, options)
             error = {
@@ -148,7 +148,7 @@ def main():
                 for way, measured in (("static", static), ("elastic", elastic))
             }
             print(json.dumps({
-                "bench": "elastic", "active_percent": percent, "elements": options.elements,
+                "bench": "elastic", "active_percent": percent, "nodes": options.nodes,
                 "static": static, "elastic": elastic,
                 "elastic_pays": {"time": elastic["seconds"] < static["seconds"], "energy": elastic["joules"] < static["joules"]},
                 "predicted": predicted, "error": error,

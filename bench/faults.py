@@ -2,11 +2,11 @@
 """Kills, stops and starts the processes of an array at random while programs write, replace, append, remove and
 read files and jobs run. Then checks that all acknowledged data exists, on every mount and for the client.
 
-    faults.py [--binary PATH] [--faults N] [--seed N] [--kinds kill,stop,restart] [--victims server,element,mount]
+    faults.py [--binary PATH] [--faults N] [--seed N] [--kinds kill,stop,restart] [--victims server,node,mount]
               [--drains] [--outside] [--hooks]
 
-With --drains the first element is of the burst tier. All files drain from it again and again, and each fault happens
-during a drain. With --outside the last element has its files in an external store, a folder. At the end all files must
+With --drains the first node is of the burst tier. All files drain from it again and again, and each fault happens
+during a drain. With --outside the last node has its files in an external store, a folder. At the end all files must
 have drained, and the tier must be empty. With --hooks each version is mapped while it is written; at the end each file's
 result must be that of its bytes.
 
@@ -57,7 +57,7 @@ class Process:
 
 
 class Array:
-    def __init__(self, binary, work, elements, drains=False, outside=False):
+    def __init__(self, binary, work, nodes, drains=False, outside=False):
         self.binary, self.work, self.drains = binary, work, drains
         self.server = Process("server", [], "")
         socket = f"unix:{work}/server/server.sock"
@@ -66,15 +66,15 @@ class Array:
         make = lambda name, *args: Process(name, [binary, *args, *common], log(name))
         after = ["--drain-after", "1s"] if drains else []
         self.server = make("server", "server", "--folder", f"{work}/server", "--listen", "127.0.0.1:0", *after)
-        more = {n: [] for n in range(elements)}
+        more = {n: [] for n in range(nodes)}
         if drains:
             more[0] += ["--tier", "burst"]
         if outside:
             os.mkdir(f"{work}/store")
-            more[elements - 1] += ["--outside", f"file://{work}/store"]
-        self.elements = [
-            make(f"element-{n}", "element", "--id", str(n), "--folder", f"{work}/element-{n}", "--cores", "1", "--listen", "127.0.0.1:0", *more[n])
-            for n in range(elements)
+            more[nodes - 1] += ["--outside", f"file://{work}/store"]
+        self.nodes = [
+            make(f"node-{n}", "node", "--id", str(n), "--folder", f"{work}/node-{n}", "--cores", "1", "--listen", "127.0.0.1:0", *more[n])
+            for n in range(nodes)
         ]
         self.mounts = {
             "a": make("mount-a", "mount", "--path", f"{work}/a"),
@@ -86,9 +86,9 @@ class Array:
     def start(self):
         self.server.start()
         self.wait("the server", lambda: self.status() is not None)
-        for element in self.elements:
-            element.start()
-        self.wait("the elements", lambda: sum(e["up"] for e in self.status()["elements"]) == len(self.elements))
+        for node in self.nodes:
+            node.start()
+        self.wait("the nodes", lambda: sum(e["up"] for e in self.status()["nodes"]) == len(self.nodes))
         for name in self.mounts:
             os.mkdir(f"{self.work}/{name}")
             self.mounts[name].start()
@@ -102,7 +102,7 @@ class Array:
             if mount.child and mount.child.poll() is None:
                 mount.kill()
             self.detach(name)
-        for process in [*self.elements, self.server]:
+        for process in [*self.nodes, self.server]:
             if process.child and process.child.poll() is None:
                 process.kill()
 
@@ -346,7 +346,7 @@ class Load:
 
         def drained():
             self.array.run("drain", "/", "--wait", "--free")
-            staged = self.array.status()["elements"][0].get("staged") or {}
+            staged = self.array.status()["nodes"][0].get("staged") or {}
             return not staged.get("objects")
 
         self.array.wait("the end of what drains", drained)
@@ -396,8 +396,8 @@ def fault(array, rng, kinds, victims):
     candidates = []
     if "server" in victims:
         candidates.append(array.server)
-    if "element" in victims:
-        candidates += array.elements
+    if "node" in victims:
+        candidates += array.nodes
     if "mount" in victims:
         candidates += array.mounts.values()
     victim, kind, away = rng.choice(candidates), rng.choice(kinds), rng.choice([0, 0.1, 1, 4])
@@ -425,12 +425,12 @@ def main():
     parser.add_argument("--faults", type=int, default=200)
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--kinds", default="kill,stop,restart")
-    parser.add_argument("--victims", default="server,element,mount")
-    parser.add_argument("--elements", type=int, default=3)
+    parser.add_argument("--victims", default="server,node,mount")
+    parser.add_argument("--nodes", type=int, default=3)
     parser.add_argument("--writers", type=int, default=4)
     parser.add_argument("--pause", type=float, default=2.0, help="maximum seconds between faults")
-    parser.add_argument("--drains", action="store_true", help="make the first element one of the burst tier, which always drains")
-    parser.add_argument("--outside", action="store_true", help="store the files of the last element in an external folder")
+    parser.add_argument("--drains", action="store_true", help="make the first node one of the burst tier, which always drains")
+    parser.add_argument("--outside", action="store_true", help="store the files of the last node in an external folder")
     parser.add_argument("--hooks", action="store_true", help="map each version by a hook")
     parser.add_argument("--work", help="empty work folder; kept after a failure")
     args = parser.parse_args()
@@ -438,7 +438,7 @@ def main():
     os.chmod(work, 0o755)
     print(f"faults: seed {args.seed}, array in {work}", file=sys.stderr)
     rng = random.Random(args.seed)
-    array = Array(os.path.abspath(args.binary), work, args.elements, args.drains, args.outside)
+    array = Array(os.path.abspath(args.binary), work, args.nodes, args.drains, args.outside)
     began, done = time.time(), collections.Counter()
     try:
         array.start()
@@ -464,8 +464,8 @@ def main():
             thread.join(SETTLE_S + 90)
             if thread.is_alive():
                 load.wrong.append("a program hangs although all processes are up")
-        up = lambda: sum(e["up"] for e in array.status()["elements"]) == len(array.elements)
-        array.wait("all elements", up)
+        up = lambda: sum(e["up"] for e in array.status()["nodes"]) == len(array.nodes)
+        array.wait("all nodes", up)
         array.wait("the mounts", lambda: all(os.listdir(f"{work}/{m}") is not None for m in array.mounts))
         load.check()
         if args.drains:

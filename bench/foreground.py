@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Latency of reads and writes while kernels run on all cores of the element, against the same without kernels.
+"""Latency of reads and writes while kernels run on all cores of the node, against the same without kernels.
 
   cargo build --release && bench/foreground.py [--rounds 5] [--seconds 3]
 
 Rounds without kernels, with kernels of low priority (the default) and with kernels of normal priority (`--kernels normal`)
 alternate. The kernels are `stddev` over 256 MiB in a loop (memory-bound) and a shell loop (never waits), one per core. Requests
-use two mounts of the element's host. One mount opens files in place; the other uses HTTP and TLS as a remote client does
+use two mounts of the node's host. One mount opens files in place; the other uses HTTP and TLS as a remote client does
 (`--in-place false`). The processes of the mounts compete with the kernels for the processors, as on a host that serves both.
 Prints JSON lines with medians over rounds of p50 and p99 in microseconds; `ratio` is p99 with kernels to p99 without.
 """
@@ -30,7 +30,7 @@ def read(path, size, seconds):
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         at = random.randrange(FILE_BYTES // size) * size
-        # Reads from this mount's own page cache would never ask the element.
+        # Reads from this mount's own page cache would never ask the node.
         os.posix_fadvise(fd, at, size, os.POSIX_FADV_DONTNEED)
         start = time.perf_counter()
         got = os.pread(fd, size, at)
@@ -76,8 +76,8 @@ class Side:
     """Array whose kernels have one priority, with a mount of each kind."""
 
     def __init__(self, priority):
-        os.environ["TIDEMILL_ELEMENT_KERNELS"] = priority
-        self.array = Array(elements=1, cores=os.cpu_count(), mount=True)
+        os.environ["TIDEMILL_NODE_KERNELS"] = priority
+        self.array = Array(nodes=1, cores=os.cpu_count(), mount=True)
         self.points = {"in place": self.array.mount_point, "http": os.path.join(self.array.folder, "remote")}
         os.mkdir(self.points["http"])
         self.array._start("remote", "mount", "--path", self.points["http"], "--in-place", "false")
@@ -100,12 +100,12 @@ class Side:
         with open(path, "w") as file:
             file.write(f'name = "k"; workdir = "/k"; tasks = ( {", ".join(tasks)} );'.replace('["half"]', '["/half"]'))
         job = self.array.json("submit", "--no-cache", path)["job"]
-        wait("kernels to run", lambda: self.array.json("status")["elements"][0]["running"] >= min(2, os.cpu_count()))
+        wait("kernels to run", lambda: self.array.json("status")["nodes"][0]["running"] >= min(2, os.cpu_count()))
         return job
 
     def end(self, job):
         self.array.run("cancel", str(job))
-        wait("kernels to end", lambda: self.array.json("status")["elements"][0]["running"] == 0)
+        wait("kernels to end", lambda: self.array.json("status")["nodes"][0]["running"] == 0)
 
     def close(self):
         self.array.__exit__()

@@ -146,7 +146,7 @@ def main():
     parser.add_argument("--folder")
     parser.add_argument("--binary", default=BINARY)
     args = parser.parse_args()
-    with Array(elements=1, cores=2, mount=True, folder=args.folder, binary=args.binary) as array:
+    with Array(nodes=1, cores=2, mount=True, folder=args.folder, binary=args.binary) as array:
         labels = Labels(array, args.binary)
         try:
             one(labels, args.rounds)

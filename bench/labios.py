@@ -1,27 +1,27 @@
 #!/usr/bin/env python3
-"""Experiments of LABIOS (§4.2): a client and elements, each with its own host and link.
+"""Experiments of LABIOS (§4.2): a client and nodes, each with its own host and link.
 
-  cargo build --release -p tidemill-cli -p tidemill-label && bench/labios.py [cm1] [insitu] [background] [montage] [anatomy] [hacc] [kmeans] [--elements 4] [--rounds 3] [--out FOLDER]
+  cargo build --release -p tidemill-cli -p tidemill-label && bench/labios.py [cm1] [insitu] [background] [montage] [anatomy] [hacc] [kmeans] [--nodes 4] [--rounds 3] [--out FOLDER]
 
 `cm1` (Fig. 14): each step computes for --compute seconds and then writes --step-mib MiB in writes of 1 MiB. The ways are labels without a wait, system calls through the mount, and ext4
 of the client. The script imitates the pattern of CM1. `seen_s` is the time in which the program did not compute; `total_s` ends when all data is in closed files.
-`insitu` (Fig. 17): statistics of integers, words of a text, and the values above the third quartile of doubles with a gamma distribution, on files of --file-mib MiB, one per element.
+`insitu` (Fig. 17): statistics of integers, words of a text, and the values above the third quartile of doubles with a gamma distribution, on files of --file-mib MiB, one per node.
 Ours is a job; the peer runs the same kernels on the client, which reads through its mount.
-`background` (Fig. 18): the peer is a client that sorts, encrypts or packs --file-mib MiB and then writes the result. Ours writes the raw data, and the element does the work. `exit_s` is
+`background` (Fig. 18): the peer is a client that sorts, encrypts or packs --file-mib MiB and then writes the result. Ours writes the raw data, and the node does the work. `exit_s` is
 the time until the program may end, `done_s` the time until the result exists.
 
-`montage` (Fig. 16): the mosaic of examples/montage, all on this machine. Its 36 commands start as they become ready, --cores at once: in a folder of the mount on --elements elements on
+`montage` (Fig. 16): the mosaic of examples/montage, all on this machine. Its 36 commands start as they become ready, --cores at once: in a folder of the mount on --nodes nodes on
 disks (`mount`), in a room in memory (`room`) and in a folder of ext4 (`ext4`). `job` is a job of the same array with intermediate files in memory. `seconds` end when mosaic.png exists
 and was read once; the picture is compared with that of ext4. Ratios are times: below 1 the first way is faster. The other experiments don't run together with this one.
 
 `anatomy` (Fig. 11): the stages of one label at a time, each for a new file, of an application with the intent of low latency, on this machine: published (the copy), taken (by the
 agent), executed (system calls on the mount), stored (closed, visible for all).
-`hacc` (Fig. 15): the checkpoints of HACC-IO, 9 variables of --ranks processes in --steps steps, each version in place of the previous version. The writers are tasks on two elements of
+`hacc` (Fig. 15): the checkpoints of HACC-IO, 9 variables of --ranks processes in --steps steps, each version in place of the previous version. The writers are tasks on two nodes of
 0.5 cores and two of 0.125 cores with declared rates, under each policy.
-`kmeans` (Fig. 19): the kernel on the elements with the points, against the same kernel on the client, over links of 1 Gbit/s and of 100 Mbit/s. A second comparison has the points in an
-object store on its own host: its folders are bound, one per element, and the client reads there by /bridges.
+`kmeans` (Fig. 19): the kernel on the nodes with the points, against the same kernel on the client, over links of 1 Gbit/s and of 100 Mbit/s. A second comparison has the points in an
+object store on its own host: its folders are bound, one per node, and the client reads there by /bridges.
 
-In the other experiments each element has 0.25 cores and a link of 1 Gbit/s; the client has --client-cores and such a link. Rounds alternate, each with cold mounts. Prints JSON lines with
+In the other experiments each node has 0.25 cores and a link of 1 Gbit/s; the client has --client-cores and such a link. Rounds alternate, each with cold mounts. Prints JSON lines with
 medians (`ratio` above 1: ours is faster). With --out it writes fig14.svg and so on. Needs root.
 """
 import array as numbers
@@ -184,31 +184,31 @@ def insitu(options, array, folder, data):
     groups = []
     for what, (kernel, args) in INSITU.items():
         fresh(array)
-        files = [f"{what}-{number}" for number in range(options.elements)]
+        files = [f"{what}-{number}" for number in range(options.nodes)]
         for number, name in enumerate(files):
             array.client.call("mkdir", "-p", of(array, f"e{number}"))
-            array.client.call("setfattr", "-n", "user.tidemill.element", "-v", str(number), of(array, f"e{number}"))
+            array.client.call("setfattr", "-n", "user.tidemill.node", "-v", str(number), of(array, f"e{number}"))
             array.client.call("cp", os.path.join(data, what), of(array, f"e{number}", name))
         array.unmount()
         places = [f"e{number}/{name}" for number, name in enumerate(files)]
         found = {"ours": [], "client": []}
         for number in range(options.rounds):
             array.mount()
-            before, begun = carried(array.elements), time.perf_counter()
+            before, begun = carried(array.nodes), time.perf_counter()
             tasks = [task(f"t{at}", kernel, args, [place], f"{place}.out{number}") for at, place in enumerate(places)]
             array.tidemill("watch", job(array, folder, "/", tasks))
-            links = sum(carried(array.elements).values()) - sum(before.values())
+            links = sum(carried(array.nodes).values()) - sum(before.values())
             found["ours"].append((time.perf_counter() - begun, links))
             array.unmount()
             array.mount()
-            before, begun = carried(array.elements), time.perf_counter()
+            before, begun = carried(array.nodes), time.perf_counter()
             for place in places:
                 local(array, kernel, args, [of(array, place)])
-            links = sum(carried(array.elements).values()) - sum(before.values())
+            links = sum(carried(array.nodes).values()) - sum(before.values())
             found["client"].append((time.perf_counter() - begun, links))
             array.unmount()
         ours, client = middle(found["ours"]), middle(found["client"])
-        size = options.elements * options.file_mib
+        size = options.nodes * options.file_mib
         show(what=f"insitu: {what} of {size} MiB", seconds=ours[0], client_seconds=client[0], ratio=round(client[0] / ours[0], 3),
              link_bytes=int(ours[1]), client_link_bytes=int(client[1]))
         groups += [(f"{what}", [[("slowest", client[0])], [("compute", ours[0])]])]
@@ -283,20 +283,20 @@ def montage(options):
         subprocess.run([f"{example}/get-data.sh", data], check=True, stdout=subprocess.DEVNULL)
         subprocess.run([f"{example}/make-job.py", data, "/job"], check=True, stdout=subprocess.DEVNULL)
         inputs = [os.path.join(data, part, name) for part in ("images", "plan") for name in os.listdir(os.path.join(data, part))]
-        os.environ["TIDEMILL_ELEMENT_INTERMEDIATE_MEMORY"] = "1GiB"
-        with local_array.Array(elements=options.elements, cores=options.cores, folder=folder, binary=options.binary) as array:
+        os.environ["TIDEMILL_NODE_INTERMEDIATE_MEMORY"] = "1GiB"
+        with local_array.Array(nodes=options.nodes, cores=options.cores, folder=folder, binary=options.binary) as array:
             os.chmod(array.folder, 0o755)  # kernels run as other users, which must search this folder
             memory = f"{array.folder}/memory"
             try:
-                array._start("memory", "element", "--id", "9", "--folder", memory, "--listen", "127.0.0.1:0", "--medium", "memory", "--capacity", "2GiB")
-                local_array.wait("memory", lambda: sum(e["up"] for e in array.json("status")["elements"]) == options.elements + 1)
+                array._start("memory", "node", "--id", "9", "--folder", memory, "--listen", "127.0.0.1:0", "--medium", "memory", "--capacity", "2GiB")
+                local_array.wait("memory", lambda: sum(e["up"] for e in array.json("status")["nodes"]) == options.nodes + 1)
                 os.mkdir(array.mount_point)
                 array._start("mnt", "mount", "--path", array.mount_point)
                 local_array.wait("the mount", lambda: os.path.exists(os.path.join(array.mount_point, ".tidemill")))
                 show_montage(options, array, (folder, data, inputs))
             finally:
-                for number in range(options.elements):
-                    subprocess.run(["umount", "-l", f"{array.folder}/element{number}/handed"], capture_output=True)
+                for number in range(options.nodes):
+                    subprocess.run(["umount", "-l", f"{array.folder}/node{number}/handed"], capture_output=True)
                 subprocess.run(["umount", "-l", memory], capture_output=True)
 
 
@@ -330,7 +330,7 @@ def show_montage(options, array, source):
             else:
                 shutil.rmtree(where)
     seconds = {way: statistics.median(all) for way, all in times.items()}
-    line = {"bench": "montage", "elements": options.elements, "cores": options.cores, "seconds": {way: round(one, 2) for way, one in seconds.items()},
+    line = {"bench": "montage", "nodes": options.nodes, "cores": options.cores, "seconds": {way: round(one, 2) for way, one in seconds.items()},
             "in_memory_mib": round(report["in_memory_bytes"] / MIB, 1)}
     for way in ("room", "job"):
         line[f"{way}_to_mount"] = round(seconds[way] / seconds["mount"], 3)
@@ -342,7 +342,7 @@ def anatomy(options):
     """Reads the application's log, which is memory shared with the agent (crates/label/src/log.rs)."""
     import local_array
     sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../examples/labels"))
-    with local_array.Array(elements=1, mount=True, folder=options.folder, binary=options.binary) as array:
+    with local_array.Array(nodes=1, mount=True, folder=options.folder, binary=options.binary) as array:
         labels = f"/dev/shm/tidemill-bench-{os.getpid()}"
         os.mkdir(labels, 0o700)
         os.environ.update(TIDEMILL=options.binary, TIDEMILL_LABELS=labels, TIDEMILL_MOUNT=array.mount_point,
@@ -429,7 +429,7 @@ def hacc(options, folder):
     for policy, seconds in found.items():
         show(what=f"hacc: {options.steps} checkpoints of {options.ranks} ranks, {size:.0f} MiB, {policy}", seconds=seconds,
              ratio=round(found["random:all"] / seconds, 3))
-    return "fig15.svg", "HACC-IO's checkpoints on fast and slow elements", "s", [(policy, [[("I/O", seconds)]]) for policy, seconds in found.items()]
+    return "fig15.svg", "HACC-IO's checkpoints on fast and slow nodes", "s", [(policy, [[("I/O", seconds)]]) for policy, seconds in found.items()]
 
 
 def kmeans(options, folder):
@@ -440,12 +440,12 @@ def kmeans(options, folder):
     with open(data, "wb") as file:
         for _ in range(options.file_mib):
             file.write(numbers.array("f", (random.gauss(value, 5) for _ in range(MIB // 1024) for value in random.choice(centres))).tobytes() * 16)
-    for number in range(options.elements):
+    for number in range(options.nodes):
         os.makedirs(os.path.join(objects, f"e{number}"))
         os.link(data, os.path.join(objects, f"e{number}", "points"))
     for where, rate in itertools.product(("the array", "an object store"), (1000, 100)):
         options.rate_mbit = rate
-        kinds = [(options.element_cores, ("--outside", f"s3://bucket/e{number}?endpoint={{store}}", "--near", "1MiB")) for number in range(options.elements)]
+        kinds = [(options.node_cores, ("--outside", f"s3://bucket/e{number}?endpoint={{store}}", "--near", "1MiB")) for number in range(options.nodes)]
         array = testbed.Array(options, f"{folder}/kmeans", **({} if where == "the array" else {"kinds": kinds, "objects": objects}))
         try:
             # Inputs of the tasks and of the client; the client reads a store directly, by its bridge in the mount.
@@ -456,29 +456,29 @@ def kmeans(options, folder):
         finally:
             array.remove()
         ours, client = middle(found["ours"]), middle(found["client"])
-        show(what=f"kmeans: {options.elements} files of {options.file_mib} MiB in {where}, links of {rate} Mbit/s", seconds=ours[0], client_seconds=client[0],
+        show(what=f"kmeans: {options.nodes} files of {options.file_mib} MiB in {where}, links of {rate} Mbit/s", seconds=ours[0], client_seconds=client[0],
              ratio=round(client[0] / ours[0], 3), link_bytes=int(ours[1]), client_link_bytes=int(client[1]))
         groups.append((f"{where}, {rate} Mbit/s", [[("client", client[0])], [("in place", ours[0])]]))
     return "fig19.svg", "k-means where the points lie, and on the client", "s", groups
 
 
 def here(array, options, data):
-    """Puts the points into a folder of each element."""
+    """Puts the points into a folder of each node."""
     array.mount()
-    for number in range(options.elements):
+    for number in range(options.nodes):
         array.client.call("mkdir", of(array, f"e{number}"))
-        array.client.call("setfattr", "-n", "user.tidemill.element", "-v", str(number), of(array, f"e{number}"))
+        array.client.call("setfattr", "-n", "user.tidemill.node", "-v", str(number), of(array, f"e{number}"))
         array.client.call("cp", data, of(array, f"e{number}", "points"))
     array.unmount()
-    return [(f"/e{number}/points", f"e{number}/points") for number in range(options.elements)]
+    return [(f"/e{number}/points", f"e{number}/points") for number in range(options.nodes)]
 
 
 def bound(array, options):
-    """Puts the points into a store; each element has a folder of it."""
-    for number in range(options.elements):
+    """Puts the points into a store; each node has a folder of it."""
+    for number in range(options.nodes):
         array.tidemill("bridge", "add", f"e{number}", f"s3://bucket/e{number}?endpoint={array.store}")
         array.tidemill("bridge", "bind", f"e{number}", f"/e{number}", "--every", "0")
-    return [(f"/bridges/e{number}/points", f"bridges/e{number}/points") for number in range(options.elements)]
+    return [(f"/bridges/e{number}/points", f"bridges/e{number}/points") for number in range(options.nodes)]
 
 
 def rounds(array, folder, step, found):
@@ -486,10 +486,10 @@ def rounds(array, folder, step, found):
     places, number = step
     args = "columns=16 k=16 dtype=f32 iterations=10 tolerance=0"
     array.mount()
-    before, begun = carried(array.elements), time.perf_counter()
+    before, begun = carried(array.nodes), time.perf_counter()
     tasks = [task(f"t{at}", "kmeans", args, [place], f"/out{at}.{number}") for at, (place, _) in enumerate(places)]
     array.tidemill("watch", job(array, folder, "/", tasks))
-    links = sum(carried(array.elements).values()) - sum(before.values())
+    links = sum(carried(array.nodes).values()) - sum(before.values())
     found["ours"].append((time.perf_counter() - begun, links))
     array.unmount()
     array.mount()
@@ -513,7 +513,7 @@ def draw(options, name, title, unit, groups):
 
 def main():
     parser = parser_of(__doc__, 3)
-    parser.set_defaults(elements="4")
+    parser.set_defaults(nodes="4")
     parser.add_argument("what", nargs="*", default=["cm1", "insitu", "background"])
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--compute", type=float, default=1.0)
@@ -523,7 +523,7 @@ def main():
     parser.add_argument("--ranks", type=int, default=16)
     parser.add_argument("--particles", type=int, default=200_000, help="particles of a rank of hacc")
     options = parser.parse_args()
-    options.elements = int(options.elements)
+    options.nodes = int(options.nodes)
     if "montage" in options.what:
         return montage(options)
     with tempfile.TemporaryDirectory(prefix="tidemill-bench-", dir=options.folder) as folder:

@@ -1,4 +1,4 @@
-"""Array on this machine for benchmarks, with server and elements as processes in a temporary folder; and the loopback as a peer."""
+"""Array on this machine for benchmarks, with server and nodes as processes in a temporary folder; and the loopback as a peer."""
 import json
 import os
 import shutil
@@ -22,9 +22,9 @@ def wait(what, ready, seconds=60):
 
 
 class Array:
-    """`with Array(elements=1, cores=2, mount=True) as array:`; `mount` can also be the number of mounts."""
+    """`with Array(nodes=1, cores=2, mount=True) as array:`; `mount` can also be the number of mounts."""
 
-    def __init__(self, elements=1, cores=2, mount=False, folder=None, tls="on", binary=BINARY):
+    def __init__(self, nodes=1, cores=2, mount=False, folder=None, tls="on", binary=BINARY):
         self.tls, self.binary = tls, os.path.abspath(binary)
         self.folder = tempfile.mkdtemp(prefix="tidemill-bench-", dir=folder)
         self.endpoint = f"unix:{self.folder}/server/server.sock"
@@ -32,18 +32,18 @@ class Array:
         self.mount_points = [os.path.join(self.folder, f"mnt{number or ''}") for number in range(max(1, mount))]
         self.mount_point = self.mount_points[0]
         try:
-            self._start_all(elements, cores, mount)
+            self._start_all(nodes, cores, mount)
         except BaseException:
             self.__exit__()
             raise
 
-    def _start_all(self, elements, cores, mount):
+    def _start_all(self, nodes, cores, mount):
         self._start("server", "server", "--folder", f"{self.folder}/server", "--listen", "127.0.0.1:0")
         wait("the server", lambda: self.run("status").returncode == 0)
-        for number in range(elements):
-            self._start(f"element{number}", "element", "--id", str(number), "--folder",
-                        f"{self.folder}/element{number}", "--listen", "127.0.0.1:0", "--cores", str(cores))
-        wait("the elements", lambda: sum(e["up"] for e in self.json("status")["elements"]) == elements)
+        for number in range(nodes):
+            self._start(f"node{number}", "node", "--id", str(number), "--folder",
+                        f"{self.folder}/node{number}", "--listen", "127.0.0.1:0", "--cores", str(cores))
+        wait("the nodes", lambda: sum(e["up"] for e in self.json("status")["nodes"]) == nodes)
         for point in self.mount_points if mount else []:
             os.mkdir(point)
             self._start(os.path.basename(point), "mount", "--path", point)

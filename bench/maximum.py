@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""`max` over 1 GiB of doubles: in the element, against a copy of the file to /dev/shm and the same kernel there.
+"""`max` over 1 GiB of doubles: in the node, against a copy of the file to /dev/shm and the same kernel there.
 
   cargo build --release && bench/maximum.py [--gib 1] [--rounds 5]
 
-Both ways start from the file in the array with its pages cached. Prints JSON lines with times and the bytes that left the element.
+Both ways start from the file in the array with its pages cached. Prints JSON lines with times and the bytes that left the node.
 """
 import argparse
 import json
@@ -21,7 +21,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     size = int(options.gib * (1 << 30)) // 8 * 8
-    with Array(elements=1, cores=1, mount=True) as array, open("/dev/urandom", "rb") as chance:
+    with Array(nodes=1, cores=1, mount=True) as array, open("/dev/urandom", "rb") as chance:
         path = f"{array.mount_point}/data"
         with open(path, "wb") as file:
             piece = b"".join(b"%c\0\0\0\0\0\xf0\x3f" % byte for byte in chance.read(1 << 17))

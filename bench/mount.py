@@ -173,7 +173,7 @@ def main():
     parser.add_argument("--only", default="large,small,metadata")
     parser.add_argument("--folder", default=None, help="folder on ext4 (default: the temporary folder)")
     options = parser.parse_args()
-    with Array(elements=1, cores=1, mount=True, folder=options.folder) as array, Loopback(folder=options.folder) as peer:
+    with Array(nodes=1, cores=1, mount=True, folder=options.folder) as array, Loopback(folder=options.folder) as peer:
         bench = Bench(options, array.mount_point, peer.source, peer.point)
         for part in options.only.split(","):
             getattr(bench, part)()

@@ -106,7 +106,7 @@ def main():
     parser.add_argument("--size-mib", type=int, default=256, help="size of all data of a round in MiB")
     parser.add_argument("--pieces", default="47008,1048576", help="sizes of pieces in bytes, multiples of 8")
     parser.add_argument("--io", help="components of Open MPI, such as ompio,romio321 [default: all installed components]")
-    parser.add_argument("--elements", type=int, default=4)
+    parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--give-up", type=float, default=120, help="maximum seconds for a job")
     parser.add_argument("--folder", help="folder on ext4 (default: the temporary folder)")
     parser.add_argument("--quick", action="store_true", help="one round of 16 MiB")
@@ -114,7 +114,7 @@ def main():
     options = parser.parse_args()
     if options.quick:
         options.rounds, options.size_mib = 1, 16
-    with Array(elements=options.elements, cores=1, mount=2, folder=options.folder, binary=options.binary) as array:
+    with Array(nodes=options.nodes, cores=1, mount=2, folder=options.folder, binary=options.binary) as array:
         wrong = 0
         for io in options.io.split(",") if options.io else components():
             for size in map(int, options.pieces.split(",")):

@@ -3,7 +3,7 @@
 
   cargo build --release --locked -p tidemill-cli && bench/outside.py [--rounds 3] [--size-mib 1024] [--small-mib 256] [--binary target/release/tidemill]
 
-`drain`: files of 16 MiB (--size-mib of them together) and of 64 KiB (--small-mib) are written into an element of the burst tier. The time ends when `tidemill drain --wait` returns; then
+`drain`: files of 16 MiB (--size-mib of them together) and of 64 KiB (--small-mib) are written into a node of the burst tier. The time ends when `tidemill drain --wait` returns; then
 each file is in the store under its name. The files of 64 KiB are also measured in packs; they have random bytes, so that no chunks are equal. The peer is `rclone copy` of the same files
 from ext4, with as many transfers at once (8).
 `read`: one file of 256 MiB that is only in the store is read in pieces of 1 MiB through the mount. The peer is `rclone mount` with its defaults, and with `--vfs-read-chunk-streams` if it
@@ -57,22 +57,22 @@ class Store:
 
 
 class Local(local_array.Array):
-    """Element of the burst tier, and an element with its files in the store, by name or in packs."""
+    """Node of the burst tier, and a node with its files in the store, by name or in packs."""
 
     def __init__(self, packing="files", near=(), **more):
         self.packing, self.near = packing, near
         super().__init__(**more)
 
-    def _start_all(self, elements, cores, mount):
+    def _start_all(self, nodes, cores, mount):
         self.store = Store(self.folder)
         keys = os.path.join(self.folder, "keys")
         with open(os.open(keys, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
             file.write(f'access_key_id = "{KEY}"\nsecret_access_key = "{SECRET}"\n')
         self.outside = ("--outside", f"s3://bucket/array?endpoint={self.store.address}&region=us-east-1", "--outside-keys", keys, "--outside-as", self.packing)
-        super()._start_all(elements, cores, mount)
+        super()._start_all(nodes, cores, mount)
 
     def _start(self, name, *args):
-        more = {"server": ("--drain-after", "1h"), "element0": ("--tier", "burst"), "element1": (*self.outside, *self.near)}
+        more = {"server": ("--drain-after", "1h"), "node0": ("--tier", "burst"), "node1": (*self.outside, *self.near)}
         super()._start(name, *args, *more.get(name, ()))
 
     @undisturbed()
@@ -157,12 +157,12 @@ def main():
     parser.add_argument("--folder")
     parser.add_argument("--binary", default=local_array.BINARY)
     options = parser.parse_args()
-    with Local(elements=2, mount=True, folder=options.folder, binary=options.binary) as array:
+    with Local(nodes=2, mount=True, folder=options.folder, binary=options.binary) as array:
         drain(array, options, options.size_mib // 16, 16 * MIB)
         drain(array, options, options.small_mib * 16, 64 << 10)
-    with Local(near=("--near", "1MiB"), elements=2, mount=True, folder=options.folder, binary=options.binary) as array:
+    with Local(near=("--near", "1MiB"), nodes=2, mount=True, folder=options.folder, binary=options.binary) as array:
         reads(array, options)
-    with Local("dedup | zstd", elements=2, mount=True, folder=options.folder, binary=options.binary) as array:
+    with Local("dedup | zstd", nodes=2, mount=True, folder=options.folder, binary=options.binary) as array:
         drain(array, options, options.small_mib * 16, 64 << 10)
 
 

@@ -3,7 +3,7 @@
 
   cargo build --release && bench/packs.py TREE TREE [--files 20000] [--as "dedup | zstd"] [--restic restic]
 
-An element of the burst tier takes both trees in turn through the mount. They drain to an element whose files are in a folder. Our
+A node of the burst tier takes both trees in turn through the mount. They drain to a node whose files are in a folder. Our
 bytes are those of that folder; restic's bytes are those of its repository, with compression by default. Both are on the same disk.
 The ratio compares bytes. Seconds are also printed: ours start with the drain, as the files are in the array by then. `--files`
 selects the first files of each tree, by name. `--binary` may be a debug build, with the same bytes. Prints JSON lines; `ratio` is
@@ -22,25 +22,25 @@ from local_array import Array, wait
 
 
 class Packed(Array):
-    """Array with element 0 of the burst tier, and element 1 with its files in an external store."""
+    """Array with node 0 of the burst tier, and node 1 with its files in an external store."""
 
     def __init__(self, outside, steps, **more):
         self.outside, self.steps = outside, steps
-        super().__init__(elements=0, **more)
+        super().__init__(nodes=0, **more)
 
-    def _start_all(self, elements, cores, mount):
-        super()._start_all(elements, cores, mount=False)
+    def _start_all(self, nodes, cores, mount):
+        super()._start_all(nodes, cores, mount=False)
         tiers = ["--tier", "burst"], ["--outside", f"file://{self.outside}", "--outside-as", self.steps]
         for number, more in enumerate(tiers):
-            self._start(f"element{number}", "element", "--id", str(number), "--folder", f"{self.folder}/element{number}",
+            self._start(f"node{number}", "node", "--id", str(number), "--folder", f"{self.folder}/node{number}",
                         "--listen", "127.0.0.1:0", *more)
-        wait("the elements", lambda: sum(one["up"] for one in self.json("status")["elements"]) == len(tiers))
+        wait("the nodes", lambda: sum(one["up"] for one in self.json("status")["nodes"]) == len(tiers))
         os.mkdir(self.mount_point)
         self._start("mnt", "mount", "--path", self.mount_point)
         wait("the mount", lambda: os.path.exists(os.path.join(self.mount_point, ".tidemill")))
 
     def told(self):
-        return self.json("status")["elements"][1]["outside"]
+        return self.json("status")["nodes"][1]["outside"]
 
 
 def bytes_below(folder):

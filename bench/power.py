@@ -3,10 +3,10 @@
 
     power.py [--binary PATH] [--cuts N] [--seconds N] [--seed N] [--keep FOLDER] [--lying N]
 
-Server and element have their folders on ext4, on a block device that records each write and each flush. Programs write, replace,
+Server and node have their folders on ext4, on a block device that records each write and each flush. Programs write, replace,
 truncate, remove and rename files on two mounts, in place and over HTTP. They note the number of records when `fsync` returns. Then
 each cut takes a random moment. The writes before the last flush are on the disk; of the later writes all are, none, or a random
-selection. (With --lying, the last N flushes have no effect, and the check must fail.) ext4 recovers, and server and element start on
+selection. (With --lying, the last N flushes have no effect, and the check must fail.) ext4 recovers, and server and node start on
 the disk. Each file that was durable before the moment must have its durable content, or the content of a later write. Prints one JSON
 line; the exit status is 1 if data is missing. Needs root, /dev/fuse, loop devices and the Python package mfusepy.
 """
@@ -93,7 +93,7 @@ def let_go(loop, mounted):
 
 
 class Array:
-    """Server, element and mounts, with their folders on the disk."""
+    """Server, node and mounts, with their folders on the disk."""
 
     def __init__(self, binary, work):
         self.binary, self.work, self.disk, self.children = binary, work, f"{work}/disk", []
@@ -106,8 +106,8 @@ class Array:
     def start(self, mounts):
         self.spawn("server", "server", "--folder", f"{self.disk}/server", "--listen", "127.0.0.1:0")
         wait("the server", lambda: os.path.exists(f"{self.disk}/server/server.sock") and self.status() is not None)
-        self.spawn("element", "element", "--id", "0", "--folder", f"{self.disk}/element", "--cores", "1", "--listen", "127.0.0.1:0")
-        wait("the element", lambda: any(one["up"] for one in self.status()["elements"]))
+        self.spawn("node", "node", "--id", "0", "--folder", f"{self.disk}/node", "--cores", "1", "--listen", "127.0.0.1:0")
+        wait("the node", lambda: any(one["up"] for one in self.status()["nodes"]))
         for name, flags in mounts.items():
             os.makedirs(f"{self.work}/{name}", exist_ok=True)
             self.spawn(f"mount-{name}", "mount", "--path", f"{self.work}/{name}", *flags)

@@ -86,7 +86,7 @@ def start_mount(array, binary, point, in_place):
 
 def mounted(arrays, name, binary, in_place):
     """Side with its own array, so that the array has no second mount."""
-    array = Array(elements=1, cores=1, binary=binary)
+    array = Array(nodes=1, cores=1, binary=binary)
     arrays.append(array)
     os.mkdir(array.mount_point)
     args = (binary, array.mount_point, in_place)

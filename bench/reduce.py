@@ -6,7 +6,7 @@ with numpy.
 
 PYTHON needs netCDF4, xarray, h5py and zarr; peers that are not installed are skipped. All read the same file from the page cache, in turn,
 on one core. Times are medians of the whole command, and for the Python peers of the reduction alone, without imports.
-`stored.nc` is `three.nc` as an element stores it, written in writes of 1 MiB. netCDF4 writes pieces of 4 KiB, and the Linux kernel copies
+`stored.nc` is `three.nc` as a node stores it, written in writes of 1 MiB. netCDF4 writes pieces of 4 KiB, and the Linux kernel copies
 such a file out of its page cache at half the speed. `read`, `inflate` and `unzstd` are lower bounds: one `read()` of the file after the
 other, and the decoding of all chunks by the fastest Python decoder, without a reduction. With --cpu the seconds are processor time (user
 and system), for machines with other load.

@@ -3,7 +3,7 @@
 
   reductions.py [--rounds 3] [--chunks 1000] [--mib 4] [--threads 8] [--reductionist PROGRAM --s3 PROGRAM]
 
-There is one element with as many cores as the machine. The values are `f32`, uncompressed and with shuffle and zlib (values with 12
+There is one node with as many cores as the machine. The values are `f32`, uncompressed and with shuffle and zlib (values with 12
 bits of noise). Each thread keeps its connection. Prints JSON lines: medians of chunks per second and of GB/s of summed data, and the
 ratio, with alternating rounds. Results are compared. Without numpy this peer is skipped. With --reductionist (`cargo install --locked
 reductionist`) and --s3 (versitygw, from Go's registry) the same requests also use Reductionist with an S3 server on this machine, both
@@ -170,7 +170,7 @@ def main():
     raw = [(smooth + chance.integers(0, 4096, values) / 4096).astype("<f4") for _ in range(4)]
     packed = [zlib.compress(one.view("u1").reshape(values, 4).T.copy(), 4) for one in raw]
     codecs = {"compression": {"id": "zlib"}, "filters": [{"id": "shuffle", "element_size": 4}]}
-    with Array(elements=1, cores=os.cpu_count(), folder="/dev/shm") as array:
+    with Array(nodes=1, cores=os.cpu_count(), folder="/dev/shm") as array:
         client = Client(array)
         peer = Peer(options, array.folder) if options.reductionist else None
         ways = {"reduced": client.reduced, "fetched": client.fetched, **({"reductionist": peer.reduced} if peer else {})}

@@ -3,11 +3,11 @@
 
   replay.py [--policies round-robin,...] [--inputs 16] [--mib 24] [--rounds 3] [--binary TIDEMILL] [--out FOLDER]
 
-Under each policy a new array of this machine (two elements of one core each; hence --processors in all predictions) gets the
+Under each policy a new array of this machine (two nodes of one core each; hence --processors in all predictions) gets the
 inputs, in turn. It runs one job three times, and each run leaves a trace (`tidemill jobs --export-trace`):
 
   cold    the first run
-  warm    the same again: elements have copies of each other's files, and the array knows the times of kernels
+  warm    the same again: nodes have copies of each other's files, and the array knows the times of kernels
   again   the same with cached results allowed: no task has to run
 
 For each run the script prints, for the whole job:
@@ -16,7 +16,7 @@ For each run the script prints, for the whole job:
             (`plan compare RUN --times-of OTHER`), a warm run from the cold run before it
   replay    the error with the run's own times, which is the error of the simulator itself
 
-The job compresses every input, counts words in pairs of inputs on different elements, and joins all results: three kernels, one
+The job compresses every input, counts words in pairs of inputs on different nodes, and joins all results: three kernels, one
 of them a program. Prints a table of medians over the rounds; OUT/replay.jsonl has a line for each run. Needs root, and an otherwise
 idle machine.
 """
@@ -56,7 +56,7 @@ class Array:
     def __init__(self, options):
         from local_array import Array as Local
         self.options = options
-        self.array = Local(elements=2, cores=1, folder=options.out, binary=options.binary)
+        self.array = Local(nodes=2, cores=1, folder=options.out, binary=options.binary)
         block = b" ".join(WORDS[byte & 7] for byte in os.urandom(1 << 18))[:1 << 20]
         with tempfile.NamedTemporaryFile(dir=options.out) as file:
             for n in range(options.inputs):
@@ -66,7 +66,7 @@ class Array:
                 file.seek(0)
                 file.writelines([block] * size)
                 file.flush()
-                self.tidemill("-q", "put", "--element", str(n % 2), file.name, f"/raw{n}")
+                self.tidemill("-q", "put", "--node", str(n % 2), file.name, f"/raw{n}")
         self.job = os.path.join(self.array.folder, "replay.conf")
         with open(self.job, "w") as file:
             file.write(script(options.inputs))
@@ -103,7 +103,7 @@ def told(options, policy, run, number, path, earlier):
     replayed = compare(options, path)
     line = {"policy": policy, "run": run, "round": number, "measured_s": replayed["makespan_ns"]["measured"] / 1e9,
             "replay_percent": error(replayed["makespan_ns"]), "moved_bytes": replayed["moved_bytes"]["measured"],
-            "replayed_bytes": replayed["moved_bytes"]["predicted"], "same_element": replayed["same_element"],
+            "replayed_bytes": replayed["moved_bytes"]["predicted"], "same_node": replayed["same_node"],
             "tasks": len(replayed["tasks"])}
     if earlier:
         before = compare(options, path, "--times-of", earlier)
@@ -141,7 +141,7 @@ def show(lines):
         moved = f"{median('before_bytes') / 1e6:8.1f}" if known else "-"
         print(f"{policy:20} {run:6} {median('measured_s'):8.2f}s {before:>8} {median('replay_percent'):+7.1f}% "
               f"{median('moved_bytes') / 1e6:9.1f} {moved:>8} {median('replayed_bytes') / 1e6:9.1f} "
-              f"{median('same_element'):7.0f}/{rounds[0]['tasks']}")
+              f"{median('same_node'):7.0f}/{rounds[0]['tasks']}")
     for run in RUNS:
         some = [line for line in lines if line["run"] == run]
         for field in ("before_percent", "replay_percent"):

@@ -271,12 +271,12 @@ def main():
     redis = subprocess.Popen(["redis-server", "--port", "0", "--unixsocket", path, "--save", "", "--appendonly", "no"],
                              stdout=subprocess.DEVNULL, cwd=folder)
     try:
-        with Array(elements=1, mount=0, binary=args.binary) as array:
+        with Array(nodes=1, mount=0, binary=args.binary) as array:
             memory = f"{array.folder}/memory"
             try:
-                array._start("memory", "element", "--id", "9", "--folder", memory, "--listen", "127.0.0.1:0",
+                array._start("memory", "node", "--id", "9", "--folder", memory, "--listen", "127.0.0.1:0",
                              "--medium", "memory", "--capacity", "1GiB")
-                wait("memory", lambda: sum(e["up"] for e in array.json("status")["elements"]) == 2)
+                wait("memory", lambda: sum(e["up"] for e in array.json("status")["nodes"]) == 2)
                 os.mkdir(array.mount_point)
                 array._start("mnt", "mount", "--path", array.mount_point)
                 wait("the mount", lambda: os.path.exists(os.path.join(array.mount_point, ".tidemill")))

@@ -6,7 +6,7 @@
 Sandbox and lineage are on. Throughput: a folder of files is moved into the rule's folder, so that the time excludes the writer.
 The time ends with the last firing. The peer runs one `wc` for each file and writes its output to a file, as the rule does. Delay:
 files are sealed in sequence on an idle array; the delay is the time from the seal, as the server records it, to the start of the
-label on the element. Prints JSON lines; `ratio` is ours to the peer in files per second.
+label on the node. Prints JSON lines; `ratio` is ours to the peer in files per second.
 """
 import argparse
 import json
@@ -60,7 +60,7 @@ def firings(array):
 
 
 def ours(count):
-    with Array(elements=1, cores=2, mount=True) as array:
+    with Array(nodes=1, cores=2, mount=True) as array:
         os.makedirs(f"{array.mount_point}/w/staged")
         os.makedirs(f"{array.mount_point}/w/out")
         fill(f"{array.mount_point}/w/staged/in", count)
@@ -81,7 +81,7 @@ def ours(count):
 
 
 def delays(count):
-    with Array(elements=1, cores=2, mount=True) as array:
+    with Array(nodes=1, cores=2, mount=True) as array:
         os.makedirs(f"{array.mount_point}/w/in")
         add(array)
         for number in range(count):

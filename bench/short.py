@@ -89,7 +89,7 @@ def advisor(lines):
 
 def simulator(lines):
     for line in lines:
-        what = f"simulating {line['tasks']} tasks on {line['elements']} elements"
+        what = f"simulating {line['tasks']} tasks on {line['nodes']} nodes"
         if "ratio" in line:
             yield what, "SimGrid", f"{line['ours_run_s']:.3g} s", f"{line['peer_run_s']:.3g} s", round(line["ratio"], 1), None
         elif "events_per_cpu_s" in line:
@@ -195,8 +195,8 @@ def claims():
         Claim("heartbeat", ["kernels/heartbeat.py", "--seeds", "1"], heartbeat, modules=("neurokit2", "wfdb", "scipy")),
         Claim("testbed", ["testbed/testbed.py", TESTBED, "--modes", "offline,min-wait", "--out", short_testbed], testbed,
               needs=[root, prepared], results=os.path.join(short_testbed, "results.jsonl")),
-        Claim("lost_element", ["lost_element.py", TESTBED, "--rounds", "1"], needs=[root, fuse, prepared]),
-        Claim("truth", ["truth.py", TESTBED, "--elements", "4", "--policies", "min-wait", "--out", short_truth], truth,
+        Claim("lost_node", ["lost_node.py", TESTBED, "--rounds", "1"], needs=[root, fuse, prepared]),
+        Claim("truth", ["truth.py", TESTBED, "--nodes", "4", "--policies", "min-wait", "--out", short_truth], truth,
               needs=[root, prepared], results=os.path.join(short_truth, "truth.jsonl")),
         Claim("simulator", ["simulator.py", "--shapes", "1000x8,10000x100", "--peer-shapes", "1000x8" if simgrid else ""],
               simulator, left_out=no_simgrid),

@@ -3,7 +3,7 @@
 
   bench/simulator.py [--shapes 1000x8,10000x8,100000x8,100000x100,100000x1000] [--peer-shapes 10000x100,100000x1000]
 
-Workflows are layers of tasks, made from a seed and read from WfFormat files. Each shape (tasks x elements) and policy has a line of
+Workflows are layers of tasks, made from a seed and read from WfFormat files. Each shape (tasks x nodes) and policy has a line of
 JSON: both counts of events, wall-clock and processor seconds, events per second on one core, and the peak memory of reading and
 simulating.
 
@@ -37,8 +37,8 @@ def workflow(tasks):
     return path
 
 
-def ours(tasks, elements, policy, *more):
-    command = [OURS, "--read", workflow(tasks), "--elements", str(elements), "--policy", policy, *more]
+def ours(tasks, nodes, policy, *more):
+    command = [OURS, "--read", workflow(tasks), "--nodes", str(nodes), "--policy", policy, *more]
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
@@ -60,23 +60,23 @@ def main():
     os.makedirs(OUT, exist_ok=True)
     build = ["cargo", "build", "--release", "--locked", "--quiet", "-p", "tidemill-plan", "--example", "simulate_large"]
     subprocess.run(build, check=True, cwd=ROOT)
-    for tasks, elements in options.shapes:
+    for tasks, nodes in options.shapes:
         for policy in POLICIES:
-            print(json.dumps(ours(tasks, elements, policy)), flush=True)
+            print(json.dumps(ours(tasks, nodes, policy)), flush=True)
     peer = build_peer()
     if options.peer_shapes and peer is None:
         sys.exit("SimGrid is not here (apt-get install g++ libsimgrid-dev): no peer was run")
-    for tasks, elements in options.peer_shapes:
-        placed = os.path.join(OUT, f"placed-{tasks}x{elements}.txt")
-        mine = ours(tasks, elements, "round-robin", "--placed", placed)
+    for tasks, nodes in options.peer_shapes:
+        placed = os.path.join(OUT, f"placed-{tasks}x{nodes}.txt")
+        mine = ours(tasks, nodes, "round-robin", "--placed", placed)
         try:
             done = subprocess.run([peer, placed], check=True, capture_output=True, text=True, timeout=options.patience)
         except subprocess.TimeoutExpired:
-            print(json.dumps({"bench": "simgrid", "tasks": tasks, "elements": elements, "ours_run_s": mine["run_s"],
+            print(json.dumps({"bench": "simgrid", "tasks": tasks, "nodes": nodes, "ours_run_s": mine["run_s"],
                               "peer_run_s_at_least": options.patience}), flush=True)
             continue
         theirs = json.loads(done.stdout)
-        print(json.dumps({"bench": "simgrid", "tasks": tasks, "elements": elements, "ours_run_s": mine["run_s"],
+        print(json.dumps({"bench": "simgrid", "tasks": tasks, "nodes": nodes, "ours_run_s": mine["run_s"],
                           "ours_makespan_s": mine["makespan_s"], "peer_run_s": theirs["run_s"],
                           "peer_makespan_s": theirs["makespan_s"], "peer_activities": theirs["activities"],
                           "ratio": theirs["run_s"] / mine["run_s"]}), flush=True)

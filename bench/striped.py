@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""One file on several elements: on one host against a do-nothing loopback, over links against the sum of the links.
+"""One file on several nodes: on one host against a do-nothing loopback, over links against the sum of the links.
 
   cargo build --release && bench/striped.py [--rounds 5] [--size-mib 1024] [--only local,links]
 
-`local`: four elements on this host. The file is written and read through the mount in pieces of 1 MiB. The peer is the loopback
+`local`: four nodes on this host. The file is written and read through the mount in pieces of 1 MiB. The peer is the loopback
 without passthrough (`--plain`): in both, every byte passes through a process. The time of a write ends with close; a second
 measurement has fsync before that. (The loopback does not pass fsync on, so its file is synced below.) Reads are cold (no cache at
-all), with the cache of the file below warm and none of the mount's, and warm. `links`: four element hosts in network namespaces on
+all), with the cache of the file below warm and none of the mount's, and warm. `links`: four node hosts in network namespaces on
 links of 1 Gbit/s, and a client on a link of 4 Gbit/s. The ratio is the share of the sum of the links. `limit` is the rate of as many
 plain TCP streams from the same hosts in the same rounds (the links also carry headers).
 
@@ -87,14 +87,14 @@ def sync(path):
 
 def local(options):
     size = options.size_mib * MIB
-    with Array(elements=options.elements, cores=1, mount=True, folder=options.folder, binary=options.binary) as array, \
+    with Array(nodes=options.nodes, cores=1, mount=True, folder=options.folder, binary=options.binary) as array, \
             Loopback("--plain", folder=options.folder, binary=options.binary) as loopback:
         array.tidemill("mkdir", "/striped")
         array.tidemill("stripe", "/striped", "1MiB")
         ours, peer, below = f"{array.mount_point}/striped/file", f"{loopback.point}/file", f"{loopback.source}/file"
 
         def measure(what, ours, peer, between):
-            Bench(options, None, None, None).pair(f"striped over {options.elements}, {what}", ours, peer, None, size, 0,
+            Bench(options, None, None, None).pair(f"striped over {options.nodes}, {what}", ours, peer, None, size, 0,
                                                   GOAL_LOCAL, between, "loopback --plain")
 
         measure("write 1 MiB", lambda: write(ours, size, MIB), lambda: write(peer, size, MIB), lambda: remove(ours, peer))
@@ -106,7 +106,7 @@ def local(options):
 
 
 def tcp(array, servers, count):
-    """Returns the seconds for `count` plain bytes in one stream per element; with a negative count the client sends them."""
+    """Returns the seconds for `count` plain bytes in one stream per node; with a negative count the client sends them."""
     share = str(count // len(servers))
     return float(array.client.call(sys.executable, "-c", TCP_CLIENT, str(TCP_PORT), share, *(host.address for host in servers)))
 
@@ -114,7 +114,7 @@ def tcp(array, servers, count):
 def links(options):
     for tls in options.tls.split(","):
         with tempfile.TemporaryDirectory(prefix="tidemill-bench-", dir=options.folder) as folder:
-            array = testbed.Array(options, f"{folder}/array", client_mbit=options.elements * options.rate_mbit, tls=tls)
+            array = testbed.Array(options, f"{folder}/array", client_mbit=options.nodes * options.rate_mbit, tls=tls)
             try:
                 linked(options, array, f"TLS {tls}")
             finally:
@@ -123,7 +123,7 @@ def links(options):
 
 def linked(options, array, label):
     size = options.size_mib * MIB
-    for host in array.elements:
+    for host in array.nodes:
         host.start(sys.executable, "-c", TCP_SERVER, host.address, str(TCP_PORT), log=f"{array.folder}/tcp.log")
     array.mount()
     array.tidemill("mkdir", "/striped")
@@ -131,7 +131,7 @@ def linked(options, array, label):
     path = f"{array.mount_point}/striped/file"
     actions = {"write": (lambda: remove(path), lambda: write(path, size, MIB), -size, "sent"),
                "read": (lambda: forget(path), lambda: read(path, MIB), size, "received")}
-    ideal = size / (options.elements * options.rate_mbit * 125_000)
+    ideal = size / (options.nodes * options.rate_mbit * 125_000)
     times = {what: {"ours": [], "limit": [], "peer": []} for what in actions}
     for _ in range(options.rounds):
         for what, (before, action, count, way) in actions.items():
@@ -140,10 +140,10 @@ def linked(options, array, label):
             times[what]["ours"].append(timed(action))
             if array.client.counters()[way] - carried < size:
                 raise SystemExit(f"{what}: not all bytes went over the link")
-            times[what]["limit"].append(tcp(array, array.elements, count))
+            times[what]["limit"].append(tcp(array, array.nodes, count))
             times[what]["peer"].append(ideal)
     for what, taken in times.items():
-        name = f"striped over {options.elements} links of {options.rate_mbit} Mbit/s, {label}, {what} 1 MiB"
+        name = f"striped over {options.nodes} links of {options.rate_mbit} Mbit/s, {label}, {what} 1 MiB"
         Bench.print(name, "sum of the links", taken, size, 0, GOAL_LINKS)
 
 
@@ -151,8 +151,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--size-mib", type=int, default=1024)
-    parser.add_argument("--elements", type=int, default=4)
-    parser.add_argument("--rate-mbit", type=int, default=1000, help="rate of an element's link; the client's link has the sum")
+    parser.add_argument("--nodes", type=int, default=4)
+    parser.add_argument("--rate-mbit", type=int, default=1000, help="rate of a node's link; the client's link has the sum")
     parser.add_argument("--only", default="local,links")
     parser.add_argument("--tls", default="on,off", help="values of --tls for the arrays over links")
     parser.add_argument("--folder", help="folder on ext4 (default: the temporary folder)")
@@ -161,7 +161,7 @@ def main():
     options = parser.parse_args()
     if options.quick:
         options.rounds, options.size_mib, options.tls = 2, 64, "on"
-    options.client_cores = options.host_cores = options.element_cores = os.cpu_count()
+    options.client_cores = options.host_cores = options.node_cores = os.cpu_count()
     for part in options.only.split(","):
         {"local": local, "links": links}[part](options)
 

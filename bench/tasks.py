@@ -116,7 +116,7 @@ def main():
     for peer in set(peers) & set(PACKAGES):
         python(peer)
     times = {peer: [] for peer in ["ours", *peers]}
-    with Array(elements=1, cores=2) as array, tempfile.TemporaryDirectory() as folder:
+    with Array(nodes=1, cores=2) as array, tempfile.TemporaryDirectory() as folder:
         ours(array, 20, "warm")
         for number in range(options.rounds):
             times["ours"].append(ours(array, options.tasks, number))

@@ -3,7 +3,7 @@
 
   tls.py [--rounds 5] [--mib 1024]
 
-`read` and `write` transfer one file between the element and a client by HTTP, with the array in /dev/shm, so that no disk is the
+`read` and `write` transfer one file between the node and a client by HTTP, with the array in /dev/shm, so that no disk is the
 limit. `call` is a whole `tidemill ls /` by TCP: process, connection, two requests. Prints JSON lines: medians of both in MB/s or
 calls per second, and the ratio of TLS to plain, with alternating rounds.
 """

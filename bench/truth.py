@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Accuracy of the simulator for real runs: makespan and moved bytes, on arrays of 1 and 4 elements, under each policy.
+"""Accuracy of the simulator for real runs: makespan and moved bytes, on arrays of 1 and 4 nodes, under each policy.
 
   bench/testbed/prepare.sh montage out/montage; bench/testbed/prepare.sh keywords out/keywords
-  cargo build --release && bench/truth.py out/montage out/keywords [--elements 1,4] [--policies ...]
+  cargo build --release && bench/truth.py out/montage out/keywords [--nodes 1,4] [--policies ...]
 
 Arrays are those of the testbed: hosts in network namespaces, each with its own link and a share of the processor. Every run has a
 new array with copied inputs, and leaves a trace (`tidemill jobs --export-trace`). Right before each run, a run under min-wait on the
@@ -13,8 +13,8 @@ up to a third slower at some times, even minutes apart. The column cpu shows thi
 the run, relative to the calibration, which no prediction can know. "at speed" is the error with the run times of the calibration
 scaled by this factor.
 
-With --local, arrays are those of `tidemill up` instead: processes of one machine that all elements share, one core each, without
-links and without a host element (so without hybrid). Then calibrations use as many elements as there are processors.
+With --local, arrays are those of `tidemill up` instead: processes of one machine that all nodes share, one core each, without
+links and without a host node (so without hybrid). Then calibrations use as many nodes as there are processors.
 
 A run with an existing trace is not measured again, so runs can be made one by one; --predict-only measures nothing. The policy random
 uses a seed of the server: it is predicted by the median over 21 seeds. Needs root. Prints a table; OUT/truth.jsonl has a line for each
@@ -37,8 +37,8 @@ CALIBRATION = "calibration-for-"
 GOAL_PERCENT = 10
 
 
-def trace(options, workload, elements, run, number):
-    return os.path.join(options.out, f"{os.path.basename(workload)}-{elements}-{run}-{number}.json")
+def trace(options, workload, nodes, run, number):
+    return os.path.join(options.out, f"{os.path.basename(workload)}-{nodes}-{run}-{number}.json")
 
 
 class Local:
@@ -47,7 +47,7 @@ class Local:
     def __init__(self, options):
         os.environ["TIDEMILL"] = options.binary
         from local_array import Array
-        self.array = Array(elements=options.elements, cores=1, mount=True, folder=options.out)
+        self.array = Array(nodes=options.nodes, cores=1, mount=True, folder=options.out)
         self.ask = self.array.json
 
     def fill(self, data):
@@ -62,12 +62,12 @@ class Local:
         self.array.__exit__()
 
 
-def measure(options, workload, elements, run, number):
+def measure(options, workload, nodes, run, number):
     """Runs the job on a new array, and stores the trace."""
-    path = trace(options, workload, elements, run, number)
+    path = trace(options, workload, nodes, run, number)
     if os.path.exists(path):
         return
-    options.elements, options.workload = elements, workload
+    options.nodes, options.workload = nodes, workload
     array = Local(options) if options.local else testbed.Array(options, os.path.join(options.out, "array"))
     try:
         array.fill(os.path.join(workload, "data"))
@@ -84,7 +84,7 @@ def compare(options, *args):
     if options.local:
         machine = ["--processors", str(os.cpu_count())]
     else:
-        machine = ["--host-speed", str(options.host_cores / options.element_cores)]
+        machine = ["--host-speed", str(options.host_cores / options.node_cores)]
     command = [options.binary, "--json", "plan", "compare", *machine, *args]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
@@ -114,13 +114,13 @@ def at_speed(options, path, before):
     return name
 
 
-def calibration(elements, policy):
-    return f"{CALIBRATION}{elements}-{policy}"
+def calibration(nodes, policy):
+    return f"{CALIBRATION}{nodes}-{policy}"
 
 
-def predict(options, workload, elements, run, calibrated):
-    rounds = [[trace(options, workload, elements, run, number),
-               trace(options, workload, calibrated, calibration(elements, run), number)]
+def predict(options, workload, nodes, run, calibrated):
+    rounds = [[trace(options, workload, nodes, run, number),
+               trace(options, workload, calibrated, calibration(nodes, run), number)]
               for number in range(options.runs)]
     rounds = [paths for paths in rounds if all(map(os.path.exists, paths))]
     if not rounds:
@@ -133,7 +133,7 @@ def predict(options, workload, elements, run, calibrated):
     median = lambda all, field, side: statistics.median(one[field][side] for one in all)
     error = lambda one: one["makespan_ns"]["predicted"] / one["makespan_ns"]["measured"] - 1
     same = [one["moved_bytes"]["measured"] == one["moved_bytes"]["predicted"] for one in replayed]
-    row = {"workload": os.path.basename(workload), "elements": elements, "policy": run, "runs": len(rounds),
+    row = {"workload": os.path.basename(workload), "nodes": nodes, "policy": run, "runs": len(rounds),
            "measured_s": median(told, "makespan_ns", "measured") / 1e9,
            "predicted_s": median(told, "makespan_ns", "predicted") / 1e9,
            "error_percent": 100 * statistics.median(map(error, told)),
@@ -143,19 +143,19 @@ def predict(options, workload, elements, run, calibrated):
            "moved_bytes": median(told, "moved_bytes", "measured"),
            "predicted_moved_bytes": median(told, "moved_bytes", "predicted"),
            "replays_with_same_bytes": sum(same), "replays": len(same), "tasks": len(told[0]["tasks"]),
-           "same_element": statistics.median(one["same_element"] for one in told)}
+           "same_node": statistics.median(one["same_node"] for one in told)}
     return [row]
 
 
 def show(rows):
-    print(f"{'workload':10} {'elements':>8} {'policy':20} {'measured':>9} {'predicted':>9} {'error':>7} {'cpu':>7} "
+    print(f"{'workload':10} {'nodes':>8} {'policy':20} {'measured':>9} {'predicted':>9} {'error':>7} {'cpu':>7} "
           f"{'at speed':>8} {'replay':>7} {'moved MB':>9} {'predicted':>9} {'replays alike':>13} {'placed alike':>12}")
     for row in rows:
-        print(f"{row['workload']:10} {row['elements']:8} {row['policy']:20} {row['measured_s']:8.2f}s "
+        print(f"{row['workload']:10} {row['nodes']:8} {row['policy']:20} {row['measured_s']:8.2f}s "
               f"{row['predicted_s']:8.2f}s {row['error_percent']:+6.1f}% {row['cpu_percent']:+6.1f}% "
               f"{row['at_speed_percent']:+7.1f}% {row['replay_percent']:+6.1f}% {row['moved_bytes'] / 1e6:9.1f} "
               f"{row['predicted_moved_bytes'] / 1e6:9.1f} {row['replays_with_same_bytes']:>9}/{row['replays']:<3} "
-              f"{row['same_element']:8.0f}/{row['tasks']}")
+              f"{row['same_node']:8.0f}/{row['tasks']}")
     within = lambda field: sum(abs(row[field]) <= GOAL_PERCENT for row in rows)
     print(f"makespans within {GOAL_PERCENT} %: {within('error_percent')} of {len(rows)} predicted, "
           f"{within('at_speed_percent')} at the run's speed of the processor, {within('replay_percent')} replayed")
@@ -164,12 +164,12 @@ def show(rows):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workloads", nargs="+", type=os.path.abspath)
-    parser.add_argument("--elements", default="1,4")
+    parser.add_argument("--nodes", default="1,4")
     parser.add_argument("--policies", default=",".join(POLICIES))
     parser.add_argument("--runs", type=int, default=1)
-    parser.add_argument("--element-cores", type=float, default=0.35)
+    parser.add_argument("--node-cores", type=float, default=0.35)
     parser.add_argument("--client-cores", type=float, default=1.0)
-    parser.add_argument("--host-cores", type=float, default=0.5, help="cores of the server, including its host element")
+    parser.add_argument("--host-cores", type=float, default=0.5, help="cores of the server, including its host node")
     parser.add_argument("--rate-mbit", type=int, default=1000)
     parser.add_argument("--local", action="store_true")
     parser.add_argument("--measure-only", action="store_true")
@@ -178,7 +178,7 @@ def main():
     parser.add_argument("--out", type=os.path.abspath, default=os.path.join(HERE, "out/truth"))
     options = parser.parse_args()
     os.makedirs(options.out, exist_ok=True)
-    sizes = sorted((int(size) for size in options.elements.split(",")), reverse=True)
+    sizes = sorted((int(size) for size in options.nodes.split(",")), reverse=True)
     policies = [policy for policy in options.policies.split(",") if not (options.local and policy == "hybrid")]
     runs = [(size, policy) for size in sizes for policy in policies]
     calibrated = os.cpu_count() if options.local else sizes[0]

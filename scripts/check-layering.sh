@@ -18,20 +18,20 @@ forbid() {
 }
 
 forbid tidemill-core tokio rusqlite prost tonic hyper serde tidemill-wire tidemill-client tidemill-kernel
-forbid tidemill-kernel tokio tonic rusqlite tidemill-wire tidemill-client tidemill-element tidemill-server
-forbid tidemill-format tokio rusqlite prost hyper libc tidemill-core tidemill-kernel tidemill-kernel-api tidemill-wire tidemill-client tidemill-element tidemill-server tidemill-mount tidemill-plan
+forbid tidemill-kernel tokio tonic rusqlite tidemill-wire tidemill-client tidemill-node tidemill-server
+forbid tidemill-format tokio rusqlite prost hyper libc tidemill-core tidemill-kernel tidemill-kernel-api tidemill-wire tidemill-client tidemill-node tidemill-server tidemill-mount tidemill-plan
 forbid tidemill-kernel-api tidemill-core tidemill-kernel libc serde
-forbid tidemill-wire tidemill-client tidemill-kernel tidemill-element tidemill-server rusqlite
+forbid tidemill-wire tidemill-client tidemill-kernel tidemill-node tidemill-server rusqlite
 forbid tidemill-bridge tonic rusqlite prost fuser tidemill-core tidemill-wire tidemill-client tidemill-kernel tidemill-mount tidemill-server
-for crate in server element mount client; do forbid "tidemill-$crate" opendal tidemill-bridge; done
-forbid tidemill-client tidemill-kernel tidemill-element tidemill-server tidemill-mount rusqlite
-forbid tidemill-element tidemill-server tidemill-mount tidemill-plan fuser
-forbid tidemill-server tidemill-element tidemill-mount tidemill-plan fuser
-forbid tidemill-mount tidemill-server tidemill-element tidemill-plan rusqlite
+for crate in server node mount client; do forbid "tidemill-$crate" opendal tidemill-bridge; done
+forbid tidemill-client tidemill-kernel tidemill-node tidemill-server tidemill-mount rusqlite
+forbid tidemill-node tidemill-server tidemill-mount tidemill-plan fuser
+forbid tidemill-server tidemill-node tidemill-mount tidemill-plan fuser
+forbid tidemill-mount tidemill-server tidemill-node tidemill-plan rusqlite
 forbid tidemill-label tokio tonic rusqlite tidemill-core tidemill-wire tidemill-client tidemill-kernel tidemill-mount
 forbid tidemill-preload-api libc tidemill-core tidemill-wire serde
 forbid tidemill-preload tokio tonic rustix serde tidemill-core tidemill-wire tidemill-client tidemill-mount
-forbid tidemill-plan tokio tonic rusqlite tidemill-wire tidemill-client tidemill-kernel tidemill-element tidemill-server
+forbid tidemill-plan tokio tonic rusqlite tidemill-wire tidemill-client tidemill-kernel tidemill-node tidemill-server
 forbid tidemill-cli tidemill-simulation
 [ $status = 0 ] && echo "layering: all arrows point down"
 exit $status

@@ -40,7 +40,7 @@ stop() {
 trap stop EXIT
 mkdir "$work/mnt"
 if [ -n "$preload" ]; then
-  "$tidemill" --dir "$work/array" up --elements 2 --no-mount >/dev/null
+  "$tidemill" --dir "$work/array" up --nodes 2 --no-mount >/dev/null
   top=/t table=docs/preload.md
   "$tidemill" --dir "$work/array" preload --serve --allow-other --folder "$work/preload" >"$work/serve.log" 2>&1 &
   serving=$!
@@ -49,7 +49,7 @@ if [ -n "$preload" ]; then
   [ ! -f "${tidemill%/*}/deps/libtidemill_preload.so" ] || export TIDEMILL_PRELOAD_LIBRARY=${tidemill%/*}/deps/libtidemill_preload.so
   run() { "$tidemill" --dir "$work/array" preload --folder "$work/preload" -- "$@"; }
 else
-  "$tidemill" --dir "$work/array" up --elements 2 --mount "$work/mnt" >/dev/null
+  "$tidemill" --dir "$work/array" up --nodes 2 --mount "$work/mnt" >/dev/null
   top=$work/mnt table=docs/semantics.md
   run() { "$@"; }
 fi

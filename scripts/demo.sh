@@ -61,14 +61,14 @@ mount=$dir/array/mnt
 say "Getting ten telescope images"
 bash "$repo/examples/montage/get-data.sh" --tile "$tile" "$dir/data"
 
-say "Starting a server, four elements and the server's own cores"
+say "Starting a server, four nodes and the server's own cores"
 reason=$(no_mount_reason)
-if [ -z "$reason" ] && ! tidemill up --elements 4 --host-cores 1; then
+if [ -z "$reason" ] && ! tidemill up --nodes 4 --host-cores 1; then
   reason="mounting failed, see $dir/array/log/mount.log"
 fi
 if [ -n "$reason" ]; then
   echo "demo: no mount: $reason. The demo continues with the client: tidemill put, submit, get."
-  tidemill up --elements 4 --host-cores 1 --no-mount
+  tidemill up --nodes 4 --host-cores 1 --no-mount
 fi
 if [ "$down" = yes ]; then
   trap 'tidemill down' EXIT
@@ -146,9 +146,9 @@ echo "$picture ($(stat -c %s "$picture") bytes)"
 if [ "$down" = no ]; then
   say "The array is still up"
   echo "export PATH=$repo/target/release:\$PATH TIDEMILL_DIR=$TIDEMILL_DIR"
-  echo "tidemill status              the elements"
-  echo "tidemill explain $job           the reason for each task's element"
-  echo "tidemill ls -l $folder     files with their elements"
+  echo "tidemill status              the nodes"
+  echo "tidemill explain $job           the reason for each task's node"
+  echo "tidemill ls -l $folder     files with their nodes"
   [ -n "$reason" ] || echo "ls $mount                    the array as a file system"
   echo "tidemill down                stop it"
 fi

@@ -59,7 +59,7 @@ def main(python):
         subprocess.run(["tar", "xzf", *glob.glob(f"{folder}/*.tar.gz"), "-C", folder, "--strip-components=1"], check=True)
         with open(f"{folder}/tests/conftest.py", "w") as file:
             file.write(CONFTEST)
-        with Array(elements=2) as array:
+        with Array(nodes=2) as array:
             token = f"{array.folder}/server/token"
             surroundings = {
                 **os.environ,

@@ -1,4 +1,4 @@
-"""Draws the testbed's results as SVG: the parts of the run time (Fig. 5 of the paper), the use of elements and the moved bytes (Fig. 7)."""
+"""Draws the testbed's results as SVG: the parts of the run time (Fig. 5 of the paper), the use of nodes and the moved bytes (Fig. 7)."""
 import os
 
 COLOURS = {"compute": "#3b6ea5", "I/O": "#d98032", "shuffling": "#7d9d43", "slowest": "#8c4a4a", "fastest": "#c9a0a0",
@@ -48,7 +48,7 @@ def write(folder, rows):
                            [("slowest", row["slowest_s"])], [("fastest", row["fastest_s"])]])
             for row in rows if "slowest_s" in row]
     moved = [(row["mode"], [[("links", row["link_bytes"] / 1e6)]]) for row in rows]
-    charts = {"fig5.svg": ("Run time over all tasks", "s", fig5), "fig7a.svg": ("Element use", "s", fig7),
+    charts = {"fig5.svg": ("Run time over all tasks", "s", fig5), "fig7a.svg": ("Node use", "s", fig7),
               "fig7b.svg": ("Bytes over links", "MB", moved)}
     for name, (title, unit, groups) in charts.items():
         with open(os.path.join(folder, name), "w") as file:

@@ -130,7 +130,7 @@ class Host:
         return out
 
     def _cgroups(self):
-        """Returns the control group of the host and those of kernels, which remain after a kill of an element; the innermost first."""
+        """Returns the control group of the host and those of kernels, which remain after a kill of a node; the innermost first."""
         return [group for group, _, _ in os.walk(self.cgroup, topdown=False)]
 
     def kill(self):

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs one workload offline and inside the array on the paper's testbed (AnalyzeThis, Fig. 4), and prints Figs. 5 and 7.
 
-  testbed.py WORKLOAD_DIR [--elements 4] [--client-cores 1] [--element-cores 0.25] [--rate-mbit 1000] [--runs 1]
+  testbed.py WORKLOAD_DIR [--nodes 4] [--client-cores 1] [--node-cores 0.25] [--rate-mbit 1000] [--runs 1]
 
 WORKLOAD_DIR contains `data/` (the input files), `job.conf` (a job script with the workdir /work) and `commands.tsv` (the same tasks
 as `kernel<TAB>command`, in a possible order of execution). See bench/README.md.
@@ -31,13 +31,13 @@ def say(text):
 
 
 class Array:
-    """Server, elements and a mounting client, each on its own host."""
+    """Server, nodes and a mounting client, each on its own host."""
 
     def __init__(self, options, folder, server_flags=(), client_mbit=None, tls="on", kinds=None, objects=None):
-        """`kinds`: cores and flags of each element, if elements differ. `objects`: a folder that is the bucket of an object store on its
-        own host; the rate of its link is the sum of those of all elements, and flags name its address as `{store}`."""
+        """`kinds`: cores and flags of each node, if nodes differ. `objects`: a folder that is the bucket of an object store on its
+        own host; the rate of its link is the sum of those of all nodes, and flags name its address as `{store}`."""
         self.options, self.folder, self.server_flags, self.tls = options, folder, server_flags, tls
-        self.kinds = kinds or [(options.element_cores, ())] * options.elements
+        self.kinds = kinds or [(options.node_cores, ())] * options.nodes
         shutil.rmtree(folder, ignore_errors=True)
         os.makedirs(folder)
         self.mount_point = os.path.join(folder, "mnt")
@@ -47,7 +47,7 @@ class Array:
         try:
             self.client = self.network.add("client", options.client_cores, client_mbit)
             self.server = self.network.add("server", options.host_cores)
-            self.elements = [self.network.add(f"element{i}", cores) for i, (cores, _) in enumerate(self.kinds)]
+            self.nodes = [self.network.add(f"node{i}", cores) for i, (cores, _) in enumerate(self.kinds)]
             if objects:
                 self._store(objects)
             scheme = "https" if tls == "on" else "http"
@@ -71,12 +71,12 @@ class Array:
                   *self.server_flags]
         self.server.start(*server, log=self._log("server"))
         wait("the server", lambda: os.path.exists(self.token))
-        for number, host in enumerate(self.elements):
-            host.start(*self.program, "element", "--id", str(number), "--folder",
-                       os.path.join(self.folder, f"element{number}"), "--listen", f"{host.address}:{PORT}", "--cores", "1",
-                       "--link", str(self.options.rate_mbit * 125_000), *self.kinds[number][1], log=self._log(f"element{number}"))
-        up = lambda: sum(e["up"] for e in self.ask("status")["elements"]) >= len(self.elements) + 1
-        wait("the elements", up)
+        for number, host in enumerate(self.nodes):
+            host.start(*self.program, "node", "--id", str(number), "--folder",
+                       os.path.join(self.folder, f"node{number}"), "--listen", f"{host.address}:{PORT}", "--cores", "1",
+                       "--link", str(self.options.rate_mbit * 125_000), *self.kinds[number][1], log=self._log(f"node{number}"))
+        up = lambda: sum(e["up"] for e in self.ask("status")["nodes"]) >= len(self.nodes) + 1
+        wait("the nodes", up)
 
     def _log(self, name):
         return os.path.join(self.folder, f"{name}.log")
@@ -156,9 +156,9 @@ def in_array(array, script, policy):
     tasks = state["tasks"]
     busy = {}
     for task in tasks:
-        busy[task["element"]] = busy.get(task["element"], 0.0) + (task["end"] - task["start"]) / 1e9
-    hosts = {e["element"] for e in array.ask("status")["elements"] if e["role"] == "host"}
-    stores = [busy.get(i, 0.0) for i in range(len(array.elements))]
+        busy[task["node"]] = busy.get(task["node"], 0.0) + (task["end"] - task["start"]) / 1e9
+    hosts = {e["node"] for e in array.ask("status")["nodes"] if e["role"] == "host"}
+    stores = [busy.get(i, 0.0) for i in range(len(array.nodes))]
     return {"mode": policy, "wall_s": (state["ended"] - state["submitted"]) / 1e9, "seen_s": time.monotonic() - start,
             "compute_s": sum((t["end"] - t["kernel_start"]) / 1e9 for t in tasks),
             "shuffle_s": sum((t["kernel_start"] - t["start"]) / 1e9 for t in tasks), "io_s": 0.0,
@@ -193,7 +193,7 @@ def summary(results):
 def report(options, results):
     rows = summary(results)
     base = next((row for row in rows if row["mode"] == "offline"), None)
-    print(f"\n{base['workload'] if base else ''}: {options.elements} elements of {options.element_cores} cores, "
+    print(f"\n{base['workload'] if base else ''}: {options.nodes} nodes of {options.node_cores} cores, "
           f"client {options.client_cores}, links {options.rate_mbit} Mbit/s, median of {options.runs}")
     print(f"{'mode':16} {'time s':>8} {'compute':>8} {'I/O':>8} {'shuffle':>8} {'slowest':>8} {'fastest':>8} "
           f"{'links MB':>9} {'moved MB':>9} {'time/off.':>9} {'bytes/off.':>10}")
@@ -208,10 +208,10 @@ def report(options, results):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workload", type=os.path.abspath)
-    parser.add_argument("--elements", type=int, default=4)
+    parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--client-cores", type=float, default=1.0)
-    parser.add_argument("--element-cores", type=float, default=0.25)
-    parser.add_argument("--host-cores", type=float, default=0.5, help="cores of the server, including its host element")
+    parser.add_argument("--node-cores", type=float, default=0.25)
+    parser.add_argument("--host-cores", type=float, default=0.5, help="cores of the server, including its host node")
     parser.add_argument("--rate-mbit", type=int, default=1000)
     parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--modes", default=",".join(["offline", *POLICIES]))

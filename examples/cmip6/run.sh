@@ -17,7 +17,7 @@ data=${1:-$folder/data}
 python3 -m venv "$folder/venv"
 "$folder/venv/bin/pip" install --quiet xarray cftime h5netcdf netCDF4
 
-"$tidemill" --quiet up --elements 4 >/dev/null
+"$tidemill" --quiet up --nodes 4 >/dev/null
 mount=$folder/array/mnt
 "$tidemill" mkdir /cmip6
 "$tidemill" mkdir /cmip6/in

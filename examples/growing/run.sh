@@ -15,7 +15,7 @@ trap '"$tidemill" --quiet down >/dev/null || true; rm -rf "$folder"' EXIT
 now() { date +%s.%N; }
 since() { awk -v from="$1" -v to="$(now)" 'BEGIN { printf "%.1f s", to - from }'; }
 
-"$tidemill" --quiet up --elements 2 >/dev/null
+"$tidemill" --quiet up --nodes 2 >/dev/null
 mount=$folder/array/mnt
 cc -O2 -o "$folder/model" "$here/model.c" -lm
 "$tidemill" mkdir /model

@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use tidemill_core::id::{ElementId, ObjectId};
+use tidemill_core::id::{NodeId, ObjectId};
 use tidemill_wire::capability::{Attributes, Capability, Key};
 
 fuzz_target!(|bytes: &[u8]| {
@@ -15,7 +15,7 @@ fuzz_target!(|bytes: &[u8]| {
     };
     let signed = Capability {
         object: ObjectId(number(0)),
-        element: ElementId(number(8) as u32),
+        node: NodeId(number(8) as u32),
         rights: number(16) as u32,
         uid: number(24) as u32,
         expires_at_ns: number(32),

@@ -4,7 +4,7 @@
 use libfuzzer_sys::fuzz_target;
 
 #[allow(dead_code, reason = "packs are only read here")]
-#[path = "../../crates/element/src/outside/packs/format.rs"]
+#[path = "../../crates/node/src/outside/packs/format.rs"]
 mod format;
 
 use format::{Part, TAIL_BYTES, Tail};

@@ -23,7 +23,7 @@ fuzz_target!(|bytes: &[u8]| {
             }
         }
         2 => {
-            let _ = v1::FromElement::decode(bytes);
+            let _ = v1::FromNode::decode(bytes);
             let _ = v1::SubmitRequest::decode(bytes);
             let _ = v1::LineageRequest::decode(bytes);
         }
@@ -46,7 +46,7 @@ fuzz_target!(|bytes: &[u8]| {
             }
         }
         _ => {
-            let _ = v1::ToElement::decode(bytes);
+            let _ = v1::ToNode::decode(bytes);
             if let Ok(label) = v1::Label::decode(bytes) {
                 let _ = tidemill_core::label::Label::try_from(&label);
             }

@@ -340,7 +340,7 @@ except PermissionError as error: print(error)
 #[test]
 fn label_reports_errors_of_close() {
     let options = Options {
-        elements: 1,
+        nodes: 1,
         remote: true,
         capacity: Some("40MB"),
         ..Options::default()
@@ -353,7 +353,7 @@ fn label_reports_errors_of_close() {
         "
 import time
 mount = os.environ['TIDEMILL_MOUNT']
-# More than a mount takes before it asks the element; less; and several labels that are written as one.
+# More than a mount takes before it asks the node; less; and several labels that are written as one.
 for size, labels in (8000000, 1), (3000000, 1), (500000, 6):
     for n in range(0, 48000000 // size, labels):
         of = [app.write(f'tidemill:/{n}', at * size, b'x' * size) for at in range(labels)]
@@ -482,7 +482,7 @@ time.sleep(600)
 #[test]
 fn analysis_becomes_one_job_despite_kills_and_is_cancelled() {
     let Some(mut array) = Array::with(Options {
-        element_args: ["--busy-power=100 W", "--idle-power=50 W"]
+        node_args: ["--busy-power=100 W", "--idle-power=50 W"]
             .map(str::to_owned)
             .into(),
         ..Options::default()

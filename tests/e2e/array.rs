@@ -1,4 +1,4 @@
-//! An array of real processes for one test: a server, elements and a mount, in a temporary folder. All are ended with the test.
+//! An array of real processes for one test: a server, nodes and a mount, in a temporary folder. All are ended with the test.
 
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
 pub(crate) struct Array {
     folder: tempfile::TempDir,
     server: Option<Child>,
-    elements: Vec<Option<Child>>,
+    nodes: Vec<Option<Child>>,
     mount: Option<Child>,
     options: Options,
     /// Address of the server, once it is known.
@@ -20,22 +20,22 @@ pub(crate) struct Array {
 
 #[derive(Clone)]
 pub(crate) struct Options {
-    pub(crate) elements: usize,
+    pub(crate) nodes: usize,
     pub(crate) cores: u32,
     pub(crate) host_cores: u32,
     pub(crate) mount: bool,
-    /// Quota of each element.
+    /// Quota of each node.
     pub(crate) capacity: Option<&'static str>,
-    /// Time in seconds that a lost element may be offline before its work is rescheduled.
-    pub(crate) element_timeout_secs: u64,
+    /// Time in seconds that a lost node may be offline before its work is rescheduled.
+    pub(crate) node_timeout_secs: u64,
     /// Whether all processes communicate as if each were on a host of its own: over TCP, with the token file.
     pub(crate) remote: bool,
     /// Flags of every command.
     pub(crate) flags: Vec<String>,
-    /// Address on which elements listen.
-    pub(crate) element_listen: String,
-    /// Further arguments of `tidemill element`.
-    pub(crate) element_args: Vec<String>,
+    /// Address on which nodes listen.
+    pub(crate) node_listen: String,
+    /// Further arguments of `tidemill node`.
+    pub(crate) node_args: Vec<String>,
     /// Further arguments of `tidemill server`.
     pub(crate) server_args: Vec<String>,
     /// Environment variables of `tidemill mount`.
@@ -45,16 +45,16 @@ pub(crate) struct Options {
 impl Default for Options {
     fn default() -> Self {
         Self {
-            elements: 2,
+            nodes: 2,
             cores: 2,
             host_cores: 0,
             mount: true,
             capacity: None,
-            element_timeout_secs: 3,
+            node_timeout_secs: 3,
             remote: false,
             flags: Vec::new(),
-            element_listen: "127.0.0.1:0".into(),
-            element_args: Vec::new(),
+            node_listen: "127.0.0.1:0".into(),
+            node_args: Vec::new(),
             server_args: Vec::new(),
             mount_env: Vec::new(),
         }
@@ -88,22 +88,22 @@ impl Array {
             .prefix("tidemill-e2e-")
             .tempdir()
             .unwrap();
-        let count = options.elements;
+        let count = options.nodes;
         let mut array = Self {
             folder,
             server: None,
-            elements: Vec::new(),
+            nodes: Vec::new(),
             mount: None,
             options,
             listen: "127.0.0.1:0".into(),
         };
         prepare(&array);
         array.start_server();
-        array.elements.resize_with(count, || None);
+        array.nodes.resize_with(count, || None);
         for index in 0..count {
-            array.start_element(index);
+            array.start_node(index);
         }
-        array.wait_for_elements(count);
+        array.wait_for_nodes(count);
         if array.options.mount {
             array.start_mount();
         }
@@ -119,17 +119,17 @@ impl Array {
         self.path("mnt").join(relative)
     }
 
-    pub(crate) fn element_folder(&self, index: usize) -> PathBuf {
-        self.path(&format!("element-{index}"))
+    pub(crate) fn node_folder(&self, index: usize) -> PathBuf {
+        self.path(&format!("node-{index}"))
     }
 
-    /// Returns the paths of a file's objects, each on the first element that has it.
+    /// Returns the paths of a file's objects, each on the first node that has it.
     pub(crate) fn object_files(&self, path: &str) -> Vec<PathBuf> {
         let layout = self.json(&["layout", path]);
         let file = |part: &Value| {
             let object = part["object"].as_str().unwrap();
-            let element = part["copies"][0]["element"].as_u64().unwrap();
-            let folder = self.element_folder(usize::try_from(element).unwrap());
+            let node = part["copies"][0]["node"].as_u64().unwrap();
+            let folder = self.node_folder(usize::try_from(node).unwrap());
             folder.join(format!("objects/{}/{object}", &object[14..]))
         };
         let parts = layout["parts"].as_array().unwrap();
@@ -160,8 +160,8 @@ impl Array {
             .arg(self.path("server"));
         command.args(["--listen", &self.listen]);
         command.args([
-            "--element-timeout",
-            &self.options.element_timeout_secs.to_string(),
+            "--node-timeout",
+            &self.options.node_timeout_secs.to_string(),
         ]);
         if self.options.host_cores > 0 {
             command.args(["--host-cores", &self.options.host_cores.to_string()]);
@@ -178,62 +178,62 @@ impl Array {
         }
     }
 
-    pub(crate) fn start_element(&mut self, index: usize) {
+    pub(crate) fn start_node(&mut self, index: usize) {
         let mut command = self.tidemill();
-        command.arg("element").args(["--id", &index.to_string()]);
-        command.arg("--folder").arg(self.element_folder(index));
-        command.args(["--listen", &self.options.element_listen]);
+        command.arg("node").args(["--id", &index.to_string()]);
+        command.arg("--folder").arg(self.node_folder(index));
+        command.args(["--listen", &self.options.node_listen]);
         if !self.in_memory() {
             command.args(["--cores", &self.options.cores.to_string()]);
         }
         if let Some(capacity) = self.options.capacity {
             command.args(["--capacity", capacity]);
         }
-        command.args(&self.options.element_args);
+        command.args(&self.options.node_args);
         if self.options.remote {
             command.args(["--in-place", "false"]);
         }
-        let log = self.path(&format!("element-{index}.log"));
-        self.elements[index] = Some(spawn(&mut command, &log));
+        let log = self.path(&format!("node-{index}.log"));
+        self.nodes[index] = Some(spawn(&mut command, &log));
     }
 
-    /// Returns whether the added element is in memory.
+    /// Returns whether the added node is in memory.
     fn in_memory(&self) -> bool {
-        self.options.element_args.iter().any(|arg| arg == "memory")
+        self.options.node_args.iter().any(|arg| arg == "memory")
     }
 
-    /// Kills an element and deletes its data in memory, like the end of its host.
+    /// Kills a node and deletes its data in memory, like the end of its host.
     pub(crate) fn lose_memory(&mut self, index: usize) {
-        self.kill_element(index);
-        detach(&self.element_folder(index));
+        self.kill_node(index);
+        detach(&self.node_folder(index));
     }
 
-    /// Kills an element and deletes the data that its tasks exchange in memory.
+    /// Kills a node and deletes the data that its tasks exchange in memory.
     pub(crate) fn lose_handed(&mut self, index: usize) {
-        self.kill_element(index);
-        detach(&self.element_folder(index).join("handed"));
+        self.kill_node(index);
+        detach(&self.node_folder(index).join("handed"));
     }
 
-    /// Adds one more element, with other arguments. Elements that are started later have these arguments, too.
-    pub(crate) fn add_element(&mut self, args: &[&str]) {
-        self.options.element_args = args.iter().map(|&arg| arg.to_owned()).collect();
-        self.elements.push(None);
-        self.start_element(self.elements.len() - 1);
-        self.wait_for_elements(self.elements.len());
+    /// Adds one more node, with other arguments. Nodes that are started later have these arguments, too.
+    pub(crate) fn add_node(&mut self, args: &[&str]) {
+        self.options.node_args = args.iter().map(|&arg| arg.to_owned()).collect();
+        self.nodes.push(None);
+        self.start_node(self.nodes.len() - 1);
+        self.wait_for_nodes(self.nodes.len());
     }
 
-    /// Restarts an element with other arguments.
-    pub(crate) fn restart_element(&mut self, index: usize, args: &[&str]) {
-        self.kill_element(index);
-        self.options.element_args = args.iter().map(|&arg| arg.to_owned()).collect();
-        self.start_element(index);
+    /// Restarts a node with other arguments.
+    pub(crate) fn restart_node(&mut self, index: usize, args: &[&str]) {
+        self.kill_node(index);
+        self.options.node_args = args.iter().map(|&arg| arg.to_owned()).collect();
+        self.start_node(index);
     }
 
-    pub(crate) fn wait_for_elements(&self, count: usize) {
-        wait("the elements are up", || {
+    pub(crate) fn wait_for_nodes(&self, count: usize) {
+        wait("the nodes are up", || {
             let status = self.json(&["status"]);
-            let elements = status["elements"].as_array().unwrap();
-            elements
+            let nodes = status["nodes"].as_array().unwrap();
+            nodes
                 .iter()
                 .filter(|e| e["up"] == true && e["role"] == "store")
                 .count()
@@ -269,20 +269,20 @@ impl Array {
         kill_hard(self.server.take());
     }
 
-    pub(crate) fn kill_element(&mut self, index: usize) {
-        kill_hard(self.elements[index].take());
+    pub(crate) fn kill_node(&mut self, index: usize) {
+        kill_hard(self.nodes[index].take());
     }
 
-    /// Returns the exit code of an element's process, if it has ended.
-    pub(crate) fn element_code(&mut self, index: usize) -> Option<i32> {
-        self.elements[index].as_mut()?.try_wait().unwrap()?.code()
+    /// Returns the exit code of a node's process, if it has ended.
+    pub(crate) fn node_code(&mut self, index: usize) -> Option<i32> {
+        self.nodes[index].as_mut()?.try_wait().unwrap()?.code()
     }
 
-    /// Waits until elements have received all names: before that, a rebuilt server may not know the last of them.
+    /// Waits until nodes have received all names: before that, a rebuilt server may not know the last of them.
     pub(crate) fn wait_for_notes(&self) {
         let database = self.path("server/server.db").display().to_string();
         let count = [database.as_str(), "SELECT count(*) FROM note"];
-        wait("elements have heard of all names", || {
+        wait("nodes have heard of all names", || {
             let said = said(Command::new("sqlite3").args(count).output().unwrap());
             said.ok && said.out.trim() == "0"
         });
@@ -296,14 +296,14 @@ impl Array {
             let _ = std::fs::remove_file(self.path(&format!("server/server.db{suffix}")));
         }
         let server = self.path("server").display().to_string();
-        let elements = 0..self.elements.len();
-        let elements = elements.map(|index| self.element_folder(index).display().to_string());
-        let elements: Vec<String> = elements.collect();
+        let nodes = 0..self.nodes.len();
+        let nodes = nodes.map(|index| self.node_folder(index).display().to_string());
+        let nodes: Vec<String> = nodes.collect();
         let mut args = vec!["rebuild", "--folder", &server];
-        args.extend(elements.iter().map(String::as_str));
+        args.extend(nodes.iter().map(String::as_str));
         let said = self.json(&args);
         self.start_server();
-        self.wait_for_elements(elements.len());
+        self.wait_for_nodes(nodes.len());
         self.start_mount();
         said
     }
@@ -317,8 +317,8 @@ impl Array {
         send(self.server.as_ref(), signal);
     }
 
-    pub(crate) fn signal_element(&self, index: usize, signal: rustix::process::Signal) {
-        send(self.elements[index].as_ref(), signal);
+    pub(crate) fn signal_node(&self, index: usize, signal: rustix::process::Signal) {
+        send(self.nodes[index].as_ref(), signal);
     }
 
     /// Returns a `tidemill` command for this array.
@@ -407,7 +407,7 @@ impl Array {
 impl Drop for Array {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            for name in ["server.log", "element-0.log", "element-1.log", "mount.log"] {
+            for name in ["server.log", "node-0.log", "node-1.log", "mount.log"] {
                 let log = self.log(name);
                 let tail: Vec<&str> = log.lines().rev().take(15).collect();
                 eprintln!("--- {name}");
@@ -416,14 +416,14 @@ impl Drop for Array {
         }
         kill_hard(self.mount.take());
         detach(&self.path("mnt"));
-        for element in &mut self.elements {
-            kill_hard(element.take());
+        for node in &mut self.nodes {
+            kill_hard(node.take());
         }
         if self.in_memory() {
-            detach(&self.element_folder(self.elements.len() - 1));
+            detach(&self.node_folder(self.nodes.len() - 1));
         }
-        for index in 0..self.elements.len() {
-            let handed = self.element_folder(index).join("handed");
+        for index in 0..self.nodes.len() {
+            let handed = self.node_folder(index).join("handed");
             if let Ok(shared) = std::fs::read_link(&handed) {
                 // The folder may no longer exist.
                 let _ = std::fs::remove_dir_all(shared);

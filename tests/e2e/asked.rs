@@ -8,7 +8,7 @@ use std::process::Command;
 
 fn array() -> Option<Array> {
     Array::with(Options {
-        elements: 3,
+        nodes: 3,
         remote: true,
         ..Options::default()
     })

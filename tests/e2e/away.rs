@@ -52,7 +52,7 @@ fn closed_file_is_readable_after_server_restart() {
                     array.run(&["cat", &format!("/{name}")]).out == text
                 });
             }
-            array.wait_for_elements(2);
+            array.wait_for_nodes(2);
             fs::remove_file(array.at("w/out")).ok();
             array.done(array.submit(job));
             assert_eq!(array.sh("cat w/out"), text);
@@ -117,22 +117,24 @@ fn work(folder: &Path, stop: &AtomicBool) -> usize {
     rounds
 }
 
-/// An element that does not answer blocks only operations on its files, and gets no new files.
+/// A node that does not answer blocks only operations on its files, and gets no new files.
 #[test]
-fn hung_element_blocks_only_its_own_files() {
-    let elements = 3;
+fn hung_node_blocks_only_its_own_files() {
+    let nodes = 3;
     let Some(array) = Array::with(Options {
-        elements,
+        nodes,
         ..options(true)
     }) else {
         return;
     };
-    array.sh("for e in 0 1 2; do mkdir e$e; setfattr -n user.tidemill.element -v $e e$e; done; mkdir any");
+    array.sh(
+        "for e in 0 1 2; do mkdir e$e; setfattr -n user.tidemill.node -v $e e$e; done; mkdir any",
+    );
     array.sh("echo before > e1/before");
     wait("it is sealed", || {
         array.run(&["cat", "/e1/before"]).out == "before\n"
     });
-    array.signal_element(0, Signal::STOP);
+    array.signal_node(0, Signal::STOP);
     let stuck = array.at("e0/stuck");
     let stuck = std::thread::spawn(move || fs::write(stuck, "stuck"));
     let path = array.at("");
@@ -151,7 +153,7 @@ fn hung_element_blocks_only_its_own_files() {
     });
     // These operations end before the blocked one times out: its 30 s began first.
     finished.recv_timeout(Duration::from_secs(29)).unwrap();
-    array.signal_element(0, Signal::CONT);
+    array.signal_node(0, Signal::CONT);
     stuck.join().unwrap().unwrap();
     for folder in ["e1", "e2", "any"] {
         for number in 0..12 {
@@ -170,15 +172,15 @@ fn unsealable_file_blocks_no_other_directory() {
     let Some(mut array) = Array::with(options(false)) else {
         return;
     };
-    array.sh("mkdir -p e1/in other; setfattr -n user.tidemill.element -v 1 e1");
+    array.sh("mkdir -p e1/in other; setfattr -n user.tidemill.node -v 1 e1");
     let mut file = File::create(array.at("e1/in/f")).unwrap();
     file.write_all(b"before").unwrap();
-    array.kill_element(1);
+    array.kill_node(1);
     drop(file);
     // Only root can make the kernel forget the names; it may forget them without that, too.
     let _ = fs::write("/proc/sys/vm/drop_caches", "2");
     array.sh("mv other moved");
-    array.start_element(1);
+    array.start_node(1);
     wait("it is sealed", || {
         array.run(&["cat", "/e1/in/f"]).out == "before"
     });
@@ -255,6 +257,6 @@ fn mount_may_start_before_server() {
     });
     array.start_server();
     array.wait_for_mount();
-    array.wait_for_elements(2);
+    array.wait_for_nodes(2);
     array.sh("echo x > f; cat f");
 }

@@ -9,19 +9,19 @@ use std::path::PathBuf;
 
 const STRANGER: &str = "setpriv --reuid 65534 --regid 65534 --clear-groups";
 
-pub(crate) fn bare(elements: usize) -> Option<Array> {
+pub(crate) fn bare(nodes: usize) -> Option<Array> {
     Array::with(Options {
-        elements,
+        nodes,
         mount: false,
         ..Options::default()
     })
 }
 
-/// Two elements that store, and element 2, whose files are in an object store, below `top`; bridge `cloud` leads to `top/data`.
+/// Two nodes that store, and node 2, whose files are in an object store, below `top`; bridge `cloud` leads to `top/data`.
 pub(crate) struct Cloud {
     pub(crate) array: Array,
     pub(crate) store: StandIn,
-    /// Index of the last element, which has that store.
+    /// Index of the last node, which has that store.
     pub(crate) last: usize,
     _runtime: tokio::runtime::Runtime,
 }
@@ -31,25 +31,25 @@ impl Cloud {
         Self::with(2)
     }
 
-    /// Starts with `elements` other elements.
-    pub(crate) fn with(elements: usize) -> Option<Self> {
+    /// Starts with `nodes` other nodes.
+    pub(crate) fn with(nodes: usize) -> Option<Self> {
         let runtime = tokio::runtime::Runtime::new().unwrap();
         let store = runtime.block_on(StandIn::start());
         store.state().key = Some("me".into());
-        let mut array = bare(elements)?;
+        let mut array = bare(nodes)?;
         let keys = array.path("keys");
         let text = "access_key_id = \"me\"\nsecret_access_key = \"hush\"\n";
         std::fs::write(&keys, text).unwrap();
         std::fs::set_permissions(&keys, PermissionsExt::from_mode(0o600)).unwrap();
         let address = store.address.clone();
-        array.add_element(&arguments(&array, &address).each_ref().map(String::as_str));
+        array.add_node(&arguments(&array, &address).each_ref().map(String::as_str));
         array.start_mount();
         let uri = format!("s3://bucket/top/data?endpoint=http://{address}");
         array.json(&["bridge", "add", "cloud", &uri]);
         Some(Self {
             array,
             store,
-            last: elements,
+            last: nodes,
             _runtime: runtime,
         })
     }
@@ -80,10 +80,10 @@ impl Cloud {
         std::mem::take(&mut self.store.state().objects)
     }
 
-    pub(crate) fn restart_element(&mut self) {
+    pub(crate) fn restart_node(&mut self) {
         let arguments = arguments(&self.array, &self.store.address);
         self.array
-            .restart_element(self.last, &arguments.each_ref().map(String::as_str));
+            .restart_node(self.last, &arguments.each_ref().map(String::as_str));
     }
 }
 
@@ -279,7 +279,7 @@ fn offline_or_empty_store_deletes_no_file() {
             .run(&["bridge", "list"])
             .out
             .contains("bridge cloud: ")
-            && array.json(&["status"])["elements"][2]["trouble"] != ""
+            && array.json(&["status"])["nodes"][2]["trouble"] != ""
     });
     let refused = array.run(&["bridge", "refresh", "cloud"]);
     assert!(
@@ -290,7 +290,7 @@ fn offline_or_empty_store_deletes_no_file() {
     assert_eq!(array.sh("ls cloud"), "a\nb\n");
     cloud.store.state().key = Some("me".into());
     wait("all is well", || {
-        array.json(&["status"])["elements"][2]["trouble"] == ""
+        array.json(&["status"])["nodes"][2]["trouble"] == ""
     });
     let all = std::mem::take(&mut cloud.store.state().objects);
     wait("it is empty", || {
@@ -311,9 +311,9 @@ fn offline_or_empty_store_deletes_no_file() {
     let array = &mut cloud.array;
     array.wait_for_notes();
     array.rebuild();
-    cloud.restart_element();
+    cloud.restart_node();
     let array = &cloud.array;
-    array.wait_for_elements(3);
+    array.wait_for_nodes(3);
     let uri = format!(
         "s3://bucket/top/data?endpoint=http://{}",
         cloud.store.address
@@ -346,8 +346,8 @@ fn each_object_becomes_one_file_and_fires_once_despite_kills() {
     let mut bind = bind.spawn().unwrap();
     let made = |array: &Array| std::fs::read_dir(array.at("cloud/in")).map_or(0, Iterator::count);
     wait("some are there", || made(&cloud.array) > 20);
-    cloud.array.kill_element(2);
-    cloud.restart_element();
+    cloud.array.kill_node(2);
+    cloud.restart_node();
     wait("more are there", || made(&cloud.array) > 100);
     cloud.array.kill_server();
     cloud.array.start_server();
@@ -392,7 +392,7 @@ fn file_system_is_followed_but_links_of_users_are_not() {
     let folder: PathBuf = array.path("pfs");
     std::fs::create_dir_all(folder.join("run")).unwrap();
     let uri = format!("file://{}", folder.display());
-    array.add_element(&["--outside", &uri]);
+    array.add_node(&["--outside", &uri]);
     array.start_mount();
     array.json(&["bridge", "add", "pfs", &format!("{uri}/run")]);
     array.sh("mkdir -p theirs cloud; chmod 777 cloud; chmod 755 theirs");
@@ -471,7 +471,7 @@ fn read_only_store_stays_unchanged() {
     let array = &cloud.array;
     cloud.put("a", "theirs\n");
     array.json(&["bridge", "remove", "cloud"]);
-    // The address is the same as that of the element: files that it stored there would be in the store's own folder.
+    // The address is the same as that of the node: files that it stored there would be in the store's own folder.
     let uri = format!("s3://bucket/top?endpoint=http://{}", cloud.store.address);
     array.json(&["bridge", "add", "cloud", &uri, "--read-only"]);
     array.json(&["bridge", "bind", "cloud", "/cloud", "--every", "0"]);
@@ -479,14 +479,14 @@ fn read_only_store_stays_unchanged() {
     array.sh(
         "echo more >> cloud/data/a; echo new > cloud/new; echo over > cloud/t; mv cloud/t cloud/u",
     );
-    // Files of a folder of that element are in the store: this file would be, too, if it were stored there.
-    array.sh("mkdir goes; setfattr -n user.tidemill.element -v 2 goes; echo x > goes/x");
+    // Files of a folder of that node are in the store: this file would be, too, if it were stored there.
+    array.sh("mkdir goes; setfattr -n user.tidemill.node -v 2 goes; echo x > goes/x");
     let key = "top/goes/x";
-    wait("the element has settled", || {
+    wait("the node has settled", || {
         cloud.store.state().objects.contains_key(key)
     });
     wait("nothing waits", || {
-        array.json(&["status"])["elements"][2]["outside"]["waiting"] == 0
+        array.json(&["status"])["nodes"][2]["outside"]["waiting"] == 0
     });
     let mut now = cloud.store.state().objects.clone();
     now.remove(key);
@@ -500,10 +500,10 @@ fn read_only_store_stays_unchanged() {
     array.json(&["bridge", "unbind", "cloud"]);
 }
 
-/// The store accepted the file, and the element was killed before it got the answer. The file belongs to the array, not
+/// The store accepted the file, and the node was killed before it got the answer. The file belongs to the array, not
 /// to others.
 #[test]
-fn put_of_killed_element_belongs_to_the_array() {
+fn put_of_killed_node_belongs_to_the_array() {
     let Some(mut cloud) = Cloud::start() else {
         return;
     };
@@ -519,12 +519,12 @@ fn put_of_killed_element_belongs_to_the_array() {
     wait("the store has it", || {
         cloud.there("b").as_deref() == Some("new\n")
     });
-    cloud.array.kill_element(2);
+    cloud.array.kill_node(2);
     cloud.store.state().mute = false;
-    cloud.restart_element();
-    cloud.array.wait_for_elements(3);
+    cloud.restart_node();
+    cloud.array.wait_for_nodes(3);
     wait("it is known as the array's", || {
-        cloud.array.json(&["status"])["elements"][2]["outside"]["waiting"] == 0
+        cloud.array.json(&["status"])["nodes"][2]["outside"]["waiting"] == 0
     });
     assert_eq!(cloud.refresh()["passed_by"], 0);
     assert_eq!(version(&cloud.array, "/cloud/b"), 1);
@@ -559,7 +559,7 @@ fn bound_folder_obeys_mode_and_is_plain_after_unbind() {
     let special = array.run(&["bridge", "bind", "cloud", "/data (old)"]);
     assert!(!special.ok, "{}", special.out);
     array.json(&["bridge", "unbind", "cloud"]);
-    let asked = array.try_sh("getfattr -n user.tidemill.element cloud");
+    let asked = array.try_sh("getfattr -n user.tidemill.node cloud");
     assert!(!asked.ok, "{}", asked.out);
     array.json(&["bridge", "bind", "cloud", "/other", "--every", "0"]);
     assert_eq!(array.sh("cat other/d/a cloud/d/a"), "theirs\ntheirs\n");

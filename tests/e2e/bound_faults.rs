@@ -2,7 +2,7 @@
 
 use crate::array::{Array, wait};
 use crate::bound::{Cloud, bare, version};
-use crate::burst::elements;
+use crate::burst::nodes;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -41,10 +41,10 @@ fn killed_first_listing_and_empty_store_delete_no_file() {
         return;
     };
     let bind = begin(&cloud, "1s");
-    cloud.array.kill_element(cloud.last);
+    cloud.array.kill_node(cloud.last);
     let all = cloud.empty();
     cloud.store.state().lists_given = None;
-    cloud.restart_element();
+    cloud.restart_node();
     wait("it is told", || {
         listed(&cloud.array).contains("nothing is there")
     });
@@ -64,7 +64,7 @@ fn killed_first_listing_and_empty_store_delete_no_file() {
 
 /// Nobody repeats the request: the listing is completed anyway.
 #[test]
-fn listing_resumes_after_kill_of_server_or_element() {
+fn listing_resumes_after_kill_of_server_or_node() {
     let Some(mut cloud) = Cloud::start() else {
         return;
     };
@@ -80,8 +80,8 @@ fn listing_resumes_after_kill_of_server_or_element() {
         cloud.array.json(&["bridge", "list"])[0]["bound"]["files"] == MORE_THAN_A_PAGE
     });
     cloud.put("later", "later\n");
-    cloud.array.kill_element(cloud.last);
-    cloud.restart_element();
+    cloud.array.kill_node(cloud.last);
+    cloud.restart_node();
     wait("a start is a look", || {
         cloud.array.at("cloud/later").exists()
     });
@@ -89,7 +89,7 @@ fn listing_resumes_after_kill_of_server_or_element() {
     assert!(cloud.array.run(&["check"]).ok);
 }
 
-/// An array without any other element has no place for files that its store must not have.
+/// An array without any other node has no place for files that its store must not have.
 #[test]
 fn write_that_only_read_only_store_could_take_is_refused() {
     let Some(cloud) = Cloud::with(0) else { return };
@@ -103,7 +103,7 @@ fn write_that_only_read_only_store_could_take_is_refused() {
     for script in [
         "echo new > cloud/new",
         "echo more >> cloud/data/a",
-        "setfattr -n user.tidemill.element -v 0 cloud; echo new > cloud/other",
+        "setfattr -n user.tidemill.node -v 0 cloud; echo new > cloud/other",
         "mkdir cloud/d; echo new > cloud/d/new",
     ] {
         let said = array.try_sh(script);
@@ -117,7 +117,7 @@ fn write_that_only_read_only_store_could_take_is_refused() {
     std::fs::write(&file, "new").unwrap();
     for args in [
         &["put", &file, "/cloud/put"][..],
-        &["put", "--element", "0", &file, "/cloud/put"],
+        &["put", "--node", "0", &file, "/cloud/put"],
     ] {
         let put = array.run(args);
         assert!(!put.ok && put.err.contains("read only"), "{}", put.err);
@@ -129,7 +129,7 @@ fn write_that_only_read_only_store_could_take_is_refused() {
     array.sh("echo kept > kept");
     assert_eq!(array.sh("cat cloud/data/b kept"), "new\nkept\n");
     wait("it is settled", || {
-        array.json(&["status"])["elements"][0]["outside"]["waiting"] == 0
+        array.json(&["status"])["nodes"][0]["outside"]["waiting"] == 0
     });
     let mut now = cloud.store.state().objects.clone();
     now.retain(|key, _| !["top/data/b", "top/kept", "top/.tidemill-store"].contains(&key.as_str()));
@@ -151,7 +151,7 @@ fn rename_in_bound_folder_keeps_object_in_store() {
     }
     array.json(&["bridge", "bind", "cloud", "/cloud", "--every", "0"]);
     array.sh("echo ours > cloud/ours; echo tmp > cloud/tmp; mkdir out; echo in > in");
-    let settled = || array.json(&["status"])["elements"][2]["outside"]["waiting"] == 0;
+    let settled = || array.json(&["status"])["nodes"][2]["outside"]["waiting"] == 0;
     wait("both are there", || {
         cloud.there("ours").is_some() && cloud.there("tmp").is_some() && settled()
     });
@@ -303,27 +303,25 @@ fn unmounted_file_system_with_packs_loses_nothing() {
     away(&["--outside-as", "dedup"]);
 }
 
-/// The element is started while the folder of its store is empty: no file is damaged, and no file is stored there.
+/// The node is started while the folder of its store is empty: no file is damaged, and no file is stored there.
 fn away(more: &[&str]) {
     let Some(mut array) = bare(1) else { return };
     let pfs = Pfs::new();
     let uri = pfs.uri();
     let arguments = [&["--outside", &uri, "--near", "0"], more].concat();
-    array.add_element(&arguments);
+    array.add_node(&arguments);
     array.start_mount();
-    array.sh(
-        "mkdir d; setfattr -n user.tidemill.element -v 1 d; echo one > d/one; echo two > d/two",
-    );
-    let outside = |array: &Array| array.json(&["status"])["elements"][1].clone();
+    array.sh("mkdir d; setfattr -n user.tidemill.node -v 1 d; echo one > d/one; echo two > d/two");
+    let outside = |array: &Array| array.json(&["status"])["nodes"][1].clone();
     let settled = |array: &Array| {
         let outside = &outside(array)["outside"];
         outside["waiting"] == 0 && outside["objects"] != 0
     };
     wait("both are there", || settled(&array));
-    array.kill_element(1);
+    array.kill_node(1);
     pfs.unmount();
-    array.restart_element(1, &arguments);
-    array.wait_for_elements(2);
+    array.restart_node(1, &arguments);
+    array.wait_for_nodes(2);
     let trouble = |array: &Array| {
         let told = outside(array)["trouble"].as_str().unwrap().to_owned();
         told.contains("nothing is there")
@@ -379,28 +377,28 @@ fn really_gone(array: &Array, pfs: &Pfs) {
         scrub();
         array.run(&["health"]).out.contains("/d/one")
     });
-    array.sh("rm -r d; mkdir d; setfattr -n user.tidemill.element -v 1 d; echo new > d/new");
+    array.sh("rm -r d; mkdir d; setfattr -n user.tidemill.node -v 1 d; echo new > d/new");
     wait("it goes on", || {
-        let outside = array.json(&["status"])["elements"][1]["outside"].clone();
+        let outside = array.json(&["status"])["nodes"][1]["outside"].clone();
         outside["waiting"] == 0 && outside["objects"] == 1
     });
 }
 
-/// Files drain to elements that may have them, although the element with the read-only store has the most space.
+/// Files drain to nodes that may have them, although the node with the read-only store has the most space.
 #[test]
 fn read_only_store_gets_no_drained_files() {
     let Some(mut cloud) = Cloud::start() else {
         return;
     };
-    cloud.array.add_element(&["--tier", "burst"]);
-    cloud.array.wait_for_elements(4);
+    cloud.array.add_node(&["--tier", "burst"]);
+    cloud.array.wait_for_nodes(4);
     let array = &cloud.array;
     array.json(&["bridge", "remove", "cloud"]);
     let uri = format!("s3://bucket/top?endpoint=http://{}", cloud.store.address);
     array.json(&["bridge", "add", "cloud", &uri, "--read-only"]);
     array.json(&["bridge", "bind", "cloud", "/cloud", "--every", "0"]);
     array.sh("for n in 0 1 2 3 4 5 6 7; do echo $n > cloud/$n; done");
-    let on = |n: u32| elements(array, &format!("/cloud/{n}"));
+    let on = |n: u32| nodes(array, &format!("/cloud/{n}"));
     assert!((0..8).all(|n| on(n) == [3]), "they are in the burst tier");
     array.run(&["drain", "/cloud", "--free", "--wait"]);
     for n in 0..8 {

@@ -2,7 +2,7 @@
 //! reported, and the work continues afterwards.
 
 use crate::array::{Array, Device, Options, Said, said, wait};
-use crate::outside::{elements, noise};
+use crate::outside::{nodes, noise};
 use crate::packs::files_below;
 use crate::stand_in::{StandIn, Strike, Upload};
 use std::os::unix::fs::PermissionsExt;
@@ -42,11 +42,11 @@ fn whole(folder: &Path) -> usize {
 fn import_into_full_array_keeps_whole_files_and_resumes() {
     let mut device = None;
     let options = Options {
-        elements: 1,
+        nodes: 1,
         ..Options::default()
     };
     let started = Array::prepared(options, |array| {
-        device = Some(Device::new(array.element_folder(0), "128m"));
+        device = Some(Device::new(array.node_folder(0), "128m"));
     });
     let (Some(array), Some(device)) = (started, device) else {
         return;
@@ -85,16 +85,16 @@ fn import_into_full_array_keeps_whole_files_and_resumes() {
     assert!(array.run(&["check"]).ok);
 }
 
-/// Starts an array in which element 0 is in the burst tier and element 1 has its files outside; there is no other.
+/// Starts an array in which node 0 is in the burst tier and node 1 has its files outside; there is no other.
 fn burst(uri: &str, more: &[&str]) -> Option<Array> {
     let mut array = Array::with(Options {
-        elements: 0,
+        nodes: 0,
         mount: false,
         server_args: vec!["--drain-after".into(), "1s".into()],
         ..Options::default()
     })?;
-    array.add_element(&["--tier", "burst"]);
-    array.add_element(&[&["--outside", uri, "--near", "1MiB"], more].concat());
+    array.add_node(&["--tier", "burst"]);
+    array.add_node(&[&["--outside", uri, "--near", "1MiB"], more].concat());
     array.start_mount();
     Some(array)
 }
@@ -107,7 +107,7 @@ fn drained(array: &Array, names: &[&str]) -> bool {
     array.run(&["drain", "/d", "--free"]);
     names
         .iter()
-        .all(|name| elements(array, &format!("/d/{name}")) == [1])
+        .all(|name| nodes(array, &format!("/d/{name}")) == [1])
 }
 
 #[test]
@@ -126,7 +126,7 @@ fn full_store_keeps_file_in_tier_until_it_has_space() {
     array.sh("echo small > d/small");
     array.run(&["drain", "/d"]);
     wait("it is told", || told(&array).contains("No space left"));
-    assert_eq!(elements(&array, "/d/large"), [0]);
+    assert_eq!(nodes(&array, "/d/large"), [0]);
     assert!(std::fs::read(array.at("d/large")).unwrap() == noise(1));
     let there = files_below(&pfs);
     assert_eq!(there, [pfs.join("d/first"), pfs.join("filler")]);
@@ -164,7 +164,7 @@ fn refusing_store_gets_files_later_and_reason_is_shown() {
         std::fs::write(array.at(format!("d/{name}").as_str()), noise(1)).unwrap();
         array.run(&["drain", "/d"]);
         wait("it is told", || told(&array).contains(why));
-        assert_eq!(elements(&array, &format!("/d/{name}")), [0]);
+        assert_eq!(nodes(&array, &format!("/d/{name}")), [0]);
         assert!(store.state().denied > 0);
         store.state().deny = None;
         wait("it has drained", || drained(&array, &[name]));
@@ -198,10 +198,10 @@ fn failed_upload_of_large_file_leaves_no_part_and_retries() {
     array.sh("sha256sum --quiet -c sum");
 }
 
-/// The element is killed at its first request to the store, at its second and so on, before the request is done or
+/// The node is killed at its first request to the store, at its second and so on, before the request is done or
 /// after. At the same time a file is replaced and a large file is uploaded in parts.
 #[test]
-fn element_killed_at_each_drain_step_leaves_files_whole() {
+fn node_killed_at_each_drain_step_leaves_files_whole() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let store = runtime.block_on(StandIn::start());
     let uri = format!("s3://bucket/top?endpoint=http://{}", store.address);
@@ -231,8 +231,8 @@ fn element_killed_at_each_drain_step_leaves_files_whole() {
         wait("all is there", || {
             if strikes.try_recv().is_ok() {
                 struck += 1;
-                array.restart_element(1, &["--outside", &uri, "--near", "1MiB"]);
-                array.wait_for_elements(2);
+                array.restart_node(1, &["--outside", &uri, "--near", "1MiB"]);
+                array.wait_for_nodes(2);
             }
             drained(&array, &["same", &large])
         });

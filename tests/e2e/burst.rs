@@ -1,9 +1,9 @@
-//! Tests the burst tier: new files are stored on its elements, and are drained to those that store.
+//! Tests the burst tier: new files are stored on its nodes, and are drained to those that store.
 
 use crate::array::{Array, Options, wait};
 use serde_json::Value;
 
-/// Starts an array with two elements that store, and element 2 of the burst tier.
+/// Starts an array with two nodes that store, and node 2 of the burst tier.
 fn start(args: &[&str]) -> Option<Array> {
     configured(&[], args)
 }
@@ -17,31 +17,31 @@ fn configured(server: &[&str], args: &[&str]) -> Option<Array> {
     })?;
     let mut all = vec!["--tier", "burst"];
     all.extend(args);
-    array.add_element(&all);
+    array.add_node(&all);
     array.start_mount();
     Some(array)
 }
 
-/// Returns the elements that have a file, the first one first, with the states of their copies.
+/// Returns the nodes that have a file, the first one first, with the states of their copies.
 fn places(array: &Array, path: &str) -> Vec<(u64, String)> {
     let layout = array.json(&["layout", path]);
     let copies = layout["parts"][0]["copies"].as_array().unwrap();
     let place = |copy: &Value| {
         let state = copy["state"].as_str().unwrap().to_owned();
-        (copy["element"].as_u64().unwrap(), state)
+        (copy["node"].as_u64().unwrap(), state)
     };
     copies.iter().map(place).collect()
 }
 
-pub(crate) fn elements(array: &Array, path: &str) -> Vec<u64> {
+pub(crate) fn nodes(array: &Array, path: &str) -> Vec<u64> {
     places(array, path)
         .into_iter()
-        .map(|(element, _)| element)
+        .map(|(node, _)| node)
         .collect()
 }
 
 /// New files of any writer are stored in the burst tier and stay there with their copies. On request they are removed
-/// from the tier. All of this survives `kill -9` of the server and the element.
+/// from the tier. All of this survives `kill -9` of the server and the node.
 #[test]
 fn new_files_go_to_burst_tier_first_and_drain() {
     let Some(mut array) = start(&[]) else {
@@ -54,7 +54,7 @@ fn new_files_go_to_burst_tier_first_and_drain() {
         assert_eq!(places(&array, path), [(2, "burst".to_owned())], "{path}");
     }
     let told = array.json(&["status"]);
-    let burst = &told["elements"][2];
+    let burst = &told["nodes"][2];
     assert_eq!(
         (&burst["tier"], &burst["staged"]["drained"]),
         (&"burst".into(), &0.into())
@@ -66,15 +66,15 @@ fn new_files_go_to_burst_tier_first_and_drain() {
         array.tidemill()
     ));
     assert!(!foreign.ok && foreign.err.contains("/d"), "{}", foreign.err);
-    assert!(!array.run(&["move", "/d/1", "--element", "2"]).ok);
+    assert!(!array.run(&["move", "/d/1", "--node", "2"]).ok);
 
     let begun = array.json(&["drain", "/d"]);
     assert!(begun["objects"].as_u64().unwrap() > 0, "{begun}");
     array.kill_server();
-    array.kill_element(2);
+    array.kill_node(2);
     array.start_server();
-    array.start_element(2);
-    array.wait_for_elements(3);
+    array.start_node(2);
+    array.wait_for_nodes(3);
     array.run(&["drain", "/d", "--wait"]);
     let both = places(&array, "/d/7");
     assert_eq!(
@@ -90,22 +90,22 @@ fn new_files_go_to_burst_tier_first_and_drain() {
     let reader = std::fs::File::open(array.at("d/7")).unwrap();
     array.run(&["drain", "/d", "--free"]);
     wait("the others are gone from the burst tier", || {
-        elements(&array, "/d/8").len() == 1
+        nodes(&array, "/d/8").len() == 1
     });
-    assert_ne!(elements(&array, "/d/8"), [2]);
+    assert_ne!(nodes(&array, "/d/8"), [2]);
     array.sh("sha256sum --quiet -c sums");
     drop(reader);
     array.run(&["drain", "/d", "--free", "--wait"]);
-    assert_ne!(elements(&array, "/d/7"), [2]);
+    assert_ne!(nodes(&array, "/d/7"), [2]);
 
     // A changed file is written to the tier again; a file to which data is only appended stays in its place.
     array.sh("echo new > d/8; echo more >> d/9");
-    assert_eq!(elements(&array, "/d/8"), [2]);
-    assert_ne!(elements(&array, "/d/9"), [2]);
+    assert_eq!(nodes(&array, "/d/8"), [2]);
+    assert_ne!(nodes(&array, "/d/9"), [2]);
     // A deleted version leaves no object.
     array.sh("rm -r d sums");
     wait("the burst tier is empty", || {
-        array.json(&["status"])["elements"][2]["staged"]["objects"] == 0
+        array.json(&["status"])["nodes"][2]["staged"]["objects"] == 0
     });
     let check = array.run(&["check"]);
     assert!(check.ok, "{}{}", check.out, check.err);
@@ -119,10 +119,10 @@ fn writers_wait_for_space_in_burst_tier_and_lose_nothing() {
     };
     array.sh("for i in $(seq 64); do head -c 8M /dev/urandom > f$i; done; sha256sum f* > sums");
     array.sh("sha256sum --quiet -c sums");
-    let first = elements(&array, "/f1");
+    let first = nodes(&array, "/f1");
     assert!(!first.contains(&2), "{first:?}");
     wait("the tier is emptied to its mark", || {
-        let free = array.json(&["status"])["elements"][2]["free_bytes"]
+        let free = array.json(&["status"])["nodes"][2]["free_bytes"]
             .as_u64()
             .unwrap();
         free >= (64 << 20) / 5
@@ -132,7 +132,7 @@ fn writers_wait_for_space_in_burst_tier_and_lose_nothing() {
     assert_eq!(health["lost"], 0, "{health}");
 }
 
-/// No element stores, the tier is full, and programs write more at once than fits. Only creators of files wait, until
+/// No node stores, the tier is full, and programs write more at once than fits. Only creators of files wait, until
 /// space is free again, and no byte is lost.
 #[test]
 fn full_tier_without_stores_blocks_only_file_creation() {
@@ -140,8 +140,8 @@ fn full_tier_without_stores_blocks_only_file_creation() {
         return;
     };
     array.sh("mkdir out; head -c 8M /dev/urandom > first; sha256sum first > sum");
-    array.kill_element(0);
-    array.kill_element(1);
+    array.kill_node(0);
+    array.kill_node(1);
     let script = "for i in $(seq 40); do head -c 4M /dev/urandom > g$i & done; wait; sha256sum g* > gsums; ls g[0-9]* | wc -l";
     let mut many = std::process::Command::new("sh");
     many.args(["-ec", script]).current_dir(array.at("out"));
@@ -154,8 +154,8 @@ fn full_tier_without_stores_blocks_only_file_creation() {
     std::fs::write(&put, b"put").unwrap();
     array.kill_server();
     array.start_server();
-    array.restart_element(0, &[]);
-    array.restart_element(1, &[]);
+    array.restart_node(0, &[]);
+    array.restart_node(1, &[]);
     let said = many.wait_with_output().unwrap();
     assert_eq!(String::from_utf8_lossy(&said.stdout).trim(), "40");
     array.sh("(cd out; sha256sum --quiet -c gsums); cd d; sha256sum --quiet -c ../sum");
@@ -163,31 +163,31 @@ fn full_tier_without_stores_blocks_only_file_creation() {
     assert!(put.ok, "{}", put.err);
 }
 
-/// An element of the tier is lost for good: drained files exist, undrained files are listed, and no other files are.
+/// A node of the tier is lost for good: drained files exist, undrained files are listed, and no other files are.
 #[test]
-fn drained_files_survive_lost_burst_element_rest_is_listed() {
+fn drained_files_survive_lost_burst_node_rest_is_listed() {
     let Some(mut array) = start(&[]) else {
         return;
     };
     array.sh("echo kept > kept; echo lost > lost");
     array.run(&["drain", "/kept", "--wait"]);
-    array.kill_element(2);
+    array.kill_node(2);
     let said = array.json(&["drain", "/lost"]);
     assert_eq!(said["away"], 2, "{said}");
     assert_eq!(array.sh("cat kept").trim(), "kept");
-    let removed = array.run(&["element", "remove", "2", "--lose"]);
+    let removed = array.run(&["node", "remove", "2", "--lose"]);
     assert!(removed.ok, "{}", removed.err);
     assert_eq!(array.sh("cat kept").trim(), "kept");
     assert!(!array.run(&["cat", "/lost"]).ok);
     wait("the lost file is named, and no other", || {
         array.json(&["status"])["copies"]["lost_paths"] == serde_json::json!(["/lost"])
     });
-    // New files are stored on elements that store from then on.
+    // New files are stored on nodes that store from then on.
     array.sh("echo new > new");
-    assert_ne!(elements(&array, "/new"), [2]);
+    assert_ne!(nodes(&array, "/new"), [2]);
 }
 
-/// Elements know their own objects, so a lost database changes nothing.
+/// Nodes know their own objects, so a lost database changes nothing.
 #[test]
 fn rebuilt_database_drains_remaining_files() {
     let Some(mut array) = start(&[]) else {
@@ -197,12 +197,12 @@ fn rebuilt_database_drains_remaining_files() {
     array.run(&["drain", "/d/a", "--wait"]);
     array.wait_for_notes();
     array.rebuild();
-    wait("the element has said what it has", || {
-        array.json(&["status"])["elements"][2]["staged"]["objects"] == 2
+    wait("the node has said what it has", || {
+        array.json(&["status"])["nodes"][2]["staged"]["objects"] == 2
     });
     array.run(&["drain", "/d", "--free", "--wait"]);
     for path in ["/d/a", "/d/b"] {
-        let places = elements(&array, path);
+        let places = nodes(&array, path);
         assert!(places.len() == 1 && places != [2], "{places:?}");
     }
 }
@@ -222,22 +222,22 @@ fn fsync_of_drained_folder_waits_until_all_below_drained() {
     assert!(!wrong.ok && wrong.err.contains("Invalid"), "{}", wrong.err);
     // A folder below that has `synced` waits for nothing.
     array.sh("sync d/here");
-    assert_eq!(elements(&array, "/d/here/c"), [2]);
+    assert_eq!(nodes(&array, "/d/here/c"), [2]);
     // Files that are open for writing are not waited for, but files that another mount has closed are.
     array.sh("exec 9> d/open; echo open >&9; sync d; exec 9>&-");
     for path in ["/d/a", "/d/deep/b", "/d/here/c"] {
-        assert_eq!(elements(&array, path).len(), 2, "{path}");
+        assert_eq!(nodes(&array, path).len(), 2, "{path}");
     }
     // Every user who syncs the folder waits for all of its files.
     array.sh("mkdir -m 700 d/mine; echo mine > d/mine/f; echo theirs > d/theirs; chmod 755 d");
     array.sh("setpriv --reuid 65534 --regid 65534 --clear-groups sync d");
     for path in ["/d/theirs", "/d/mine/f"] {
-        assert_eq!(elements(&array, path).len(), 2, "{path}");
+        assert_eq!(nodes(&array, path).len(), 2, "{path}");
     }
 
-    // No element stores, and the server is killed while programs wait.
-    array.kill_element(0);
-    array.kill_element(1);
+    // No node stores, and the server is killed while programs wait.
+    array.kill_node(0);
+    array.kill_node(1);
     array.sh("echo late > d/late");
     let mut sync = std::process::Command::new("sync");
     let mut sync = sync.arg(array.at("d")).spawn().unwrap();
@@ -245,13 +245,13 @@ fn fsync_of_drained_folder_waits_until_all_below_drained() {
     array.kill_server();
     array.start_server();
     assert!(sync.try_wait().unwrap().is_none(), "it did not wait");
-    array.restart_element(0, &[]);
-    array.restart_element(1, &[]);
+    array.restart_node(0, &[]);
+    array.restart_node(1, &[]);
     assert!(sync.wait().unwrap().success());
-    assert_eq!(elements(&array, "/d/late").len(), 2);
+    assert_eq!(nodes(&array, "/d/late").len(), 2);
 }
 
-/// A file that was closed while its element was down is not sealed, and `fsync` waits for it anyway.
+/// A file that was closed while its node was down is not sealed, and `fsync` waits for it anyway.
 #[test]
 fn closed_but_unsealed_file_is_not_drained() {
     let Some(mut array) = configured(&["--drain-after", "1h"], &[]) else {
@@ -260,7 +260,7 @@ fn closed_but_unsealed_file_is_not_drained() {
     array.sh("mkdir d; setfattr -n user.tidemill.durable -v drained d");
     let mut file = std::fs::File::create(array.at("d/f")).unwrap();
     std::io::Write::write_all(&mut file, b"late").unwrap();
-    array.kill_element(2);
+    array.kill_node(2);
     drop(file);
     let mut sync = std::process::Command::new("sync");
     let mut drain = array.tidemill();
@@ -274,11 +274,11 @@ fn closed_but_unsealed_file_is_not_drained() {
     for one in &mut waiting {
         assert!(one.try_wait().unwrap().is_none(), "it did not wait");
     }
-    array.restart_element(2, &["--tier", "burst"]);
+    array.restart_node(2, &["--tier", "burst"]);
     for one in &mut waiting {
         assert!(one.wait().unwrap().success());
     }
-    assert_eq!(elements(&array, "/d/f").len(), 2);
+    assert_eq!(nodes(&array, "/d/f").len(), 2);
     assert_eq!(array.sh("cat d/f"), "late");
 }
 
@@ -298,7 +298,7 @@ fn drain_wait_ignores_files_closed_later() {
         .unwrap();
     wait("it writes", || array.at("d/20").exists());
     let synced = array.try_sh("timeout 170 sync d");
-    let stored = (1..20).all(|i| elements(&array, &format!("/d/{i}")).len() == 2);
+    let stored = (1..20).all(|i| nodes(&array, &format!("/d/{i}")).len() == 2);
     let drained = array.try_sh(&format!(
         "timeout 170 {:?} drain /d --wait",
         array.tidemill()
@@ -317,30 +317,30 @@ fn file_lost_from_its_store_drains_again() {
     };
     array.sh("echo kept > kept");
     array.run(&["drain", "/kept", "--wait"]);
-    let first = elements(&array, "/kept")[1];
+    let first = nodes(&array, "/kept")[1];
     let other = 1 - first;
-    let index = |element: u64| usize::try_from(element).unwrap();
-    for element in [first, other] {
-        array.kill_element(index(element));
+    let index = |node: u64| usize::try_from(node).unwrap();
+    for node in [first, other] {
+        array.kill_node(index(node));
         wait("it is known to be away", || {
-            array.json(&["status"])["elements"][index(element)]["up"] == false
+            array.json(&["status"])["nodes"][index(node)]["up"] == false
         });
     }
-    let removed = array.run(&["element", "remove", &first.to_string(), "--lose"]);
+    let removed = array.run(&["node", "remove", &first.to_string(), "--lose"]);
     assert!(removed.ok, "{}", removed.err);
     let said = array.json(&["drain", "/kept"]);
     assert_eq!(said["objects"], 1, "{said}");
-    array.restart_element(index(other), &[]);
+    array.restart_node(index(other), &[]);
     let drained = array.run(&["drain", "/kept", "--wait"]);
     assert!(drained.ok, "{}", drained.err);
-    assert!(elements(&array, "/kept").contains(&other));
-    array.kill_element(2);
+    assert!(nodes(&array, "/kept").contains(&other));
+    array.kill_node(2);
     wait("the tier is known to be away", || {
         let status = array.json(&["status"]);
-        let mut elements = status["elements"].as_array().unwrap().iter();
-        elements.any(|one| one["element"] == 2 && one["up"] == false)
+        let mut nodes = status["nodes"].as_array().unwrap().iter();
+        nodes.any(|one| one["node"] == 2 && one["up"] == false)
     });
-    let removed = array.run(&["element", "remove", "2", "--lose"]);
+    let removed = array.run(&["node", "remove", "2", "--lose"]);
     assert!(removed.ok, "{}", removed.err);
     assert_eq!(array.sh("cat kept").trim(), "kept");
 }
@@ -354,7 +354,7 @@ fn stage_copies_stored_files_to_burst_tier_for_readers() {
     };
     array.sh("mkdir in; for i in 1 2 3 4; do head -c 4M /dev/urandom > in/$i; done; sha256sum in/* > sums");
     array.run(&["drain", "/", "--free", "--wait"]);
-    let stored = elements(&array, "/in/1");
+    let stored = nodes(&array, "/in/1");
     assert!(stored.len() == 1 && stored != [2], "{stored:?}");
 
     array.sh("chmod 711 in; chmod 600 in/1");
@@ -371,16 +371,16 @@ fn stage_copies_stored_files_to_burst_tier_for_readers() {
         refused.err
     );
     assert!(!foreign("/in").ok && foreign("/in/2").ok);
-    let refused = array.run(&["stage", "/in", "--element", "0"]);
+    let refused = array.run(&["stage", "/in", "--node", "0"]);
     assert!(
         refused.err.contains("not of the burst tier"),
         "{}",
         refused.err
     );
-    assert!(!array.run(&["stage", "/in", "--element", "17"]).ok);
+    assert!(!array.run(&["stage", "/in", "--node", "17"]).ok);
     std::fs::write(array.path("large"), vec![7; 100 << 20]).unwrap();
     let large = array.path("large");
-    array.run(&["put", large.to_str().unwrap(), "/large", "--element", "0"]);
+    array.run(&["put", large.to_str().unwrap(), "/large", "--node", "0"]);
     let refused = array.run(&["stage", "/large"]);
     assert!(
         !refused.ok && refused.err.contains("bytes free"),
@@ -392,12 +392,12 @@ fn stage_copies_stored_files_to_burst_tier_for_readers() {
     let begun = array.json(&["stage", "/in"]);
     assert_eq!(begun["files"], 4, "{begun}");
     array.kill_server();
-    array.kill_element(2);
-    array.kill_element(0);
+    array.kill_node(2);
+    array.kill_node(0);
     array.start_server();
-    array.restart_element(2, &["--tier", "burst", "--capacity", "96MiB"]);
-    array.restart_element(0, &[]);
-    array.wait_for_elements(3);
+    array.restart_node(2, &["--tier", "burst", "--capacity", "96MiB"]);
+    array.restart_node(0, &[]);
+    array.wait_for_nodes(3);
     let done = array.run(&["stage", "/in", "--wait"]);
     assert!(
         done.ok && done.out.contains("in the burst tier"),
@@ -412,17 +412,14 @@ fn stage_copies_stored_files_to_burst_tier_for_readers() {
             "{both:?}"
         );
     }
-    assert_eq!(
-        array.json(&["status"])["elements"][2]["staged"]["drained"],
-        4
-    );
+    assert_eq!(array.json(&["status"])["nodes"][2]["staged"]["drained"], 4);
     // One file is deleted, one is changed; the others are removed from the tier when new files fill it.
     array.sh("rm in/3; echo new > in/2; sed -i '/[23]$/d' sums");
     array.sh(
         "for i in $(seq 12); do head -c 8M /dev/urandom > new$i; done; sha256sum --quiet -c sums",
     );
     wait("what was staged made room", || {
-        !elements(&array, "/in/1").contains(&2)
+        !nodes(&array, "/in/1").contains(&2)
     });
     array.sh("sha256sum --quiet -c sums");
     array.run(&["drain", "/", "--wait"]);
@@ -467,15 +464,7 @@ fn promises_that_are_refused(array: &Array) {
     };
     nobody("1MiB", "/mine", "/mine");
     nobody("200MiB", "/theirs", "reserve-max");
-    let stores = [
-        "stage",
-        "reserve",
-        "1MiB",
-        "--folder",
-        "/a",
-        "--element",
-        "0",
-    ];
+    let stores = ["stage", "reserve", "1MiB", "--folder", "/a", "--node", "0"];
     assert!(!array.run(&stores).ok);
 }
 
@@ -500,11 +489,11 @@ fn promise_keeps_space_from_others_until_it_is_used() {
         refused.err
     );
 
-    // Between the promise and its use, the server is killed, no element stores any more, and others fill the tier.
+    // Between the promise and its use, the server is killed, no node stores any more, and others fill the tier.
     array.kill_server();
     array.start_server();
-    array.kill_element(0);
-    array.kill_element(1);
+    array.kill_node(0);
+    array.kill_node(1);
     let script = "for i in $(seq 16); do head -c 8M /dev/urandom > o$i; done; sha256sum o* > osums";
     let mut others = std::process::Command::new("sh");
     let mut others = others
@@ -521,20 +510,20 @@ fn promise_keeps_space_from_others_until_it_is_used() {
         "others have not waited"
     );
     for path in ["/a/deep/1", "/a/deep/17"] {
-        assert_eq!(elements(&array, path), [2], "{path}");
+        assert_eq!(nodes(&array, path), [2], "{path}");
     }
     let promised = promises(&array);
     let used = promised[0]["used"].as_u64().unwrap();
     assert_eq!(used >> 20, 17 * 8, "{promised:?}");
     let status = array.json(&["status"]);
-    let staged = &status["elements"][2]["staged"];
+    let staged = &status["nodes"][2]["staged"];
     assert_eq!(staged["promised"], 150 << 20, "{staged}");
     assert_eq!(staged["promised_left"], (150 << 20) - used, "{staged}");
     // Other users have not used the rest of the promise.
-    let free = status["elements"][2]["free_bytes"].as_u64().unwrap();
+    let free = status["nodes"][2]["free_bytes"].as_u64().unwrap();
     assert!(free >= (150 << 20) - used, "{free}");
-    array.restart_element(0, &[]);
-    array.restart_element(1, &[]);
+    array.restart_node(0, &[]);
+    array.restart_node(1, &[]);
     assert!(others.wait().unwrap().success());
     array.sh("(cd out; sha256sum --quiet -c osums); cd a; sha256sum --quiet -c sums");
     array.run(&["drain", "/", "--wait"]);
@@ -542,7 +531,7 @@ fn promise_keeps_space_from_others_until_it_is_used() {
     assert!(check.ok, "{}{}", check.out, check.err);
 }
 
-/// A promise ends at its time, with its folder, at its release and when its element leaves the tier. A waiter for space
+/// A promise ends at its time, with its folder, at its release and when its node leaves the tier. A waiter for space
 /// then gets a promise. Open files are not affected.
 #[test]
 fn promise_ends_by_time_folder_release_or_tier() {
@@ -552,7 +541,7 @@ fn promise_ends_by_time_folder_release_or_tier() {
     array.sh("mkdir a b; for i in $(seq 8); do head -c 8M /dev/urandom > a/$i; done; sha256sum a/* > /tmp/sums-$$; mv /tmp/sums-$$ sums");
     // A file that was closed a moment ago may be counted twice for two seconds.
     let first = array.json(&["stage", "reserve", "120MiB", "--folder", "/a", "--wait"]);
-    assert_eq!((&first["element"], &first["used"]), (&2.into(), &0.into()));
+    assert_eq!((&first["node"], &first["used"]), (&2.into(), &0.into()));
     // Files that wait to drain make space for it, too, when the first one has ended.
     let wanted = ["stage", "reserve", "200MiB", "--folder", "/b", "--wait"];
     let mut second = array.tidemill().args(wanted).spawn().unwrap();
@@ -597,8 +586,8 @@ fn promise_ends_by_time_folder_release_or_tier() {
     wait("its room is promised again", || {
         promises(&array)[0]["used"] == 0
     });
-    array.restart_element(2, &[]);
-    array.wait_for_elements(3);
+    array.restart_node(2, &[]);
+    array.wait_for_nodes(3);
     wait("it ends with the tier", || promises(&array).is_empty());
     array.sh("sha256sum --quiet -c sums; echo new > a/new");
 }
@@ -651,13 +640,13 @@ fn slurm_example_stages_and_drains_with_rights_of_user() {
     );
     let staged = run("prolog", "root");
     assert!(staged.ok, "{}{}", staged.out, staged.err);
-    assert!(elements(&array, "/in/f").contains(&2));
+    assert!(nodes(&array, "/in/f").contains(&2));
     array.sh("mkdir run/7; echo out > run/7/out");
     assert!(run("epilog", "root").ok);
-    assert_eq!(elements(&array, "/run/7/out").len(), 2);
+    assert_eq!(nodes(&array, "/run/7/out").len(), 2);
     job("#TM release /run/%j");
     assert!(run("epilog", "root").ok);
-    assert_eq!(elements(&array, "/run/7/out").len(), 1);
+    assert_eq!(nodes(&array, "/run/7/out").len(), 1);
     // Space is reserved before the job begins, and is free for all users after it; a job that does not begin keeps no space.
     array.sh("chmod 700 in");
     job("#TM reserve 1MiB /run/%j/new\n#TM stage /nowhere");
@@ -681,10 +670,10 @@ fn slurm_example_stages_and_drains_with_rights_of_user() {
     assert!(!run("sometimes", "root").ok);
 }
 
-/// An element belongs to the tier of its last start, whatever tier it was in before. The tier may pass on files for
+/// A node belongs to the tier of its last start, whatever tier it was in before. The tier may pass on files for
 /// which it has no space.
 #[test]
-fn element_changes_tier_and_full_tier_passes_files_on() {
+fn node_changes_tier_and_full_tier_passes_files_on() {
     let Some(mut array) = configured(
         &["--drain-after", "1h", "--burst-full", "store"],
         &["--capacity", "64MiB"],
@@ -692,32 +681,32 @@ fn element_changes_tier_and_full_tier_passes_files_on() {
         return;
     };
     array.sh("echo a > a; echo b > b");
-    assert_eq!(elements(&array, "/a"), [2]);
-    // The element stores now: its files count, and none drains from it.
-    array.restart_element(2, &[]);
-    array.wait_for_elements(3);
+    assert_eq!(nodes(&array, "/a"), [2]);
+    // The node stores now: its files count, and none drains from it.
+    array.restart_node(2, &[]);
+    array.wait_for_nodes(3);
     let status = array.json(&["status"]);
-    assert_eq!(status["elements"][2]["tier"], "store");
+    assert_eq!(status["nodes"][2]["tier"], "store");
     array.run(&["drain", "/a", "--wait"]);
     assert_eq!(places(&array, "/a"), [(2, "current".to_owned())]);
-    // The element is in the tier again: its files drain.
-    array.restart_element(2, &["--tier", "burst", "--capacity", "64MiB"]);
-    array.wait_for_elements(3);
+    // The node is in the tier again: its files drain.
+    array.restart_node(2, &["--tier", "burst", "--capacity", "64MiB"]);
+    array.wait_for_nodes(3);
     array.run(&["drain", "/", "--wait", "--free"]);
     for path in ["/a", "/b"] {
-        let there = elements(&array, path);
+        let there = nodes(&array, path);
         assert!(there.len() == 1 && there != [2], "{path} {there:?}");
     }
     assert_eq!(array.sh("cat a b"), "a\nb\n");
     // Files that do not fit are stored at once, without waiting.
     array.sh("for i in $(seq 24); do head -c 8M /dev/urandom > f$i; done; sha256sum f* > sums; sha256sum --quiet -c sums");
-    let passed = (1..=24).filter(|i| !elements(&array, &format!("/f{i}")).contains(&2));
+    let passed = (1..=24).filter(|i| !nodes(&array, &format!("/f{i}")).contains(&2));
     assert!(passed.count() > 0);
 }
 
-/// `tidemill up` starts an element of the tier and an element with files outside, and the next `up` knows both.
+/// `tidemill up` starts a node of the tier and a node with files outside, and the next `up` knows both.
 #[test]
-fn up_restarts_element_of_burst_tier_and_outside_store() {
+fn up_restarts_node_of_burst_tier_and_outside_store() {
     let folder = tempfile::tempdir().unwrap();
     let dir = folder.path().to_str().unwrap();
     let tidemill = |args: &[&str]| {
@@ -732,7 +721,7 @@ fn up_restarts_element_of_burst_tier_and_outside_store() {
     let fast = folder.path().join("fast disk");
     let fast = fast.to_str().unwrap();
     let outside = format!("file://{dir}/outside");
-    let all = ["up", "--elements", "1", "--no-mount", "--burst", fast];
+    let all = ["up", "--nodes", "1", "--no-mount", "--burst", fast];
     let up = [&all[..], &["--outside", &outside]].concat();
     let missing = tidemill(&up);
     assert!(
@@ -765,7 +754,7 @@ fn up_restarts_element_of_burst_tier_and_outside_store() {
     );
     assert_eq!(read.out, "burst");
     let layout: Value = serde_json::from_str(&layout.out).unwrap();
-    assert_eq!(layout["parts"][0]["copies"][0]["element"], 998, "{layout}");
+    assert_eq!(layout["parts"][0]["copies"][0]["node"], 998, "{layout}");
     assert!(
         !elsewhere.ok && elsewhere.err.contains("fast disk"),
         "{}",

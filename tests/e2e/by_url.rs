@@ -13,7 +13,7 @@ use tidemill_client::Credential;
 const ALICE: u32 = 4_000_001;
 const BOB: u32 = 4_000_002;
 
-/// Number of bytes that exceeds all buffers between an element and a client that does not read.
+/// Number of bytes that exceeds all buffers between a node and a client that does not read.
 const MUCH: u32 = 10_000_000;
 
 /// Answer to a request.
@@ -119,9 +119,9 @@ fn begin_as(array: &Array, token: &str, path: &str) -> Begun<TcpStream> {
     Begun::with(stream, path, &format!("Authorization: Bearer {token}\r\n"))
 }
 
-fn without_mount(elements: usize) -> Options {
+fn without_mount(nodes: usize) -> Options {
     Options {
-        elements,
+        nodes,
         mount: false,
         ..Options::default()
     }
@@ -468,7 +468,7 @@ fn streams_of_one_user_are_bounded_and_others_unaffected() {
 }
 
 #[test]
-fn stream_switches_to_another_copy_when_element_is_lost() {
+fn stream_switches_to_another_copy_when_node_is_lost() {
     for stripes in [&[][..], &["--stripe", "64KiB,2"]] {
         for stopped in [false, true] {
             let Some(mut array) = Array::with(without_mount(3)) else {
@@ -484,13 +484,13 @@ fn stream_switches_to_another_copy_when_element_is_lost() {
             copied(&array, "/f", 2);
             let begun = begin(&array, "/f");
             let layout = array.json(&["layout", "/f"]);
-            let first = layout["parts"][0]["copies"][0]["element"].as_u64().unwrap();
+            let first = layout["parts"][0]["copies"][0]["node"].as_u64().unwrap();
             let first = usize::try_from(first).unwrap();
             if stopped {
-                array.signal_element(first, rustix::process::Signal::STOP);
+                array.signal_node(first, rustix::process::Signal::STOP);
             } else {
-                array.kill_element(first);
-                std::fs::rename(array.element_folder(first), array.path("lost")).unwrap();
+                array.kill_node(first);
+                std::fs::rename(array.node_folder(first), array.path("lost")).unwrap();
             }
             let rest = begun.rest();
             assert!(rest == bytes, "{stripes:?} {stopped}: {} bytes", rest.len());
@@ -513,7 +513,7 @@ fn stream_cut_before_its_end_is_not_taken_for_whole() {
     let begun = begin(&array, "/f");
     let length = format!("content-length: {}\r\n", bytes.len());
     assert!(begun.head.contains(&length), "{}", begun.head);
-    array.kill_element(0);
+    array.kill_node(0);
     let rest = begun.rest();
     assert!(rest.len() < bytes.len() && bytes.starts_with(&rest));
     let refused = curl(&array, &token(&array), &[], "/f");
@@ -526,14 +526,14 @@ fn stream_cut_before_its_end_is_not_taken_for_whole() {
         "{}",
         refused.text()
     );
-    // Attributes that need no element are returned all the same.
+    // Attributes that need no node are returned all the same.
     assert_eq!(curl(&array, &token(&array), &["-I"], "/f").status, 200);
-    array.start_element(0);
+    array.start_node(0);
     wait("the file can be read again", || {
         let again = curl(&array, &token(&array), &[], "/f");
         again.status == 200 && again.body == bytes
     });
-    // An object that is damaged on the element's disk is reported, not sent.
+    // An object that is damaged on the node's disk is reported, not sent.
     let object = array.object_files("/f").remove(0);
     std::fs::File::options()
         .write(true)

@@ -13,7 +13,7 @@ const LINES: usize = 3000;
 
 fn start() -> Option<Array> {
     let mut array = Array::start()?;
-    array.add_element(&["--medium", "memory", "--capacity", "128MiB"]);
+    array.add_node(&["--medium", "memory", "--capacity", "128MiB"]);
     array.run(&["room", "create", "r", "--quota", "64MiB"]);
     Some(array)
 }
@@ -39,16 +39,13 @@ fn state(array: &Array, name: &str) -> Value {
     listed.find(|one| one["channel"] == name).unwrap()["state"].clone()
 }
 
-/// Two senders send at once, while the element with the channel, the server and a reader are killed repeatedly.
+/// Two senders send at once, while the node with the channel, the server and a reader are killed repeatedly.
 #[test]
 #[expect(clippy::too_many_lines, reason = "one story")]
 fn channel_delivers_each_message_once_in_order_despite_kills() {
     let Some(mut array) = start() else { return };
     let made = array.json(&["channel", "create", "r", "c", "--capacity", "256KiB"]);
-    assert_eq!(
-        (&made["memory"], &made["element"]),
-        (&true.into(), &2.into())
-    );
+    assert_eq!((&made["memory"], &made["node"]), (&true.into(), &2.into()));
     let all = (2 * LINES).to_string();
     let read = |reader: &str, count: &str| {
         let args = [
@@ -90,8 +87,8 @@ fn channel_delivers_each_message_once_in_order_despite_kills() {
         }
         match round {
             0 | 2 => {
-                array.kill_element(MEMORY_INDEX);
-                array.start_element(MEMORY_INDEX);
+                array.kill_node(MEMORY_INDEX);
+                array.start_node(MEMORY_INDEX);
             }
             1 => {
                 array.kill_server();
@@ -107,7 +104,7 @@ fn channel_delivers_each_message_once_in_order_despite_kills() {
             }
         }
     }
-    array.wait_for_elements(3);
+    array.wait_for_nodes(3);
     // Messages that it received but did not acknowledge are delivered again; no message is missing.
     let mut rest = Vec::new();
     let next = state(&array, "c")["readers"]["all"].as_u64().unwrap();
@@ -251,8 +248,8 @@ fn channel_is_bounded_and_ends_with_its_room_or_memory() {
     // The host ends that has the channel in its memory.
     array.kill_mount();
     array.lose_memory(MEMORY_INDEX);
-    array.start_element(MEMORY_INDEX);
-    array.wait_for_elements(3);
+    array.start_node(MEMORY_INDEX);
+    array.wait_for_nodes(3);
     for said in [send(&array, "5s"), receive(&array, &["--wait", "5s"])] {
         assert!(
             !said.ok && said.err.contains("lost with the memory"),
@@ -281,7 +278,7 @@ fn channel_is_bounded_and_ends_with_its_room_or_memory() {
         "{why}"
     );
     let kept = |index| {
-        let folder = array.element_folder(index).join("channels");
+        let folder = array.node_folder(index).join("channels");
         std::fs::read_dir(Path::new(&folder)).unwrap().count()
     };
     wait("nothing of it is left", || {
@@ -295,10 +292,10 @@ fn channel_is_bounded_and_ends_with_its_room_or_memory() {
 fn full_device_accepts_messages_within_channel_promise() {
     let mut device = None;
     let options = Options {
-        elements: 1,
+        nodes: 1,
         ..Options::default()
     };
-    let prepare = |array: &Array| device = Some(Device::new(array.element_folder(0), "96m"));
+    let prepare = |array: &Array| device = Some(Device::new(array.node_folder(0), "96m"));
     let Some(array) = Array::prepared(options, prepare) else {
         return;
     };

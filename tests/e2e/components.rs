@@ -8,10 +8,10 @@ use std::path::Path;
 /// Size of a stripe, in bytes.
 const UNIT: usize = 64 << 10;
 
-/// Starts an array with three elements and a file of stripes on them.
+/// Starts an array with three nodes and a file of stripes on them.
 fn with_stripes(remote: bool, size: usize) -> Option<(Array, Vec<u8>)> {
     let array = Array::with(Options {
-        elements: 3,
+        nodes: 3,
         remote,
         ..Options::default()
     })?;
@@ -35,10 +35,10 @@ fn got(array: &Array, path: &str) -> Vec<u8> {
     std::fs::read(to).unwrap()
 }
 
-fn elements(array: &Array, path: &str) -> Vec<u64> {
+fn nodes(array: &Array, path: &str) -> Vec<u64> {
     let layout = array.json(&["layout", path]);
     let parts = layout["parts"].as_array().unwrap().iter();
-    let first = |part: &Value| part["copies"][0]["element"].as_u64().unwrap();
+    let first = |part: &Value| part["copies"][0]["node"].as_u64().unwrap();
     parts.map(first).collect()
 }
 
@@ -68,14 +68,14 @@ fn component_outputs_are_striped_like_input_without_moves() {
         array.done(id);
         assert!(got(&array, "/out") == upper(&bytes));
         assert!(std::fs::read(array.at("out")).unwrap() == upper(&bytes));
-        let lies = elements(&array, "/d/f");
-        assert_eq!(elements(&array, "/out"), lies);
+        let lies = nodes(&array, "/d/f");
+        assert_eq!(nodes(&array, "/out"), lies);
         let told = array.json(&["jobs", &id.to_string()]);
         let tasks = told["tasks"].as_array().unwrap();
         assert_eq!(tasks.len(), 4, "three components and what joins them");
         for (index, task) in tasks[..3].iter().enumerate() {
             assert_eq!(task["name"], format!("turned[{index}]"));
-            assert_eq!(task["element"].as_u64(), Some(lies[index]), "{task:#}");
+            assert_eq!(task["node"].as_u64(), Some(lies[index]), "{task:#}");
         }
         // The script, which is stored in the array, is transferred; the file is not.
         let moved = |task: &Value| task["moved_bytes"].as_u64().unwrap();
@@ -104,7 +104,7 @@ fn component_outputs_survive_every_loss() {
     array.done(id);
     array.kill_server();
     array.start_server();
-    array.wait_for_elements(3);
+    array.wait_for_nodes(3);
     assert!(got(&array, "/out") == upper(&bytes));
     array.sh("setfattr -n user.tidemill.copies -v 2 /; true");
     array.wait_for_notes();
@@ -121,9 +121,9 @@ fn component_outputs_survive_every_loss() {
     assert!(got(&array, "/d/f") == bytes);
 }
 
-/// Returns the number of objects on all three elements.
+/// Returns the number of objects on all three nodes.
 fn objects(array: &Array) -> usize {
-    let on = |index| files(&array.element_folder(index).join("objects"));
+    let on = |index| files(&array.node_folder(index).join("objects"));
     (0..3).map(on).sum()
 }
 
@@ -164,10 +164,10 @@ fn each_chunk_of_a_file_becomes_a_file_of_its_own() {
             sum.split_whitespace().next()
         );
     }
-    let lies = elements(&array, "/d/f");
+    let lies = nodes(&array, "/d/f");
     let told = array.json(&["jobs", &id.to_string()]);
     for (index, task) in told["tasks"].as_array().unwrap().iter().enumerate() {
-        assert_eq!(task["element"].as_u64(), Some(lies[index % 3]), "{task:#}");
+        assert_eq!(task["node"].as_u64(), Some(lies[index % 3]), "{task:#}");
         assert_eq!(task["moved_bytes"], 0);
     }
 }
@@ -221,14 +221,14 @@ fn failed_component_is_retried_alone_and_leaves_nothing() {
     );
     assert!(!array.at("out").exists());
     wait("what the others made is gone", || objects(&array) == before);
-    // If an element is killed during the job, the output is the same.
+    // If a node is killed during the job, the output is the same.
     with_slow_program(&array);
     let id = array.submit(&job(TURN));
     std::thread::sleep(std::time::Duration::from_millis(500));
-    array.kill_element(1);
+    array.kill_node(1);
     array.kill_server();
     array.start_server();
-    array.start_element(1);
+    array.start_node(1);
     array.done(id);
     assert!(got(&array, "/out") == upper(&bytes));
 }
@@ -245,22 +245,22 @@ fn with_slow_program(array: &Array) {
 fn component_on_full_device_runs_elsewhere() {
     let mut device = None;
     let options = Options {
-        elements: 3,
+        nodes: 3,
         ..Options::default()
     };
-    let prepare = |array: &Array| device = Some(Device::new(array.element_folder(1), "64m"));
+    let prepare = |array: &Array| device = Some(Device::new(array.node_folder(1), "64m"));
     let Some(array) = Array::prepared(options, prepare) else {
         return;
     };
     let device = device.unwrap();
-    // Each part is larger than the space that an element reserves for its own database, and frees when there is no space.
+    // Each part is larger than the space that a node reserves for its own database, and frees when there is no space.
     let bytes = Chance(7).bytes(300 * UNIT);
     array.sh("mkdir d");
     assert!(array.run(&["stripe", "/d", "64KiB"]).ok);
     std::fs::write(array.at("d/f"), &bytes).unwrap();
     with_slow_program(&array);
     array.sh("sync d/f");
-    // The element is full after the component has begun, then before it begins: another element reads its part, and no other component
+    // The node is full after the component has begun, then before it begins: another node reads its part, and no other component
     // runs again.
     for begun in [true, false] {
         let id = array.submit(&job(TURN));
@@ -272,7 +272,7 @@ fn component_on_full_device_runs_elsewhere() {
         assert!(got(&array, "/out") == upper(&bytes));
         let told = array.json(&["jobs", &id.to_string()]);
         let tasks = &told["tasks"].as_array().unwrap()[..3];
-        let elsewhere = tasks.iter().all(|task| task["element"] != 1);
+        let elsewhere = tasks.iter().all(|task| task["node"] != 1);
         assert!(elsewhere || begun, "{told:#}");
         let once = tasks.iter().filter(|task| task["tries"] == 1);
         assert!(once.count() >= 2, "{told:#}");
@@ -526,10 +526,10 @@ fn components_with_several_outputs_are_counted_once() {
            input = [ "d/f" ]; output = [ "one", "other" ];"#,
     ));
     array.done(id);
-    let lies = elements(&array, "/d/f");
+    let lies = nodes(&array, "/d/f");
     for path in ["/one", "/other"] {
         assert!(got(&array, path) == bytes, "{path}");
-        assert_eq!(elements(&array, path), lies, "{path}");
+        assert_eq!(nodes(&array, path), lies, "{path}");
     }
     let lineage = array.json(&["lineage", "/other", "--format", "json"]);
     let run = &lineage["runs"][0];

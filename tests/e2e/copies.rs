@@ -5,13 +5,13 @@ use serde_json::Value;
 use std::io::Read;
 use std::path::PathBuf;
 
-/// Returns the elements that have a file and the states of its copies, from `tidemill layout`.
+/// Returns the nodes that have a file and the states of its copies, from `tidemill layout`.
 fn copies(array: &Array, path: &str) -> Vec<(u64, String)> {
     let layout = array.json(&["layout", path]);
     let copies = layout["parts"][0]["copies"].as_array().cloned();
     let copy = |copy: &Value| {
         let state = copy["state"].as_str().unwrap().to_owned();
-        (copy["element"].as_u64().unwrap(), state)
+        (copy["node"].as_u64().unwrap(), state)
     };
     copies.unwrap_or_default().iter().map(copy).collect()
 }
@@ -24,16 +24,16 @@ fn copied(array: &Array, path: &str, count: usize) {
     });
 }
 
-/// Returns the paths at which the elements would store the bytes of a file.
+/// Returns the paths at which the nodes would store the bytes of a file.
 fn objects(array: &Array, path: &str) -> [PathBuf; 2] {
     let layout = array.json(&["layout", path]);
     let object = layout["parts"][0]["object"].as_str().unwrap().to_owned();
     let below = format!("objects/{}/{object}", &object[14..]);
-    [0, 1].map(|index| array.element_folder(index).join(&below))
+    [0, 1].map(|index| array.node_folder(index).join(&below))
 }
 
 #[test]
-fn file_is_copied_to_another_element_and_removed_from_both() {
+fn file_is_copied_to_another_node_and_removed_from_both() {
     let Some(array) = Array::start() else {
         return;
     };
@@ -123,16 +123,16 @@ fn copies_now_waits_until_copies_exist() {
             "{part}"
         );
     }
-    // An offline element delays no operation for long, and its missing copies are made when it is online again.
-    array.kill_element(1);
+    // An offline node delays no operation for long, and its missing copies are made when it is online again.
+    array.kill_node(1);
     array.sh("echo alone > d/alone; timeout 60 sync d/alone; cat d/alone");
-    array.start_element(1);
+    array.start_node(1);
     copied(&array, "/d/alone", 2);
 }
 
-/// An element is killed and its folder is deleted while readers and a job use it: neither the readers nor the job fail.
+/// A node is killed and its folder is deleted while readers and a job use it: neither the readers nor the job fail.
 #[test]
-fn readers_and_jobs_use_another_copy_when_element_is_lost() {
+fn readers_and_jobs_use_another_copy_when_node_is_lost() {
     for remote in [true, false] {
         let Some(mut array) = Array::with(Options {
             remote,
@@ -145,16 +145,16 @@ fn readers_and_jobs_use_another_copy_when_element_is_lost() {
         std::fs::write(&local, &text).unwrap();
         let local = local.to_str().unwrap();
         array.sh("mkdir d");
-        let put = ["put", "--copies", "2", "--element", "0", local, "/d/f"];
+        let put = ["put", "--copies", "2", "--node", "0", local, "/d/f"];
         assert!(array.run(&put).ok);
-        array.sh("setfattr -n user.tidemill.copies -v 2 d; setfattr -n user.tidemill.element -v 0 d; echo small > d/g");
+        array.sh("setfattr -n user.tidemill.copies -v 2 d; setfattr -n user.tidemill.node -v 0 d; echo small > d/g");
         copied(&array, "/d/f", 2);
         copied(&array, "/d/g", 2);
         let mut open = std::fs::File::open(array.at("d/f")).unwrap();
         let mut read = vec![0; 1 << 20];
         open.read_exact(&mut read).unwrap();
-        array.kill_element(0);
-        std::fs::rename(array.element_folder(0), array.path("lost")).unwrap();
+        array.kill_node(0);
+        std::fs::rename(array.node_folder(0), array.path("lost")).unwrap();
         open.read_to_end(&mut read).unwrap();
         assert!(read == text.as_bytes(), "{} bytes", read.len());
         // The file was not open before.
@@ -164,19 +164,19 @@ fn readers_and_jobs_use_another_copy_when_element_is_lost() {
         assert!(array.run(&["get", "/d/f", back.to_str().unwrap()]).ok);
         assert!(std::fs::read(&back).unwrap() == text.as_bytes());
         let job = r#"name = "j"; workdir = "/d"; tasks = ( { name = "t"; kernel = "/bin/cat"; args = ["g"];
-            input = ["g"]; output = ["out"]; stdout = "out"; element = 1; } );"#;
+            input = ["g"]; output = ["out"]; stdout = "out"; node = 1; } );"#;
         array.done(array.submit(job));
         // Writes continue, too, from content that only the copy has.
-        array.sh("setfattr -x user.tidemill.element d; echo more >> d/g");
+        array.sh("setfattr -x user.tidemill.node d; echo more >> d/g");
         assert_eq!(array.sh("cat d/g"), "small\nmore\n");
         let copies = copies(&array, "/d/f");
         assert_eq!(copies, [(0, "away".to_owned()), (1, "current".to_owned())]);
     }
 }
 
-/// The server still counts the element as up, and the client has sent its request to the element.
+/// The server still counts the node as up, and the client has sent its request to the node.
 #[test]
-fn client_uses_another_copy_when_element_hangs() {
+fn client_uses_another_copy_when_node_hangs() {
     let Some(array) = Array::with(Options {
         remote: true,
         ..Options::default()
@@ -186,15 +186,15 @@ fn client_uses_another_copy_when_element_hangs() {
     let local = array.path("local");
     std::fs::write(&local, "bytes\n").unwrap();
     let local = local.to_str().unwrap();
-    let put = ["put", "--copies", "2", "--element", "0", local, "/f"];
+    let put = ["put", "--copies", "2", "--node", "0", local, "/f"];
     assert!(array.run(&put).ok);
     copied(&array, "/f", 2);
-    array.signal_element(0, rustix::process::Signal::STOP);
+    array.signal_node(0, rustix::process::Signal::STOP);
     assert_eq!(array.run(&["cat", "/f"]).out, "bytes\n");
-    array.signal_element(0, rustix::process::Signal::CONT);
+    array.signal_node(0, rustix::process::Signal::CONT);
 }
 
-/// Changes the first byte of an object on its element's disk.
+/// Changes the first byte of an object on its node's disk.
 fn spoil(object: &std::path::Path) {
     use std::os::unix::fs::{FileExt, PermissionsExt};
     let mode = |mode| std::fs::set_permissions(object, std::fs::Permissions::from_mode(mode));
@@ -238,7 +238,7 @@ fn corruption_is_found_reported_and_repaired_or_readable() {
         assert!(again.ok, "{}{}", again.out, again.err);
         // The third file has no other copy.
         let layout = array.json(&["layout", "/h"]);
-        let on = layout["parts"][0]["copies"][0]["element"].as_u64().unwrap();
+        let on = layout["parts"][0]["copies"][0]["node"].as_u64().unwrap();
         let alone = &objects(&array, "/h")[usize::try_from(on).unwrap()];
         spoil(alone);
         assert!(!array.run(&["scrub", "--wait", "/h"]).ok);
@@ -270,7 +270,7 @@ fn corruption_is_found_reported_and_repaired_or_readable() {
     }
 }
 
-/// Elements and the server are killed during the scrub and the repairs.
+/// Nodes and the server are killed during the scrub and the repairs.
 #[test]
 fn scrub_and_its_repairs_survive_kills() {
     let Some(mut array) = Array::start() else {
@@ -290,15 +290,15 @@ fn scrub_and_its_repairs_survive_kills() {
     for round in 0..4 {
         match round % 2 {
             0 => {
-                array.kill_element(0);
-                array.start_element(0);
+                array.kill_node(0);
+                array.start_node(0);
             }
             _ => {
                 array.kill_server();
                 array.start_server();
             }
         }
-        array.wait_for_elements(2);
+        array.wait_for_nodes(2);
     }
     wait("all is mended", || {
         array.run(&["scrub", "--wait"]).ok && array.run(&["health"]).ok

@@ -73,26 +73,24 @@ impl Up {
         self.folder.path().join("pfs").join(relative)
     }
 
-    fn elements(&self) -> Vec<u64> {
+    fn nodes(&self) -> Vec<u64> {
         let status = self.json(&["status"]);
-        let elements = status["elements"].as_array().unwrap().iter();
-        elements
-            .map(|one| one["element"].as_u64().unwrap())
-            .collect()
+        let nodes = status["nodes"].as_array().unwrap().iter();
+        nodes.map(|one| one["node"].as_u64().unwrap()).collect()
     }
 
-    /// Returns the elements that have a copy of a file.
+    /// Returns the nodes that have a copy of a file.
     fn copies(&self, path: &str) -> Vec<u64> {
         let layout = self.json(&["layout", path]);
         let copies = layout["parts"][0]["copies"].as_array().unwrap().iter();
-        copies.map(|one| one["element"].as_u64().unwrap()).collect()
+        copies.map(|one| one["node"].as_u64().unwrap()).collect()
     }
 }
 
 impl Drop for Up {
     fn drop(&mut self) {
         let down = self.tidemill(&["down", "--force"]);
-        let memory = self.dir.join("element-999");
+        let memory = self.dir.join("node-999");
         if memory.exists() {
             let _ = Command::new("umount").arg("-l").arg(memory).status();
         }
@@ -114,7 +112,7 @@ fn accelerator_stores_files_on_host_and_reads_outside_files() {
     let Some(up) = Up::of("Accelerator on compute nodes") else {
         return;
     };
-    assert_eq!(up.elements(), [0, 997, 999]);
+    assert_eq!(up.nodes(), [0, 997, 999]);
     std::fs::create_dir(up.pfs("input")).unwrap();
     std::fs::write(up.pfs("input/a"), "from outside\n").unwrap();
     let address = format!("file://{}", up.pfs("").display());
@@ -129,12 +127,12 @@ fn accelerator_stores_files_on_host_and_reads_outside_files() {
         .arg(up.at("memory"))
         .status();
     assert!(set.unwrap().success());
-    for (path, element) in [("made", 0), ("memory/made", 999)] {
+    for (path, node) in [("made", 0), ("memory/made", 999)] {
         std::fs::copy(up.at("input/a"), up.at(path)).unwrap();
         wait("it is sealed", || {
             !up.tidemill(&["cat", path]).out.is_empty()
         });
-        assert_eq!(up.copies(&format!("/{path}")), [element]);
+        assert_eq!(up.copies(&format!("/{path}")), [node]);
     }
     let names = std::fs::read_dir(up.pfs("")).unwrap().count();
     assert_eq!(names, 2, "nothing went outside");
@@ -146,7 +144,7 @@ fn forwarder_stores_closed_files_outside() {
     let Some(up) = Up::of("Forwarder") else {
         return;
     };
-    assert_eq!(up.elements(), [997]);
+    assert_eq!(up.nodes(), [997]);
     std::fs::create_dir(up.at("step")).unwrap();
     std::fs::write(up.at("step/1"), "forwarded\n").unwrap();
     wait("it is outside", || {
@@ -160,7 +158,7 @@ fn forwarder_stores_closed_files_outside() {
     assert_eq!(read(&up.at("step/1")), "again\n");
     assert!(up.tidemill(&["down"]).ok);
     let again = up.json(&["up"]);
-    assert_eq!(again["elements"], serde_json::json!([997]));
+    assert_eq!(again["nodes"], serde_json::json!([997]));
     assert_eq!(read(&up.at("step/1")), "again\n");
 }
 
@@ -170,7 +168,7 @@ fn burst_buffer_maps_new_files_and_drains_outside() {
     let Some(up) = Up::of("Burst buffer") else {
         return;
     };
-    assert_eq!(up.elements(), [997, 998]);
+    assert_eq!(up.nodes(), [997, 998]);
     std::fs::create_dir(up.at("run")).unwrap();
     let hook = ["--map", "wordcount", "--output", "count/${stem}"];
     up.json(&[&["hook", "add", "/run/*.txt"][..], &hook].concat());
@@ -183,18 +181,18 @@ fn burst_buffer_maps_new_files_and_drains_outside() {
     assert_eq!(read(&up.pfs("run/run/a.txt")), "a b\n");
     assert_eq!(up.copies("/run/a.txt"), [997]);
     assert_eq!(read(&up.at("run/a.txt")), "a b\n");
-    // The next start has the same array, without unrequested elements.
+    // The next start has the same array, without unrequested nodes.
     assert!(up.tidemill(&["down"]).ok);
-    assert_eq!(up.json(&["up"])["elements"], serde_json::json!([998, 997]));
+    assert_eq!(up.json(&["up"])["nodes"], serde_json::json!([998, 997]));
 }
 
-/// Files are stored on all elements, and a job runs where its files are.
+/// Files are stored on all nodes, and a job runs where its files are.
 #[test]
-fn whole_storage_keeps_files_on_its_elements() {
+fn whole_storage_keeps_files_on_its_nodes() {
     let Some(up) = Up::of("Whole storage") else {
         return;
     };
-    assert_eq!(up.elements(), [0, 1, 2, 3]);
+    assert_eq!(up.nodes(), [0, 1, 2, 3]);
     let names: Vec<String> = (0..8).map(|number| format!("f{number}")).collect();
     for name in &names {
         std::fs::write(up.at(name), "1 2\n").unwrap();

@@ -41,7 +41,7 @@ fn dry_run_predicts_the_job_and_submits_nothing() {
     assert_eq!(
         first["energy_joules"],
         Value::Null,
-        "nobody said what elements draw"
+        "nobody said what nodes draw"
     );
     let said = dry_run(&array, JOB, &[]);
     let told = format!("{}{}", said.out, said.err);
@@ -62,8 +62,8 @@ fn dry_run_predicts_the_job_and_submits_nothing() {
     let tasks = anew["tasks"].as_array().unwrap();
     let names: Vec<_> = tasks.iter().map(|task| &task["name"]).collect();
     assert_eq!(names, ["sort", "head"]);
-    // A task runs on the element with its input.
-    assert_eq!(tasks[0]["element"], job["tasks"][0]["element"]);
+    // A task runs on the node with its input.
+    assert_eq!(tasks[0]["node"], job["tasks"][0]["node"]);
     assert!(tasks[1]["start_ns"].as_u64() >= tasks[0]["end_ns"].as_u64());
     let again = plan(&array, JOB, &["--replace"]);
     let reused = again["tasks"].as_array().unwrap().iter();
@@ -106,7 +106,7 @@ fn dry_run_lists_awaited_files_and_energy_of_given_power() {
     ];
     write("busy-power = \"100 W\"\nidle-power = \"0 W\"\nenergy-price = \"0.30 EUR/kWh\"\n");
     let priced = plan(&array, JOB, &config);
-    // An element has two cores. One of them works, so the element draws half of the additional power.
+    // A node has two cores. One of them works, so the node draws half of the additional power.
     let seconds = priced["tasks"].as_array().unwrap().iter().map(|task| {
         (task["end_ns"].as_u64().unwrap() - task["start_ns"].as_u64().unwrap()) as f64 / 1e9
     });

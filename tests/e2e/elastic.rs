@@ -1,4 +1,4 @@
-//! Tests elements that are suspended while idle: their files are available all the time, and each access waits until the element has
+//! Tests nodes that are suspended while idle: their files are available all the time, and each access waits until the node has
 //! resumed.
 
 use crate::array::{Array, Options, said, wait};
@@ -13,7 +13,7 @@ fn start(settings: &str) -> Option<(tempfile::TempDir, Array)> {
     std::fs::write(&file, settings).unwrap();
     let array = Array::with(Options {
         remote: true,
-        element_args: [
+        node_args: [
             "--busy-power=100 W",
             "--idle-power=50 W",
             "--suspended-power=5 W",
@@ -26,28 +26,28 @@ fn start(settings: &str) -> Option<(tempfile::TempDir, Array)> {
     Some((folder, array))
 }
 
-fn element(array: &Array, id: usize) -> Value {
-    array.json(&["status"])["elements"][id].clone()
+fn node(array: &Array, id: usize) -> Value {
+    array.json(&["status"])["nodes"][id].clone()
 }
 
 fn is_suspended(array: &Array, id: usize) -> bool {
-    let shown = element(array, id);
+    let shown = node(array, id);
     shown["sleep"]["suspended"] == true && shown["up"] == false
 }
 
 fn suspend(array: &Array, id: usize) {
     let number = id.to_string();
-    wait("the element has nothing to do", || {
-        array.run(&["element", "suspend", &number]).ok
+    wait("the node has nothing to do", || {
+        array.run(&["node", "suspend", &number]).ok
     });
-    assert!(is_suspended(array, id), "{:#}", element(array, id));
+    assert!(is_suspended(array, id), "{:#}", node(array, id));
 }
 
-fn put(array: &Array, element: usize, path: &str) {
+fn put(array: &Array, node: usize, path: &str) {
     let local = array.path("local");
     std::fs::write(&local, format!("what is in {path}\n")).unwrap();
-    let (element, local) = (element.to_string(), local.display().to_string());
-    let said = array.run(&["put", "--element", &element, &local, path]);
+    let (node, local) = (node.to_string(), local.display().to_string());
+    let said = array.run(&["put", "--node", &node, &local, path]);
     assert!(said.ok, "{}{}", said.out, said.err);
 }
 
@@ -78,10 +78,10 @@ fn check_told(array: &Array, job: u64) {
     );
 }
 
-/// Clients, the mount and jobs read and write files whose only copy is on a suspended element: each access wakes the
-/// element. Access to other files does not. A server that was killed knows the suspended elements.
+/// Clients, the mount and jobs read and write files whose only copy is on a suspended node: each access wakes the
+/// node. Access to other files does not. A server that was killed knows the suspended nodes.
 #[test]
-fn read_or_write_wakes_the_suspended_element() {
+fn read_or_write_wakes_the_suspended_node() {
     let Some((_folder, mut array)) = start("") else {
         return;
     };
@@ -91,13 +91,13 @@ fn read_or_write_wakes_the_suspended_element() {
     cat(&array, "/b");
     array.sh("echo new > new");
     assert_eq!(
-        array.json(&["layout", "/new"])["parts"][0]["copies"][0]["element"],
+        array.json(&["layout", "/new"])["parts"][0]["copies"][0]["node"],
         1
     );
     assert!(is_suspended(&array, 0));
     assert!(array.run(&["status"]).out.contains("suspended"));
     cat(&array, "/a");
-    let shown = element(&array, 0);
+    let shown = node(&array, 0);
     assert_eq!(
         (&shown["up"], &shown["sleep"]["wakes"]),
         (&true.into(), &1.into())
@@ -107,9 +107,9 @@ fn read_or_write_wakes_the_suspended_element() {
     suspend(&array, 0);
     array.kill_server();
     array.start_server();
-    assert!(is_suspended(&array, 0), "{:#}", element(&array, 0));
+    assert!(is_suspended(&array, 0), "{:#}", node(&array, 0));
     assert_eq!(array.sh("cat a"), "what is in /a\n");
-    assert_eq!(element(&array, 0)["sleep"]["wakes"], 2);
+    assert_eq!(node(&array, 0)["sleep"]["wakes"], 2);
 
     suspend(&array, 0);
     let job = array.submit(
@@ -118,21 +118,21 @@ fn read_or_write_wakes_the_suspended_element() {
     );
     array.done(job);
     assert_eq!(array.sh("cat out"), "what is in /a\n");
-    // No element has a meter here.
+    // No node has a meter here.
     wait("what it has drawn is counted", || {
-        let energy = element(&array, 0)["energy"].clone();
+        let energy = node(&array, 0)["energy"].clone();
         energy["by"] == "reckoned by configured power" && energy["joules"].as_f64() > Some(0.0)
     });
     check_told(&array, job);
 
     suspend(&array, 0);
     put(&array, 0, "/c");
-    // A writer on the element keeps it awake.
-    array.sh("mkdir d; setfattr -n user.tidemill.element -v 0 d");
+    // A writer on the node keeps it awake.
+    array.sh("mkdir d; setfattr -n user.tidemill.node -v 0 d");
     suspend(&array, 0);
     let mut file = std::fs::File::create(array.at("d/f")).unwrap();
     file.write_all(b"half").unwrap();
-    let refused = array.run(&["element", "suspend", "0"]);
+    let refused = array.run(&["node", "suspend", "0"]);
     assert!(
         !refused.ok && refused.err.contains("being written"),
         "{}",
@@ -143,11 +143,11 @@ fn read_or_write_wakes_the_suspended_element() {
     assert_eq!(array.sh("cat d/f"), "half");
 }
 
-/// The process of a suspended element was killed, so it does not wake. That is reported, the element counts as offline,
-/// and its files are available after its start. A suspended element does not count as lost, however long it is
+/// The process of a suspended node was killed, so it does not wake. That is reported, the node counts as offline,
+/// and its files are available after its start. A suspended node does not count as lost, however long it is
 /// suspended.
 #[test]
-fn element_that_never_wakes_is_reported_suspended_is_not() {
+fn node_that_never_wakes_is_reported_suspended_is_not() {
     let Some((_folder, mut array)) = start("[server]\ncopies = 2\nrepair-after = \"1s\"\n") else {
         return;
     };
@@ -155,19 +155,19 @@ fn element_that_never_wakes_is_reported_suspended_is_not() {
     wait("the file has its copies", || {
         array.json(&["status"])["copies"]["short"] == 0
     });
-    // A file that was just written may still be scrubbed there, which wakes the element.
-    wait("it sleeps for longer than elements may be away", || {
+    // A file that was just written may still be scrubbed there, which wakes the node.
+    wait("it sleeps for longer than nodes may be away", || {
         suspend(&array, 0);
         std::thread::sleep(std::time::Duration::from_secs(4));
         is_suspended(&array, 0)
     });
     let copies = &array.json(&["status"])["copies"];
-    assert_eq!(copies["lost_elements"], serde_json::json!([]), "{copies}");
+    assert_eq!(copies["lost_nodes"], serde_json::json!([]), "{copies}");
     assert_eq!(array.sh("cat f"), "text\n");
     assert!(is_suspended(&array, 0), "there is a copy on the other");
-    array.kill_element(0);
+    array.kill_node(0);
     assert!(is_suspended(&array, 0));
-    let woken = array.run(&["element", "wake", "0"]);
+    let woken = array.run(&["node", "wake", "0"]);
     assert!(!woken.ok && woken.err.contains("start it"), "{}", woken.err);
     let not_woken = || {
         let said = said(
@@ -177,34 +177,34 @@ fn element_that_never_wakes_is_reported_suspended_is_not() {
                 .output()
                 .unwrap(),
         );
-        said.code == Some(3) && said.out.contains("element-not-woken")
+        said.code == Some(3) && said.out.contains("node-not-woken")
     };
     wait("its state is told", not_woken);
     wait("it counts as away", || !is_suspended(&array, 0));
     assert_eq!(array.sh("cat f"), "text\n");
     wait("what it had is missed", || {
-        array.json(&["status"])["copies"]["lost_elements"] == serde_json::json!([0])
+        array.json(&["status"])["copies"]["lost_nodes"] == serde_json::json!([0])
     });
-    array.start_element(0);
-    array.wait_for_elements(2);
+    array.start_node(0);
+    array.wait_for_nodes(2);
     wait("it is not lost", || {
         array.json(&["status"])["copies"]["short"] == 0
     });
     suspend(&array, 0);
-    // A signal ends the waiting process, like that of an element that is awake.
-    array.signal_element(0, Signal::TERM);
-    array.kill_element(0);
-    array.start_element(0);
-    array.wait_for_elements(2);
+    // A signal ends the waiting process, like that of a node that is awake.
+    array.signal_node(0, Signal::TERM);
+    array.kill_node(0);
+    array.start_node(0);
+    array.wait_for_nodes(2);
 }
 
-/// Idle elements are suspended automatically by the configured commands, and woken by them.
+/// Idle nodes are suspended automatically by the configured commands, and woken by them.
 #[test]
-fn idle_elements_are_suspended_and_woken_by_commands() {
+fn idle_nodes_are_suspended_and_woken_by_commands() {
     let scripts = tempfile::tempdir().unwrap();
     let at = |name: &str| scripts.path().join(name).display().to_string();
     let settings = format!(
-        "[server]\nsuspend-after = \"2s\"\n\n[server.elements.1]\nsuspend = \"touch {}\"\nwake = \"sh {}\"\n",
+        "[server]\nsuspend-after = \"2s\"\n\n[server.nodes.1]\nsuspend = \"touch {}\"\nwake = \"sh {}\"\n",
         at("suspended"),
         at("wake")
     );
@@ -227,7 +227,7 @@ fn idle_elements_are_suspended_and_woken_by_commands() {
     });
     cat(&array, "/b");
     assert!(std::fs::exists(at("failed")).unwrap());
-    // New files wake an element if none is awake.
+    // New files wake a node if none is awake.
     wait("both are suspended", || {
         is_suspended(&array, 0) && is_suspended(&array, 1)
     });

@@ -1,4 +1,4 @@
-//! Tests that versions and objects are completed or deleted, even if the mount, a client or an element has ended, and on full devices.
+//! Tests that versions and objects are completed or deleted, even if the mount, a client or a node has ended, and on full devices.
 
 use crate::array::{Array, Device, Options, PATIENCE, wait};
 use serde_json::Value;
@@ -67,7 +67,7 @@ fn unsealed(array: &Array) -> Vec<Value> {
 }
 
 #[test]
-fn synced_file_is_sealed_after_mount_and_elements_died() {
+fn synced_file_is_sealed_after_mount_and_nodes_died() {
     let Some(mut array) = Array::start() else {
         return;
     };
@@ -78,16 +78,16 @@ fn synced_file_is_sealed_after_mount_and_elements_died() {
         assert_eq!(writer.tell("s"), "done");
     }
     array.kill_mount();
-    array.kill_element(0);
-    array.kill_element(1);
+    array.kill_node(0);
+    array.kill_node(1);
     drop((first, second));
     wait("the server tells what it waits for", || {
         let left = unsealed(&array);
         let away = |one: &Value| one["why"].as_str().unwrap().ends_with("is away");
         !left.is_empty() && left.iter().all(|one| one["ended"] == true && away(one))
     });
-    array.start_element(0);
-    array.start_element(1);
+    array.start_node(0);
+    array.start_node(1);
     wait("both are sealed", || unsealed(&array).is_empty());
     assert_eq!(content(&array, "/first"), "synced");
     assert_eq!(content(&array, "/second"), "synced");
@@ -112,7 +112,7 @@ fn program_that_outlives_its_mount_cannot_change_sealed_file() {
         assert_eq!(sealed, "before+after");
         // The write returns success, as for a file that was deleted.
         assert_eq!(writer.tell("w too late"), "done");
-        let logs = array.log("element-0.log") + &array.log("element-1.log");
+        let logs = array.log("node-0.log") + &array.log("node-1.log");
         assert!(logs.contains("is sealed as a copy"), "{logs}");
         let who = format!("python3 ({})", writer.0.id());
         assert!(logs.contains(&who), "{logs}");
@@ -153,9 +153,9 @@ fn status_lists_live_and_dead_mounts() {
 #[test]
 #[expect(clippy::too_many_lines, reason = "one story")]
 fn check_finds_orphans_and_missing_objects_and_repairs() {
-    // The element detects damage by itself when it hashes or reads an object, so the scrub is off here.
+    // The node detects damage by itself when it hashes or reads an object, so the scrub is off here.
     let options = Options {
-        element_args: vec!["--scrub-rate".into(), "off".into()],
+        node_args: vec!["--scrub-rate".into(), "off".into()],
         ..Options::default()
     };
     let Some(array) = Array::with(options) else {
@@ -182,9 +182,9 @@ fn check_finds_orphans_and_missing_objects_and_repairs() {
         let entries = listed["entries"].as_array().unwrap();
         let entry = entries.iter().find(|entry| entry["name"] == name).unwrap();
         let object = entry["object"].as_u64().unwrap();
-        let element = usize::try_from(entry["element"].as_u64().unwrap()).unwrap();
+        let node = usize::try_from(entry["node"].as_u64().unwrap()).unwrap();
         let file = format!("objects/{:02x}/{object:016x}", object & 0xff);
-        (object, array.element_folder(element).join(file))
+        (object, array.node_folder(node).join(file))
     };
     let (missing, file) = place("f1");
     std::fs::remove_file(file).unwrap();
@@ -192,7 +192,7 @@ fn check_finds_orphans_and_missing_objects_and_repairs() {
     std::fs::write(file, "").unwrap();
     let (open, file) = place("f3");
     Command::new("chmod").arg("600").arg(file).status().unwrap();
-    let orphan = array.element_folder(1).join("objects/34/0000000000aa1234");
+    let orphan = array.node_folder(1).join("objects/34/0000000000aa1234");
     std::fs::write(&orphan, "nobody's").unwrap();
 
     let kinds = |found: &[Value]| {
@@ -267,7 +267,7 @@ fn put(array: &Array, path: &str) -> Child {
 #[test]
 fn killed_put_is_aborted_and_waiting_put_is_not() {
     let Some(array) = Array::with(Options {
-        elements: 1,
+        nodes: 1,
         ..Options::default()
     }) else {
         return;
@@ -303,10 +303,10 @@ fn killed_put_is_aborted_and_waiting_put_is_not() {
 fn full_device_with_open_files_fails_writes_but_no_seal() {
     let mut device = None;
     let options = Options {
-        elements: 1,
+        nodes: 1,
         ..Options::default()
     };
-    let prepare = |array: &Array| device = Some(Device::new(array.element_folder(0), "50m"));
+    let prepare = |array: &Array| device = Some(Device::new(array.node_folder(0), "50m"));
     let Some(mut array) = Array::prepared(options, prepare) else {
         return;
     };
@@ -323,17 +323,17 @@ fn full_device_with_open_files_fails_writes_but_no_seal() {
     wait("both are sealed on a full device", || {
         content(&array, "/victim") == "victim" && content(&array, "/before") == "new content\n"
     });
-    wait("the element says that it is full", || {
+    wait("the node says that it is full", || {
         let status = array.json(&["status"]);
-        let trouble = status["elements"][0]["trouble"].as_str().unwrap();
+        let trouble = status["nodes"][0]["trouble"].as_str().unwrap();
         trouble.contains("full")
     });
-    // The element starts without free space, and deletes objects.
+    // The node starts without free space, and deletes objects.
     device.as_ref().unwrap().fill();
-    array.kill_element(0);
+    array.kill_node(0);
     device.as_ref().unwrap().fill();
-    array.start_element(0);
-    array.wait_for_elements(1);
+    array.start_node(0);
+    array.wait_for_nodes(1);
     device.as_ref().unwrap().fill();
     let said = array.try_sh("echo more > more");
     assert!(!said.ok && said.err.contains("No space"), "{}", said.err);

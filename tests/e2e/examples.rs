@@ -140,7 +140,7 @@ fn documented_jobs_run_as_printed() {
     }
     let offers = ["--memory", "2GiB", "--resources", "gpu=1,licence.x=1"];
     let options = Options {
-        element_args: offers.map(str::to_owned).into(),
+        node_args: offers.map(str::to_owned).into(),
         ..Options::default()
     };
     let Some(array) = Array::with(options) else {

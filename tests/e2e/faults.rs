@@ -74,10 +74,10 @@ fn retries_are_counted_and_bounded() {
 fn full_device_refuses_writes_and_loses_nothing() {
     let mut device = None;
     let options = Options {
-        elements: 1,
+        nodes: 1,
         ..Options::default()
     };
-    let prepare = |array: &Array| device = Some(Device::new(array.element_folder(0), "64m"));
+    let prepare = |array: &Array| device = Some(Device::new(array.node_folder(0), "64m"));
     let Some(array) = Array::prepared(options, prepare) else {
         return;
     };
@@ -102,9 +102,9 @@ fn full_device_refuses_writes_and_loses_nothing() {
 }
 
 #[test]
-fn element_over_its_quota_gets_no_new_files() {
+fn node_over_its_quota_gets_no_new_files() {
     let options = Options {
-        elements: 1,
+        nodes: 1,
         capacity: Some("64M"),
         ..Options::default()
     };
@@ -117,7 +117,7 @@ fn element_over_its_quota_gets_no_new_files() {
             .try_sh("head -c 1000000 /dev/zero > more && rm more")
             .ok
     };
-    wait("the element is known to be full", refused);
+    wait("the node is known to be full", refused);
     assert_eq!(array.sh("cat before").trim(), "small");
     array.sh("rm -f big more");
     wait("there is room again", || {
@@ -125,7 +125,7 @@ fn element_over_its_quota_gets_no_new_files() {
     });
 }
 
-/// Returns a job of twelve tasks of half a second each, whose inputs are distributed over the elements.
+/// Returns a job of twelve tasks of half a second each, whose inputs are distributed over the nodes.
 fn slow_job() -> String {
     let tasks: Vec<String> = (0..12)
         .map(|i| {
@@ -155,7 +155,7 @@ fn check_slow_outputs(array: &Array) {
 }
 
 #[test]
-fn job_succeeds_after_its_element_is_killed_and_restarted() {
+fn job_succeeds_after_its_node_is_killed_and_restarted() {
     let Some(mut array) = Array::with(Options {
         cores: 1,
         ..Options::default()
@@ -165,20 +165,20 @@ fn job_succeeds_after_its_element_is_killed_and_restarted() {
     array.sh("mkdir w; for i in $(seq 0 11); do echo $i > w/in$i; done");
     let job = array.submit(&slow_job());
     wait("some tasks are done", || some_tasks_are_done(&array, job));
-    array.kill_element(0);
+    array.kill_node(0);
     std::thread::sleep(std::time::Duration::from_secs(5));
     let waiting = array.job(job);
     assert_eq!(
         waiting["state"], "running",
-        "inputs that only the lost element has must be waited for"
+        "inputs that only the lost node has must be waited for"
     );
     let says = |task: &serde_json::Value| {
         let error = task["error"].as_str().unwrap();
-        task["state"] == "waiting" && error.contains("only on element 0, which is down")
+        task["state"] == "waiting" && error.contains("only on node 0, which is down")
     };
     let tasks = waiting["tasks"].as_array().unwrap();
     assert!(tasks.iter().any(says), "{waiting:#}");
-    array.start_element(0);
+    array.start_node(0);
     let done = array.done(job);
     let tasks = done["tasks"].as_array().unwrap();
     assert!(tasks.iter().all(|task| task["error"] == ""), "{done:#}");
@@ -186,27 +186,27 @@ fn job_succeeds_after_its_element_is_killed_and_restarted() {
 }
 
 #[test]
-fn work_of_lost_element_is_done_elsewhere() {
+fn work_of_lost_node_is_done_elsewhere() {
     let Some(mut array) = Array::with(Options {
         cores: 1,
         ..Options::default()
     }) else {
         return;
     };
-    array.sh("mkdir w; setfattr -n user.tidemill.element -v 1 w; for i in $(seq 0 11); do echo $i > w/in$i; done");
+    array.sh("mkdir w; setfattr -n user.tidemill.node -v 1 w; for i in $(seq 0 11); do echo $i > w/in$i; done");
     let job = array.submit(&slow_job().replace(
         "name = \"slow\";",
         "name = \"slow\"; policy = \"round-robin\";",
     ));
-    wait("element 0 works", || {
+    wait("node 0 works", || {
         let job = array.job(job);
         job["tasks"]
             .as_array()
             .unwrap()
             .iter()
-            .any(|t| t["state"] == "running" && t["element"] == 0)
+            .any(|t| t["state"] == "running" && t["node"] == 0)
     });
-    array.kill_element(0);
+    array.kill_node(0);
     array.done(job);
     let explained = array.json(&["explain", &job.to_string()]);
     let mut places = std::collections::BTreeMap::<u64, Vec<u64>>::new();
@@ -215,7 +215,7 @@ fn work_of_lost_element_is_done_elsewhere() {
         places
             .entry(task)
             .or_default()
-            .push(decision["element"].as_u64().unwrap());
+            .push(decision["node"].as_u64().unwrap());
     }
     assert!(
         places
@@ -223,24 +223,24 @@ fn work_of_lost_element_is_done_elsewhere() {
             .any(|p| p.len() > 1 && p[0] == 0 && p.last() == Some(&1)),
         "no task moved: {places:?}"
     );
-    array.start_element(0);
-    array.wait_for_elements(2);
+    array.start_node(0);
+    array.wait_for_nodes(2);
     check_slow_outputs(&array);
 }
 
-/// The server recalls labels from an element that has not begun them, and the element is killed before it answers.
+/// The server recalls labels from a node that has not begun them, and the node is killed before it answers.
 #[test]
-fn element_killed_during_recall_keeps_or_returns_labels() {
+fn node_killed_during_recall_keeps_or_returns_labels() {
     let Some(mut array) = Array::with(Options {
         cores: 1,
-        element_timeout_secs: 20,
+        node_timeout_secs: 20,
         ..Options::default()
     }) else {
         return;
     };
     array.sh("mkdir w; for i in $(seq 0 11); do echo $i > w/in$i; done");
-    array.kill_element(1);
-    array.wait_for_elements(1);
+    array.kill_node(1);
+    array.wait_for_nodes(1);
     let tasks: Vec<String> = (0..4)
         .map(|i| {
             format!(
@@ -255,18 +255,18 @@ fn element_killed_during_recall_keeps_or_returns_labels() {
     wait("the first runs", || {
         array.job(job)["tasks"][0]["state"] == "running"
     });
-    array.signal_element(0, rustix::process::Signal::STOP);
-    array.start_element(1);
-    array.wait_for_elements(2);
-    // The request to the element is in transit, and is never answered.
-    array.kill_element(0);
-    array.start_element(0);
+    array.signal_node(0, rustix::process::Signal::STOP);
+    array.start_node(1);
+    array.wait_for_nodes(2);
+    // The request to the node is in transit, and is never answered.
+    array.kill_node(0);
+    array.start_node(0);
     let done = array.done(job);
     for (i, task) in done["tasks"].as_array().unwrap().iter().enumerate() {
         assert_eq!(task["state"], "done", "{done:#}");
         assert_eq!(array.sh(&format!("cat w/o{i}")), format!("{i}\n"));
     }
-    let there = |task: &serde_json::Value| task["element"] == 1;
+    let there = |task: &serde_json::Value| task["node"] == 1;
     assert!(
         done["tasks"].as_array().unwrap().iter().any(there),
         "{done:#}"
@@ -339,12 +339,12 @@ fn acknowledged_data_survives_kill_of_whole_array() {
     let job = array.submit(&shell("sleep 1; cat in > out", ""));
     array.kill_mount();
     array.kill_server();
-    array.kill_element(0);
-    array.kill_element(1);
+    array.kill_node(0);
+    array.kill_node(1);
     array.start_server();
-    array.start_element(0);
-    array.start_element(1);
-    array.wait_for_elements(2);
+    array.start_node(0);
+    array.start_node(1);
+    array.wait_for_nodes(2);
     array.start_mount();
     assert_eq!(array.sh("cat a/g").trim(), "data");
     array.done(job);
@@ -361,21 +361,21 @@ fn tree(array: &Array) -> String {
     )
 }
 
-/// Waits until elements have received all changes of names.
+/// Waits until nodes have received all changes of names.
 fn wait_for_notes(array: &Array) {
     let db = rusqlite::Connection::open(array.path("server/server.db")).unwrap();
     let sql = "SELECT count(*) FROM note";
-    wait("elements know all names", || {
+    wait("nodes know all names", || {
         db.query_row(sql, [], |row| row.get::<_, i64>(0)).unwrap() == 0
     });
 }
 
-/// Returns the runs that made `/w/count`, as far as elements know them.
+/// Returns the runs that made `/w/count`, as far as nodes know them.
 fn runs_of_count(array: &Array) -> serde_json::Value {
     let mut all = array.json(&["lineage", "/w/count", "--up"]);
     for run in all["runs"].as_array_mut().unwrap() {
         run["job_name"] = "".into();
-        // Elements record the objects that a task read, not the paths in its script.
+        // Nodes record the objects that a task read, not the paths in its script.
         for input in run["inputs"].as_array_mut().unwrap() {
             let name = input["name"].as_str().unwrap().rsplit('/').next().unwrap();
             input["name"] = name.into();
@@ -385,7 +385,7 @@ fn runs_of_count(array: &Array) -> serde_json::Value {
 }
 
 #[test]
-fn lost_server_database_is_rebuilt_from_elements() {
+fn lost_server_database_is_rebuilt_from_nodes() {
     let Some(mut array) = Array::start() else {
         return;
     };
@@ -408,8 +408,8 @@ fn lost_server_database_is_rebuilt_from_elements() {
     array.kill_server();
     let folder = array.path("server");
     let folder = folder.to_str().unwrap();
-    let elements = [0, 1].map(|index| array.element_folder(index).display().to_string());
-    let [first, second] = &elements;
+    let nodes = [0, 1].map(|index| array.node_folder(index).display().to_string());
+    let [first, second] = &nodes;
     let refused = array.run(&["rebuild", "--folder", folder, first, second]);
     assert!(
         !refused.ok && refused.err.contains("exists"),
@@ -428,11 +428,11 @@ fn lost_server_database_is_rebuilt_from_elements() {
     assert!(!array.path("server/server.db").exists());
 
     let said = array.rebuild();
-    assert_eq!(said["elements"], 2);
+    assert_eq!(said["nodes"], 2);
     assert_eq!(said["tasks"], 2);
     assert_eq!(said["unnoted"], serde_json::json!([]), "{said}");
     assert_eq!(said["missing"], serde_json::json!([]), "{said}");
-    // An object that was deleted or replaced just before may still be on its element.
+    // An object that was deleted or replaced just before may still be on its node.
     for apart in said["apart"].as_array().unwrap() {
         let was = apart["was"].as_str().unwrap();
         assert!(["", "/w/gone", "/w/twice"].contains(&was), "{apart}");

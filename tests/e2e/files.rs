@@ -87,54 +87,54 @@ fn put_file_is_readable_in_mount_and_by_get() {
 }
 
 #[test]
-fn files_are_spread_over_elements_or_follow_their_folder() {
+fn files_are_spread_over_nodes_or_follow_their_folder() {
     let Some(array) = Array::with(Options {
-        elements: 3,
+        nodes: 3,
         ..Options::default()
     }) else {
         return;
     };
     array.sh("for i in $(seq 30); do echo $i > f$i; done");
-    let element = |name: &str| {
+    let node = |name: &str| {
         array.sh(&format!(
-            "getfattr --only-values -n user.tidemill.element {name}"
+            "getfattr --only-values -n user.tidemill.node {name}"
         ))
     };
-    let mut used: Vec<String> = (1..=30).map(|i| element(&format!("f{i}"))).collect();
+    let mut used: Vec<String> = (1..=30).map(|i| node(&format!("f{i}"))).collect();
     used.sort();
     used.dedup();
     assert_eq!(used.len(), 3, "{used:?}");
-    array.sh("mkdir -p d/e && setfattr -n user.tidemill.element -v 2 d && for i in $(seq 9); do echo > d/e/f$i; done");
+    array.sh("mkdir -p d/e && setfattr -n user.tidemill.node -v 2 d && for i in $(seq 9); do echo > d/e/f$i; done");
     for i in 1..=9 {
-        assert_eq!(element(&format!("d/e/f{i}")), "2");
+        assert_eq!(node(&format!("d/e/f{i}")), "2");
     }
 }
 
 #[test]
-fn bytes_written_in_place_are_counted_by_their_element() {
+fn bytes_written_in_place_are_counted_by_their_node() {
     let Some(array) = Array::start() else { return };
-    array.sh("setfattr -n user.tidemill.element -v 1 .; head -c 3000000 /dev/zero > f; sync f");
+    array.sh("setfattr -n user.tidemill.node -v 1 .; head -c 3000000 /dev/zero > f; sync f");
     let written = |index: u64| {
         let status = array.json(&["status"]);
-        let elements = status["elements"].as_array().unwrap().clone();
-        let element = elements.iter().find(|e| e["element"] == index).unwrap();
-        element["bytes_written"].as_u64().unwrap()
+        let nodes = status["nodes"].as_array().unwrap().clone();
+        let node = nodes.iter().find(|e| e["node"] == index).unwrap();
+        node["bytes_written"].as_u64().unwrap()
     };
-    wait("the element says so", || written(1) == 3_000_000);
+    wait("the node says so", || written(1) == 3_000_000);
     assert_eq!(written(0), 0);
 }
 
 #[test]
-fn element_reports_flash_model_of_its_writes() {
+fn node_reports_flash_model_of_its_writes() {
     let Some(mut array) = Array::start() else {
         return;
     };
-    array.sh("setfattr -n user.tidemill.element -v 1 .; head -c 3000000 /dev/zero > f");
+    array.sh("setfattr -n user.tidemill.node -v 1 .; head -c 3000000 /dev/zero > f");
     let model = |array: &Array, index: u64| {
         let status = array.json(&["status"]);
-        let elements = status["elements"].as_array().unwrap().clone();
-        let element = elements.iter().find(|e| e["element"] == index).unwrap();
-        element["flash_model"].clone()
+        let nodes = status["nodes"].as_array().unwrap().clone();
+        let node = nodes.iter().find(|e| e["node"] == index).unwrap();
+        node["flash_model"].clone()
     };
     let told = |array: &Array, host: u64, sectors: u64| {
         let model = model(array, 1);
@@ -145,7 +145,7 @@ fn element_reports_flash_model_of_its_writes() {
     wait("an overwrite is told", || told(&array, 4_000_000, 245));
     assert_eq!(model(&array, 0)["host_bytes"], 0);
     assert_eq!(model(&array, 1)["flash_bytes"], (733 + 245) * 4096);
-    let text = array.sh("cat .tidemill/elements/1/status");
+    let text = array.sh("cat .tidemill/nodes/1/status");
     for part in [
         "flash model",
         "written      4000000 bytes",
@@ -153,9 +153,9 @@ fn element_reports_flash_model_of_its_writes() {
     ] {
         assert!(text.contains(part), "no {part:?} in:\n{text}");
     }
-    array.kill_element(1);
-    array.start_element(1);
-    array.wait_for_elements(2);
+    array.kill_node(1);
+    array.start_node(1);
+    array.wait_for_nodes(2);
     wait("it is kept over a kill", || told(&array, 4_000_000, 245));
 }
 

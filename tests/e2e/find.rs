@@ -152,7 +152,7 @@ fn by_the_rest(array: &Array) {
 fn find_by_headers_names_sizes_owners_attributes_and_times() {
     for remote in [false, true] {
         let Some(array) = Array::with(Options {
-            elements: 3,
+            nodes: 3,
             remote,
             ..Options::default()
         }) else {
@@ -167,7 +167,7 @@ fn find_by_headers_names_sizes_owners_attributes_and_times() {
 #[test]
 fn find_follows_changes_and_survives_rebuilt_database() {
     let Some(mut array) = Array::with(Options {
-        elements: 3,
+        nodes: 3,
         ..Options::default()
     }) else {
         return;
@@ -188,7 +188,7 @@ fn find_follows_changes_and_survives_rebuilt_database() {
     array.wait_for_notes();
     array.kill_server();
     array.start_server();
-    array.wait_for_elements(3);
+    array.wait_for_nodes(3);
     assert_eq!(find(&array, &["time > 2015"]), ["/cmip6/other.nc", PR]);
     array.wait_for_notes();
     array.rebuild();
@@ -231,7 +231,7 @@ fn find_treats_zarr_folder_as_one_file() {
     let none: [&str; 0] = [];
     for remote in [false, true] {
         let Some(mut array) = Array::with(Options {
-            elements: 3,
+            nodes: 3,
             remote,
             ..Options::default()
         }) else {

@@ -89,15 +89,15 @@ fn newest_job_is_watched_and_ended_jobs_can_be_deleted() {
 }
 
 #[test]
-fn elements_on_one_disk_count_it_once() {
+fn nodes_on_one_disk_count_it_once() {
     let options = Options {
-        elements: 3,
+        nodes: 3,
         ..Options::default()
     };
     let Some(array) = Array::with(options) else {
         return;
     };
-    let disk = rustix::fs::statvfs(array.element_folder(0)).unwrap();
+    let disk = rustix::fs::statvfs(array.node_folder(0)).unwrap();
     let disk = disk.f_blocks * disk.f_frsize;
     let mounted = rustix::fs::statvfs(array.at("")).unwrap();
     assert_eq!(mounted.f_blocks * mounted.f_frsize / disk, 1);
@@ -129,7 +129,7 @@ const LOCAL: &str = "LOCAL";
 
 /// Mistakes, and the cause, place and remedy that each answer must contain.
 const MISTAKES: &[(&[&str], &[&str])] = &[
-    (&["elemnt"], &["elemnt", "similar", "element"]),
+    (&["noode"], &["noode", "similar", "node"]),
     (&["jobs", "--state", "bad"], &["bad", "--state", "running"]),
     (&["jobs", "7"], &["no job 7", "tidemill jobs"]),
     (&["jobs", "one"], &["one", "JOB"]),

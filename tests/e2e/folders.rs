@@ -1,16 +1,16 @@
-//! Tests folders as outputs: real programs make them, other elements read them, with kills and repetitions.
+//! Tests folders as outputs: real programs make them, other nodes read them, with kills and repetitions.
 
 use crate::array::{Array, Options, wait};
 use serde_json::Value;
 use std::path::Path;
 
-/// Returns a job with a task that writes a folder of files in folders, and a task that reads all of it on another element.
+/// Returns a job with a task that writes a folder of files in folders, and a task that reads all of it on another node.
 fn script(make: &str, extra: &str) -> String {
     format!(
         "name = \"cube\"; workdir = \"/w\"; {extra} tasks = (
-        {{ name = \"make\"; kernel = \"/bin/sh\"; args = [\"-c\", \"{make}\"]; input = [\"in\"]; output = [\"cube.zarr/\"]; element = 0; }},
+        {{ name = \"make\"; kernel = \"/bin/sh\"; args = [\"-c\", \"{make}\"]; input = [\"in\"]; output = [\"cube.zarr/\"]; node = 0; }},
         {{ name = \"read\"; kernel = \"/bin/sh\"; args = [\"-c\", \"find cube.zarr -type f | sort | xargs md5sum\"];
-           input = [\"cube.zarr/\"]; output = [\"sums\"]; stdout = \"sums\"; element = 1; }} );"
+           input = [\"cube.zarr/\"]; output = [\"sums\"]; stdout = \"sums\"; node = 1; }} );"
     )
 }
 
@@ -76,8 +76,8 @@ fn output_folder_is_made_read_elsewhere_cached_and_replaced() {
 }
 
 /// Returns the number of files in a folder of objects.
-fn objects(element: &Path) -> usize {
-    let folders = std::fs::read_dir(element.join("objects")).unwrap();
+fn objects(node: &Path) -> usize {
+    let folders = std::fs::read_dir(node.join("objects")).unwrap();
     let count = |folder: std::io::Result<std::fs::DirEntry>| {
         folder
             .and_then(|folder| std::fs::read_dir(folder.path()))
@@ -86,12 +86,12 @@ fn objects(element: &Path) -> usize {
     folders.map(count).sum()
 }
 
-/// An element that is killed while it stores thousands of files of a folder runs the task again. The server is killed
+/// A node that is killed while it stores thousands of files of a folder runs the task again. The server is killed
 /// as well.
 #[test]
 fn kills_leave_a_complete_output_folder_and_nothing_else() {
     let options = Options {
-        element_timeout_secs: 60,
+        node_timeout_secs: 60,
         ..Options::default()
     };
     let Some(mut array) = Array::with(options) else {
@@ -100,15 +100,15 @@ fn kills_leave_a_complete_output_folder_and_nothing_else() {
     array.sh("mkdir w; echo input > w/in");
     let make =
         "cd cube.zarr; mkdir a b; seq 4000 | while read i; do echo $i > a/$i; echo $i > b/$i; done";
-    // The reader runs on the same element: there are more files than a process may have open by default.
-    let here = script(make, "").replace("element = 1", "element = 0");
+    // The reader runs on the same node: there are more files than a process may have open by default.
+    let here = script(make, "").replace("node = 1", "node = 0");
     let job = array.submit(&here);
-    let folder = array.element_folder(0);
+    let folder = array.node_folder(0);
     wait("its files are being taken", || objects(&folder) > 100);
-    array.kill_element(0);
+    array.kill_node(0);
     array.kill_server();
     array.start_server();
-    array.start_element(0);
+    array.start_node(0);
     array.done(job);
     assert_eq!(
         array.sh("cd w; ls cube.zarr/a cube.zarr/b | wc -l; cat cube.zarr/a/4000; wc -l < sums"),

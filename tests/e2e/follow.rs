@@ -36,7 +36,7 @@ fn end(reader: Child) -> (String, bool, String) {
     )
 }
 
-/// The bytes appear while the file is open, also after a kill of the server and the element. The reader ends when the
+/// The bytes appear while the file is open, also after a kill of the server and the node. The reader ends when the
 /// file is closed, and reports if the bytes that it got differ from the final file.
 #[test]
 fn follow_reads_file_while_it_is_written() {
@@ -52,12 +52,12 @@ fn follow_reads_file_while_it_is_written() {
     file.write_all(b"two\n").unwrap();
     next(&mut reader, "two\n");
     array.kill_server();
-    array.kill_element(0);
-    array.kill_element(1);
+    array.kill_node(0);
+    array.kill_node(1);
     file.write_all(b"three\n").unwrap();
     array.start_server();
-    array.start_element(0);
-    array.start_element(1);
+    array.start_node(0);
+    array.start_node(1);
     next(&mut reader, "three\n");
     file.write_all(&[b'x'; 3 << 20]).unwrap();
     drop(file);
@@ -213,12 +213,12 @@ fn reads_on_another_mount_wait_for_bytes_still_to_be_written() {
     assert!(end(piece).1);
     next(&mut reader, "two\n");
     array.kill_server();
-    for element in 0..2 {
-        array.kill_element(element);
+    for node in 0..2 {
+        array.kill_node(node);
     }
     array.start_server();
-    for element in 0..2 {
-        array.start_element(element);
+    for node in 0..2 {
+        array.start_node(node);
     }
     file.write_all(b"three\n").unwrap();
     file.sync_all().unwrap();
@@ -293,12 +293,12 @@ fn follow_reads_file_of_several_mounts_while_they_write_it() {
     next(&mut reader, "two three ");
     next(&mut waiting, "two three ");
     array.kill_server();
-    array.kill_element(0);
-    array.kill_element(1);
+    array.kill_node(0);
+    array.kill_node(1);
     other.write_all_at(b"four ", 14).unwrap();
     array.start_server();
-    array.start_element(0);
-    array.start_element(1);
+    array.start_node(0);
+    array.start_node(1);
     next(&mut reader, "four ");
     next(&mut waiting, "four ");
     one.write_all_at(b"end", 9000).unwrap();
@@ -405,10 +405,10 @@ fn follow_reports_overwrites_by_several_mounts() {
     assert!(!foreign.ok && foreign.out.is_empty(), "{}", foreign.out);
 }
 
-/// A file is closed, and an element with its bytes is offline before the reader looks again: the reader waits for the
-/// element.
+/// A file is closed, and a node with its bytes is offline before the reader looks again: the reader waits for the
+/// node.
 #[test]
-fn follow_waits_for_offline_elements_of_its_file() {
+fn follow_waits_for_offline_nodes_of_its_file() {
     let Some(mut array) = Array::start() else {
         return;
     };
@@ -435,16 +435,16 @@ fn follow_waits_for_offline_elements_of_its_file() {
         wait("it is closed", || {
             array.run(&["cat", "/f"]).out.ends_with("end")
         });
-        array.kill_element(0);
-        array.kill_element(1);
-        wait("the elements are known to be away", || {
+        array.kill_node(0);
+        array.kill_node(1);
+        wait("the nodes are known to be away", || {
             !array.run(&["cat", "/f"]).ok
         });
         signal(rustix::process::Signal::CONT);
         std::thread::sleep(std::time::Duration::from_secs(2));
         assert!(reader.try_wait().unwrap().is_none(), "it waits");
-        array.start_element(0);
-        array.start_element(1);
+        array.start_node(0);
+        array.start_node(1);
         let (rest, ok, complaint) = end(reader);
         let expected = if together { "end" } else { "\0\0\0\0\0\0end" };
         assert!(ok && rest == expected, "{rest} {complaint}");

@@ -17,7 +17,7 @@ fn start() -> Option<Array> {
 fn with_capacity(capacity: Option<&'static str>) -> Option<Array> {
     Array::with(Options {
         mount: false,
-        elements: 1,
+        nodes: 1,
         capacity,
         ..Options::default()
     })
@@ -141,7 +141,7 @@ fn wait_returns_at_once_without_async_files() {
     assert_eq!(said, serde_json::json!({ "failed": 0, "not_stored": [] }));
 }
 
-/// A close succeeds without an element. Programs on this host see the bytes, the bytes survive the writing program, and
+/// A close succeeds without a node. Programs on this host see the bytes, the bytes survive the writing program, and
 /// a call that guarantees storage waits for it.
 #[test]
 fn async_close_returns_at_once_and_survives_the_program() {
@@ -151,7 +151,7 @@ fn async_close_returns_at_once_and_survives_the_program() {
     stored(&programs);
     let mut writer = Writer::of(&programs);
     writer.all(&["open old", "open new", "open cut"]);
-    array.kill_element(0);
+    array.kill_node(0);
     let new = format!("write new n {}", 5 * MIB);
     writer.all(&[
         &new,
@@ -171,7 +171,7 @@ fn async_close_returns_at_once_and_survives_the_program() {
         let process = command.args(["bash", "-c", &script]).spawn().unwrap();
         (script, process)
     });
-    array.start_element(0);
+    array.start_node(0);
     for (script, mut process) in waits {
         assert!(process.wait().unwrap().success(), "{script}");
     }
@@ -195,7 +195,7 @@ fn async_closed_files_survive_kill_of_file_system() {
     stored(&programs);
     let mut writer = Writer::of(&programs);
     writer.all(&["open old", "open new", "open later"]);
-    array.kill_element(0);
+    array.kill_node(0);
     let new = format!("write new n {}", 3 * MIB);
     writer.all(&[
         &new,
@@ -206,7 +206,7 @@ fn async_closed_files_survive_kill_of_file_system() {
     ]);
     programs.signal(Signal::KILL);
     wait("it is dead", || writer.say("open none") == "ENOTCONN");
-    array.start_element(0);
+    array.start_node(0);
     // Any next program uses the next file system.
     assert_eq!(
         programs.sh("cat old; stat -c %s new"),
@@ -226,11 +226,11 @@ fn async_closed_files_survive_kill_of_file_system() {
     assert_eq!(cat(&array, "/new").len(), 3 * MIB);
     // A waiting program starts one, too, which ends by itself.
     writer.all(&["open again"]);
-    array.kill_element(0);
+    array.kill_node(0);
     writer.all(&["write again z 4", "close again"]);
     programs.signal(Signal::KILL);
     writer.kill();
-    array.start_element(0);
+    array.start_node(0);
     stored(&programs);
     assert_eq!(cat(&array, "/again"), "zzzz");
     wait("it has ended", || !programs.folder.join("s").exists());
@@ -247,14 +247,14 @@ fn full_room_and_full_array_lose_no_closed_files() {
     programs.add(&["--room", "1MiB"]);
     let mut writer = Writer::of(&programs);
     writer.all(&["open small", "open large"]);
-    array.signal_element(0, Signal::STOP);
+    array.signal_node(0, Signal::STOP);
     let large = format!("write large l {}", 3 * MIB);
     writer.all(&["write small s 9", "close small", &large]);
     writer.begin("close large");
     assert_eq!(programs.sh("stat -c %s large"), format!("{}\n", 3 * MIB));
-    array.signal_element(0, Signal::CONT);
+    array.signal_node(0, Signal::CONT);
     assert_eq!(writer.answer(), "done");
-    // Except for this one, no element is full.
+    // Except for this one, no node is full.
     stored(&programs);
     programs.sh("head -c 40M /dev/zero > filling");
     stored(&programs);
@@ -288,11 +288,11 @@ fn async_close_never_overwrites_newer_files_of_others() {
     let programs = Programs::giving_away(&array, "p");
     let mut writer = Writer::of(&programs);
     writer.all(&["open f"]);
-    array.kill_element(0);
+    array.kill_node(0);
     writer.all(&["write f m 4", "close f"]);
     programs.signal(Signal::KILL);
     writer.kill();
-    array.start_element(0);
+    array.start_node(0);
     let kept = shelf(&programs);
     assert_eq!(std::fs::read(&kept[0]).unwrap(), b"mmmm");
     let theirs = programs.of_other(&other);

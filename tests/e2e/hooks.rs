@@ -1,4 +1,4 @@
-//! Tests hooks: kernels that run on new files, on the element of the burst tier that stores them. Semantics: docs/hooks.md.
+//! Tests hooks: kernels that run on new files, on the node of the burst tier that stores them. Semantics: docs/hooks.md.
 
 use crate::array::{Array, Options, wait};
 use serde_json::Value;
@@ -7,20 +7,20 @@ use std::io::{Seek as _, Write as _};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Starts an array with an element that stores, and element 1 of the burst tier.
+/// Starts an array with a node that stores, and node 1 of the burst tier.
 fn start(args: &[&str]) -> Option<Array> {
     start_with(2, args)
 }
 
-/// Starts the same with elements of `cores` cores.
+/// Starts the same with nodes of `cores` cores.
 fn start_with(cores: u32, args: &[&str]) -> Option<Array> {
     let mut array = Array::with(Options {
         mount: false,
-        elements: 1,
+        nodes: 1,
         cores,
         ..Options::default()
     })?;
-    array.add_element(&[&["--tier", "burst"], args].concat());
+    array.add_node(&[&["--tier", "burst"], args].concat());
     array.start_mount();
     Some(array)
 }
@@ -67,8 +67,8 @@ fn lineage_tells(array: &Array) {
     let runs = array.json(&["lineage", "/run/all-1"])["runs"].clone();
     let runs = runs.as_array().unwrap().iter();
     let maps = runs.filter(|run| run["kernel"].as_str().unwrap().contains("wordcount"));
-    let elements: Vec<_> = maps.map(|run| run["element"].as_u64()).collect();
-    assert_eq!(elements, [Some(1); 4]);
+    let nodes: Vec<_> = maps.map(|run| run["node"].as_u64()).collect();
+    assert_eq!(nodes, [Some(1); 4]);
 }
 
 /// Only results stay: the files are mapped where the tier stored them, are deleted after the map is recorded, and are
@@ -89,11 +89,11 @@ fn mapped_files_are_deleted_and_results_reduced_in_order() {
         (&"/run".into(), &4.into())
     );
     array.sh("cd run; seq 10 > step-10.txt; seq 2 > step-2.txt; seq 1 > step-1.txt");
-    array.kill_element(1);
+    array.kill_node(1);
     array.kill_server();
     array.start_server();
-    array.start_element(1);
-    array.wait_for_elements(2);
+    array.start_node(1);
+    array.wait_for_nodes(2);
     array.sh("cd run; seq 3 > ../kept; ln ../kept step-30.txt");
     wait("the round is reduced", || {
         round(&array, "words", 1) == "done"
@@ -135,7 +135,7 @@ fn mapped_files_are_deleted_and_results_reduced_in_order() {
     wait("it is stored, and in the tier no more", || {
         let layout = array.json(&["layout", "/run/step-6.txt"]);
         let copies = layout["parts"][0]["copies"].as_array().unwrap().clone();
-        copies.len() == 1 && copies[0]["element"] == 0
+        copies.len() == 1 && copies[0]["node"] == 0
     });
     assert_eq!(array.sh("wc -l < run/step-6.txt"), "6\n");
     let check = array.run(&["check"]);
@@ -438,10 +438,10 @@ fn lagging_maps_run_after_close_and_lose_nothing() {
     add(&array, &(hook("/usr/bin/sha256sum") + " --replace"));
     array.json(&["rule", "resume", "sums"]);
     array.kill_server();
-    array.kill_element(1);
+    array.kill_node(1);
     array.start_server();
-    array.start_element(1);
-    array.wait_for_elements(2);
+    array.start_node(1);
+    array.wait_for_nodes(2);
     drop(late);
     wait("all are mapped", || count(&array, "sums", "done") == 22);
     array.sh("cd run; for f in *.dat; do sha256sum < $f | cut -d' ' -f1; done > ../a; for f in *.dat; do cut -d' ' -f1 sums/$f; done > ../b");
@@ -493,7 +493,7 @@ fn maps_of_removed_hook_end_when_their_file_is_abandoned() {
     assert!(array.run(&["check"]).ok);
 }
 
-/// Writes files in another folder on the same element, so that a new file is always open, until `end` is set.
+/// Writes files in another folder on the same node, so that a new file is always open, until `end` is set.
 fn writes_on_and_on(array: &Array, end: &AtomicBool) {
     let mut open = create(array, "other/0");
     for number in 1.. {

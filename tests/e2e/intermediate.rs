@@ -9,8 +9,8 @@ const MIB: u64 = 1 << 20;
 
 fn options() -> Options {
     Options {
-        elements: 1,
-        element_args: vec!["--intermediate-memory".into(), "64MiB".into()],
+        nodes: 1,
+        node_args: vec!["--intermediate-memory".into(), "64MiB".into()],
         ..Options::default()
     }
 }
@@ -19,7 +19,7 @@ fn start() -> Option<Array> {
     Array::with(options())
 }
 
-/// Returns the size of an element's data in memory, and of its objects on the disk, in bytes.
+/// Returns the size of a node's data in memory, and of its objects on the disk, in bytes.
 fn bytes(array: &Array) -> (u64, u64) {
     fn all(folder: &Path) -> u64 {
         let entries = std::fs::read_dir(folder).unwrap().flatten();
@@ -31,7 +31,7 @@ fn bytes(array: &Array) -> (u64, u64) {
             })
             .sum()
     }
-    let folder = array.element_folder(0);
+    let folder = array.node_folder(0);
     (all(&folder.join("handed")), all(&folder.join("objects")))
 }
 
@@ -69,14 +69,14 @@ fn intermediate_stays_in_memory_until_used_and_is_recomputed() {
         format!("mmmmm{middle}\nmade\n")
     );
     // A kill loses no data.
-    array.kill_element(0);
-    array.start_element(0);
-    array.wait_for_elements(1);
+    array.kill_node(0);
+    array.start_node(0);
+    array.wait_for_nodes(1);
     assert_eq!(bytes(&array).0, middle);
     assert_eq!(array.sh("head -c 5 w/middle"), "mmmmm");
     array.lose_handed(0);
-    array.start_element(0);
-    array.wait_for_elements(1);
+    array.start_node(0);
+    array.wait_for_nodes(1);
     wait("what is lost is known", || {
         let health = array.run(&["health", "--all"]);
         health.out.contains("/w/middle") || !array.try_sh("cat w/middle > /dev/null").ok
@@ -129,7 +129,7 @@ fn intermediate_too_large_for_memory_is_on_disk() {
     let said = array.try_submit(&wrong);
     assert!(!said.ok && said.err.contains("memory"), "{}", said.err);
     let small = array.try_sh(&format!(
-        "{:?} element --id 7 --folder {:?} --intermediate-memory 1MiB",
+        "{:?} node --id 7 --folder {:?} --intermediate-memory 1MiB",
         array.tidemill(),
         array.path("seven")
     ));
@@ -140,19 +140,19 @@ fn intermediate_too_large_for_memory_is_on_disk() {
     );
 }
 
-/// Sets the mode of the parent of the elements' folders.
+/// Sets the mode of the parent of the nodes' folders.
 fn set_mode(array: &Array, mode: u32) {
     std::fs::set_permissions(array.path(""), Permissions::from_mode(mode)).unwrap();
 }
 
 /// Kernels run as other users than root. They reach files in memory although they may not enter the folders above the
-/// element's folder. If they could enter these folders once and no longer can, the error names the folder.
+/// node's folder. If they could enter these folders once and no longer can, the error names the folder.
 #[test]
 fn kernels_reach_in_memory_files_in_closed_folders() {
     let Some(array) = Array::prepared(options(), |array| set_mode(array, 0o700)) else {
         return;
     };
-    let handed = array.element_folder(0).join("handed");
+    let handed = array.node_folder(0).join("handed");
     assert!(handed.is_symlink());
     array.sh("mkdir w");
     let middle = MIB;
@@ -177,7 +177,7 @@ fn folder_closed_since_start_is_named() {
     let Some(mut array) = Array::prepared(options(), |array| set_mode(array, 0o711)) else {
         return;
     };
-    if array.element_folder(0).join("handed").is_symlink() {
+    if array.node_folder(0).join("handed").is_symlink() {
         // Root may mount nothing here: the file is in shared memory in any case.
         return;
     }
@@ -190,15 +190,15 @@ fn folder_closed_since_start_is_named() {
     let open = format!("chmod o+x {}", array.path("").display());
     let open = open.trim_end_matches('/');
     assert!(ended.to_string().contains(open), "{ended}");
-    // The element does not start either if its users cannot reach its files.
+    // The node does not start either if its users cannot reach its files.
     array.sh("rm -r w; mkdir w");
     set_mode(&array, 0o711);
     array.submit(&job(MIB));
     wait("it was made and read once", || array.at("w/said").exists());
-    array.kill_element(0);
+    array.kill_node(0);
     set_mode(&array, 0o700);
-    array.start_element(0);
-    wait("the element says why it can't start", || {
-        array.log("element-0.log").contains(open)
+    array.start_node(0);
+    wait("the node says why it can't start", || {
+        array.log("node-0.log").contains(open)
     });
 }

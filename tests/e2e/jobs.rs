@@ -86,7 +86,7 @@ fn word_count(policy: &str) -> String {
 #[test]
 fn every_policy_gives_same_result_with_explanation() {
     let options = Options {
-        elements: 3,
+        nodes: 3,
         cores: 1,
         host_cores: 1,
         ..Options::default()
@@ -202,18 +202,18 @@ fn logs_show_end_of_output_of_every_task() {
 }
 
 #[test]
-fn empty_files_are_valid_inputs_on_any_element() {
+fn empty_files_are_valid_inputs_on_any_node() {
     let Some(array) = Array::start() else { return };
     let local = array.path("empty");
     std::fs::write(&local, b"").unwrap();
-    for element in [0, 1] {
+    for node in [0, 1] {
         array.sh(&format!(
-            "mkdir w{element}; setfattr -n user.tidemill.element -v {element} w{element}; cd w{element}; \
+            "mkdir w{node}; setfattr -n user.tidemill.node -v {node} w{node}; cd w{node}; \
              touch touched; : > opened; \
              python3 -c 'import os; os.mknod(\"made\", 0o100644)'; truncate -s 0 cut; \
              echo full > emptied; : > emptied"
         ));
-        let said = array.run(&["put", local.to_str().unwrap(), &format!("/w{element}/put")]);
+        let said = array.run(&["put", local.to_str().unwrap(), &format!("/w{node}/put")]);
         assert!(said.ok, "{}", said.err);
     }
     let names = ["touched", "opened", "made", "cut", "emptied", "put"];
@@ -222,7 +222,7 @@ fn empty_files_are_valid_inputs_on_any_element() {
         for on in [0, 1] {
             let inputs: Vec<String> = names.iter().map(|n| format!("\"/w{from}/{n}\"")).collect();
             tasks.push(format!(
-                "{{ name = \"from{from}on{on}\"; kernel = \"/bin/sh\"; element = {on}; \
+                "{{ name = \"from{from}on{on}\"; kernel = \"/bin/sh\"; node = {on}; \
                  args = [\"-c\", \"ls | wc -l; cat {0} | wc -c\"]; input = [{1}]; output = [\"{from}{on}\"]; stdout = \"{from}{on}\"; }}",
                 names.join(" "),
                 inputs.join(", ")
@@ -257,9 +257,9 @@ fn cancel_stops_running_and_waiting_tasks() {
     assert!(array.run(&["cancel", &job.to_string()]).ok);
     assert_eq!(array.ended(job)["state"], "cancelled");
     assert!(array.run(&["status"]).ok);
-    wait("the element is idle", || {
+    wait("the node is idle", || {
         let status = array.json(&["status"]);
-        status["elements"]
+        status["nodes"]
             .as_array()
             .unwrap()
             .iter()
@@ -297,7 +297,7 @@ fn keywords_of_c_sources_agree_with_grep() {
 #[test]
 fn montage_in_the_array_gives_the_same_mosaic_as_outside() {
     let options = Options {
-        elements: 4,
+        nodes: 4,
         cores: 1,
         host_cores: 1,
         ..Options::default()

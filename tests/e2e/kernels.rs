@@ -399,7 +399,7 @@ fn modules_run_by_name_and_compile_once() {
     array.sh("mkdir w; echo some > w/in");
     let task = |name: &str, kernel: &str| {
         format!(
-            "{{ name = \"{name}\"; kernel = \"{kernel}\"; input = [ \"in\" ]; output = [ \"{name}.out\" ]; element = 0; }}"
+            "{{ name = \"{name}\"; kernel = \"{kernel}\"; input = [ \"in\" ]; output = [ \"{name}.out\" ]; node = 0; }}"
         )
     };
     let tasks = [
@@ -417,7 +417,7 @@ fn modules_run_by_name_and_compile_once() {
     );
     let hash = &array.json(&["lineage", "/w/b.out"])["runs"][0]["kernel_hash"];
     assert_eq!(*hash, array.json(&["kernel", "list"])["own"][0]["hash"]);
-    let kept = std::fs::read_dir(array.element_folder(0).join("wasm")).unwrap();
+    let kept = std::fs::read_dir(array.node_folder(0).join("wasm")).unwrap();
     assert_eq!(kept.count(), 1);
 }
 

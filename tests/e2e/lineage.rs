@@ -1,4 +1,4 @@
-//! Lineage answers which versions, kernel, arguments, element and times produced a file.
+//! Lineage answers which versions, kernel, arguments, node and times produced a file.
 
 use crate::array::Array;
 

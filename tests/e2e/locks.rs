@@ -52,11 +52,11 @@ fn locks_of_dead_mount_are_free_once_it_cannot_write() {
     }
 }
 
-/// A process with an open file waits for an offline element as any operation does. The wait has the same length for a
-/// write whose previous version is still being sealed on an element that hangs, and is not bounded like the wait of an
+/// A process with an open file waits for an offline node as any operation does. The wait has the same length for a
+/// write whose previous version is still being sealed on a node that hangs, and is not bounded like the wait of an
 /// open.
 #[test]
-fn database_on_two_mounts_survives_hanging_elements() {
+fn database_on_two_mounts_survives_hanging_nodes() {
     let Some(array) = Array::with(Options::default()) else {
         return;
     };
@@ -92,12 +92,12 @@ print(counted)
             .unwrap()
     });
     std::thread::sleep(Duration::from_secs(1));
-    let elements = 0..Options::default().elements;
-    elements
+    let nodes = 0..Options::default().nodes;
+    nodes
         .clone()
-        .for_each(|element| array.signal_element(element, Signal::STOP));
+        .for_each(|node| array.signal_node(node, Signal::STOP));
     std::thread::sleep(Duration::from_secs(8));
-    elements.for_each(|element| array.signal_element(element, Signal::CONT));
+    nodes.for_each(|node| array.signal_node(node, Signal::CONT));
     let counted = programs.map(|program| {
         let ended = program.wait_with_output().unwrap();
         assert!(ended.status.success(), "{ended:?}");

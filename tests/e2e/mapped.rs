@@ -13,7 +13,7 @@ fn fixture(name: &str) -> PathBuf {
 
 fn array(remote: bool) -> Option<Array> {
     Array::with(Options {
-        elements: 3,
+        nodes: 3,
         remote,
         ..Options::default()
     })
@@ -101,7 +101,7 @@ fn with_records(array: &Array) -> Vec<i64> {
 }
 
 #[test]
-fn kernels_run_on_elements_with_values_and_read_each_once() {
+fn kernels_run_on_nodes_with_values_and_read_each_once() {
     let Some(array) = array(true) else { return };
     let numbers = with_records(&array);
     let id = array.submit(&job(
@@ -112,7 +112,7 @@ fn kernels_run_on_elements_with_values_and_read_each_once() {
     let tasks = told["tasks"].as_array().unwrap();
     let layout = array.json(&["layout", "/records"]);
     for (task, part) in tasks.iter().zip(layout["parts"].as_array().unwrap()) {
-        assert_eq!(task["element"], part["copies"][0]["element"], "{told:#}");
+        assert_eq!(task["node"], part["copies"][0]["node"], "{told:#}");
     }
     let moved = tasks
         .iter()
@@ -194,7 +194,7 @@ fn missing_or_damaged_variable_is_reported() {
         "{ended:#}"
     );
     for index in 0..3 {
-        let run = std::fs::read_dir(array.element_folder(index).join("run")).unwrap();
+        let run = std::fs::read_dir(array.node_folder(index).join("run")).unwrap();
         let left: Vec<_> = run
             .flatten()
             .filter(|entry| entry.path().extension().is_some())
@@ -425,7 +425,7 @@ fn built_in_kernels_skip_same_missing_values_as_reduce() {
 }
 
 #[test]
-fn zarr_folder_is_read_on_elements_with_its_chunks() {
+fn zarr_folder_is_read_on_nodes_with_its_chunks() {
     for remote in [false, true] {
         let Some(array) = array(remote) else { return };
         let folders = [fixture("three.zarr"), fixture("two.zarr")];
@@ -447,7 +447,7 @@ fn zarr_folder_is_read_on_elements_with_its_chunks() {
             if per == "part" {
                 assert!(
                     (1..=3).contains(&tasks.len()),
-                    "one for each element: {told:#}"
+                    "one for each node: {told:#}"
                 );
                 let moved = tasks
                     .iter()
@@ -477,7 +477,7 @@ fn zarr_folder_is_read_on_elements_with_its_chunks() {
 }
 
 #[test]
-fn csv_columns_are_read_by_line_on_their_elements() {
+fn csv_columns_are_read_by_line_on_their_nodes() {
     for remote in [false, true] {
         let Some(array) = array(remote) else { return };
         let mut chance = Chance(5);
@@ -511,7 +511,7 @@ fn csv_columns_are_read_by_line_on_their_elements() {
         let tasks = told["tasks"].as_array().unwrap();
         let layout = array.json(&["layout", "/t.csv"]);
         for (task, part) in tasks.iter().zip(layout["parts"].as_array().unwrap()) {
-            assert_eq!(task["element"], part["copies"][0]["element"], "{told:#}");
+            assert_eq!(task["node"], part["copies"][0]["node"], "{told:#}");
         }
         let mut found = values("p.*");
         found.sort_unstable();

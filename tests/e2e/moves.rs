@@ -1,14 +1,14 @@
-//! Tests elements that are drained and removed, in an array of real processes under load.
+//! Tests nodes that are drained and removed, in an array of real processes under load.
 
 use crate::array::{Array, Options, wait};
 use std::io::{Read, Seek};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Returns the element with the first copy of a file, from `tidemill layout`.
-fn element_of(array: &Array, path: &str) -> u64 {
+/// Returns the node with the first copy of a file, from `tidemill layout`.
+fn node_of(array: &Array, path: &str) -> u64 {
     let layout = array.json(&["layout", path]);
-    layout["parts"][0]["copies"][0]["element"].as_u64().unwrap()
+    layout["parts"][0]["copies"][0]["node"].as_u64().unwrap()
 }
 
 /// Reads files repeatedly, through the mount and with new lookups of their names, until `end` is set; returns the number of repetitions.
@@ -32,10 +32,10 @@ fn read_on(array: &Array, end: &Arc<AtomicBool>) -> std::thread::JoinHandle<usiz
     })
 }
 
-/// Reads, writes and tasks during the drain of an element succeed. Then the element is removed and killed, its folder
+/// Reads, writes and tasks during the drain of a node succeed. Then the node is removed and killed, its folder
 /// is deleted, and nothing is lost.
 #[test]
-fn element_is_drained_and_removed_under_load() {
+fn node_is_drained_and_removed_under_load() {
     for remote in [false, true] {
         let options = Options {
             remote,
@@ -44,11 +44,11 @@ fn element_is_drained_and_removed_under_load() {
         let Some(mut array) = Array::with(options) else {
             return;
         };
-        array.sh("mkdir d; setfattr -n user.tidemill.element -v 0 d; for i in $(seq 0 39); do echo $i > d/f$i; done");
+        array.sh("mkdir d; setfattr -n user.tidemill.node -v 0 d; for i in $(seq 0 39); do echo $i > d/f$i; done");
         std::fs::write(array.at("d/large"), vec![7; 3_000_000]).unwrap();
         let script = r#"name = "j"; workdir = "/d"; tasks = (
             { name = "slow"; kernel = "/bin/sh"; args = ["-c", "sleep 1; cat f1"]; input = ["f1"]; output = ["one"];
-              stdout = "one"; element = 0; },
+              stdout = "one"; node = 0; },
             { name = "next"; kernel = "/bin/cat"; args = ["one", "f2"]; input = ["one", "f2"]; output = ["two"];
               stdout = "two"; } );"#;
         let job = array.submit(script);
@@ -56,17 +56,17 @@ fn element_is_drained_and_removed_under_load() {
         let reader = read_on(&array, &end);
         let mut written = std::fs::File::create(array.at("d/written")).unwrap();
         std::io::Write::write_all(&mut written, b"half ").unwrap();
-        let began = array.run(&["element", "drain", "0"]);
+        let began = array.run(&["node", "drain", "0"]);
         assert!(
-            began.ok && began.out.contains("element 0 is being emptied"),
+            began.ok && began.out.contains("node 0 is being emptied"),
             "{}{}",
             began.out,
             began.err
         );
         assert!(array.run(&["status"]).out.contains("up, emptied"));
-        // The folder names the element; the file is created anyway, on another element.
+        // The folder names the node; the file is created anyway, on another node.
         array.sh("echo new > d/new");
-        assert_eq!(element_of(&array, "/d/new"), 1);
+        assert_eq!(node_of(&array, "/d/new"), 1);
         assert_eq!(array.sh("cat d/new"), "new\n");
         std::io::Write::write_all(&mut written, b"whole").unwrap();
         drop(written);
@@ -74,39 +74,36 @@ fn element_is_drained_and_removed_under_load() {
         assert_eq!(array.sh("cat d/two d/written"), "1\n2\nhalf whole");
         end.store(true, Ordering::Relaxed);
         assert!(reader.join().unwrap() > 0);
-        let drained = array.run(&["element", "drain", "0", "--wait"]);
+        let drained = array.run(&["node", "drain", "0", "--wait"]);
         assert!(
-            drained.ok && drained.out.contains("element 0 is empty"),
+            drained.ok && drained.out.contains("node 0 is empty"),
             "{}{}",
             drained.out,
             drained.err
         );
         let check = array.run(&["check", "--age", "0"]);
         assert!(check.ok, "{}{}", check.out, check.err);
-        assert!(
-            !array.run(&["element", "remove", "1"]).ok,
-            "it has everything"
-        );
+        assert!(!array.run(&["node", "remove", "1"]).ok, "it has everything");
         taken_out(&mut array);
     }
 }
 
-/// The drained element is removed and killed, and its folder is deleted: no file is lost.
+/// The drained node is removed and killed, and its folder is deleted: no file is lost.
 fn taken_out(array: &mut Array) {
-    let removed = array.run(&["element", "remove", "0"]);
+    let removed = array.run(&["node", "remove", "0"]);
     assert!(removed.ok, "{}", removed.err);
-    array.kill_element(0);
-    std::fs::rename(array.element_folder(0), array.path("gone")).unwrap();
+    array.kill_node(0);
+    std::fs::rename(array.node_folder(0), array.path("gone")).unwrap();
     for number in 0..40 {
         assert_eq!(array.sh(&format!("cat d/f{number}")), format!("{number}\n"));
-        assert_eq!(element_of(array, &format!("/d/f{number}")), 1);
+        assert_eq!(node_of(array, &format!("/d/f{number}")), 1);
     }
     assert!(std::fs::read(array.at("d/large")).unwrap() == vec![7; 3_000_000]);
     let check = array.run(&["check", "--age", "0"]);
     assert!(check.ok, "{}{}", check.out, check.err);
     let status = array.json(&["status"]);
-    assert_eq!(status["elements"].as_array().unwrap().len(), 1);
-    let last = array.run(&["element", "drain", "1"]);
+    assert_eq!(status["nodes"].as_array().unwrap().len(), 1);
+    let last = array.run(&["node", "drain", "1"]);
     assert!(
         !last.ok && last.err.contains("the last one that keeps data"),
         "{}",
@@ -120,14 +117,14 @@ fn move_and_rebalance_survive_server_kills() {
     let Some(mut array) = Array::start() else {
         return;
     };
-    array.sh("mkdir d; setfattr -n user.tidemill.element -v 0 d; for i in $(seq 0 99); do head -c 20000 /dev/zero > d/f$i; done");
+    array.sh("mkdir d; setfattr -n user.tidemill.node -v 0 d; for i in $(seq 0 99); do head -c 20000 /dev/zero > d/f$i; done");
     wait("all are sealed", || {
         let listed = array.json(&["ls", "/d"]);
         let files = listed["entries"].as_array().unwrap();
         files.len() == 100 && files.iter().all(|file| file["writing"] != true)
     });
     let mut open = std::fs::File::open(array.at("d/f7")).unwrap();
-    let moved = array.run(&["move", "/d", "--element", "1"]);
+    let moved = array.run(&["move", "/d", "--node", "1"]);
     assert!(
         moved.ok && moved.out.contains("100 files"),
         "{}{}",
@@ -136,7 +133,7 @@ fn move_and_rebalance_survive_server_kills() {
     );
     array.kill_server();
     array.start_server();
-    array.wait_for_elements(2);
+    array.wait_for_nodes(2);
     wait("all are moved", || {
         let said = array.json(&["labels"]);
         said["pending"].as_array().is_some_and(Vec::is_empty)
@@ -145,15 +142,15 @@ fn move_and_rebalance_survive_server_kills() {
     open.read_to_end(&mut read).unwrap();
     assert_eq!(read.len(), 20_000);
     drop(open);
-    assert_eq!(element_of(&array, "/d/f99"), 1);
-    let again = array.json(&["move", "/d", "--element", "1"]);
+    assert_eq!(node_of(&array, "/d/f99"), 1);
+    let again = array.json(&["move", "/d", "--node", "1"]);
     assert_eq!(
         (again["files"].as_u64(), again["there"].as_u64()),
         (Some(0), Some(100))
     );
     for (bad, why) in [
-        (["move", "/d", "--element", "9"], "not part of the array"),
-        (["move", "/none", "--element", "0"], "no such file"),
+        (["move", "/d", "--node", "9"], "not part of the array"),
+        (["move", "/none", "--node", "0"], "no such file"),
     ] {
         let said = array.run(&bad);
         assert!(!said.ok && said.err.contains(why), "{}", said.err);
@@ -162,10 +159,7 @@ fn move_and_rebalance_survive_server_kills() {
     let planned = array.json(&["rebalance", "--dry-run", "--within", "1"]);
     // Their files are small compared with their capacity.
     assert_eq!(planned["flows"].as_array().map(Vec::len), Some(0));
-    assert_eq!(
-        planned["elements"][1]["held_bytes"].as_u64(),
-        Some(2_000_000)
-    );
+    assert_eq!(planned["nodes"][1]["held_bytes"].as_u64(), Some(2_000_000));
     let bad = array.run(&["rebalance", "--within", "0"]);
     assert!(!bad.ok && bad.err.contains("give 1 to 100"), "{}", bad.err);
     wait("what was there is removed", || {
@@ -177,18 +171,18 @@ fn move_and_rebalance_survive_server_kills() {
     assert!(check.ok, "{}{}", check.out, check.err);
 }
 
-/// Returns the elements of the first copies of a file's parts, in the order of the parts.
-fn elements_of(array: &Array, path: &str) -> Vec<u64> {
+/// Returns the nodes of the first copies of a file's parts, in the order of the parts.
+fn nodes_of(array: &Array, path: &str) -> Vec<u64> {
     let layout = array.json(&["layout", path]);
     let parts = layout["parts"].as_array().unwrap().iter();
-    let first = |part: &serde_json::Value| part["copies"][0]["element"].as_u64().unwrap();
+    let first = |part: &serde_json::Value| part["copies"][0]["node"].as_u64().unwrap();
     parts.map(first).collect()
 }
 
 #[test]
-fn striped_files_move_to_named_elements_by_part() {
+fn striped_files_move_to_named_nodes_by_part() {
     let options = Options {
-        elements: 4,
+        nodes: 4,
         mount: false,
         ..Options::default()
     };
@@ -204,35 +198,35 @@ fn striped_files_move_to_named_elements_by_part() {
         assert!(std::fs::read(back).unwrap() == bytes);
     };
     assert!(array.run(&["put", "--stripe", "64KiB,2", local, "/f"]).ok);
-    let begun = elements_of(&array, "/f");
+    let begun = nodes_of(&array, "/f");
     let others: Vec<u64> = (0..4).filter(|one| !begun.contains(one)).collect();
-    let move_to = |elements: &[u64]| {
-        let named: Vec<String> = elements.iter().map(u64::to_string).collect();
-        array.run(&["--json", "move", "/f", "--element", &named.join(",")])
+    let move_to = |nodes: &[u64]| {
+        let named: Vec<String> = nodes.iter().map(u64::to_string).collect();
+        array.run(&["--json", "move", "/f", "--node", &named.join(",")])
     };
     for wrong in [&[others[0], 9][..], &[9]] {
         let refused = move_to(wrong);
         assert!(
-            !refused.ok && refused.err.contains("element 9"),
+            !refused.ok && refused.err.contains("node 9"),
             "{}",
             refused.err
         );
     }
-    assert_eq!(elements_of(&array, "/f"), begun);
+    assert_eq!(nodes_of(&array, "/f"), begun);
     // First one part stays, then none.
     for named in [[others[0], begun[1]], [others[0], others[1]]] {
         let said = move_to(&named);
         let told: serde_json::Value = serde_json::from_str(&said.out).unwrap();
         assert!(said.ok && told["files"] == 1, "{}{}", said.out, said.err);
-        wait("the parts are there", || elements_of(&array, "/f") == named);
+        wait("the parts are there", || nodes_of(&array, "/f") == named);
         is_whole();
         let again = move_to(&[named[1], named[0]]);
         let told: serde_json::Value = serde_json::from_str(&again.out).unwrap();
         assert!(again.ok && told["there"] == 1, "{}", again.out);
     }
     assert!(move_to(&others[..1]).ok);
-    wait("all is on one element", || {
-        elements_of(&array, "/f") == [others[0]; 2]
+    wait("all is on one node", || {
+        nodes_of(&array, "/f") == [others[0]; 2]
     });
     is_whole();
     wait("what is left over is removed", || {

@@ -69,10 +69,10 @@ fn is_mounted(path: &Path) -> bool {
 #[test]
 fn killed_daemons_are_restarted_at_once() {
     let Some(up) = Up::new() else { return };
-    up.ok(&["up", "--elements", "1"]);
+    up.ok(&["up", "--nodes", "1"]);
     let mnt = up.path("mnt");
     for round in 0..4 {
-        for part in ["server", "element-0", "mount"] {
+        for part in ["server", "node-0", "mount"] {
             up.kill(part);
             let said = up.run(&["up"]);
             assert!(said.ok, "{round}, {part}: {}{}", said.out, said.err);
@@ -86,7 +86,7 @@ fn killed_daemons_are_restarted_at_once() {
             std::fs::write(mnt.join(format!("{part}{round}")), "x").unwrap();
         }
     }
-    for part in ["server", "element-0", "mount"] {
+    for part in ["server", "node-0", "mount"] {
         up.kill(part);
     }
     up.ok(&["up"]);
@@ -98,7 +98,7 @@ fn killed_daemons_are_restarted_at_once() {
 fn cached_names_need_no_server() {
     use rustix::process::Signal;
     let Some(up) = Up::new() else { return };
-    up.ok(&["up", "--elements", "1"]);
+    up.ok(&["up", "--nodes", "1"]);
     let made = up.path("mnt/d");
     std::fs::create_dir(&made).unwrap();
     for name in ["a", "b", "old"] {
@@ -122,7 +122,7 @@ fn mountpoint_with_files_is_refused() {
     let Some(up) = Up::new() else { return };
     std::fs::create_dir(up.path("mnt")).unwrap();
     std::fs::write(up.path("mnt/results"), "x").unwrap();
-    let said = up.run(&["up", "--elements", "1"]);
+    let said = up.run(&["up", "--nodes", "1"]);
     assert!(!said.ok, "{}", said.out);
     assert!(
         said.err.contains("results") && said.err.contains("move them"),
@@ -139,7 +139,7 @@ fn mountpoint_with_files_is_refused() {
 #[test]
 fn mountpoint_of_killed_mount_refuses_files_until_down() {
     let Some(up) = Up::new() else { return };
-    up.ok(&["up", "--elements", "1"]);
+    up.ok(&["up", "--nodes", "1"]);
     let mnt = up.path("mnt");
     up.kill("mount");
     wait("the mount is dead", || std::fs::read_dir(&mnt).is_err());
@@ -169,12 +169,12 @@ fn two_arrays_keep_each_others_mounts() {
     let (Some(one), Some(two)) = (Up::new(), Up::new()) else {
         return;
     };
-    one.ok(&["up", "--elements", "1"]);
+    one.ok(&["up", "--nodes", "1"]);
     let mnt = one.path("mnt");
     std::fs::write(mnt.join("f"), "one").unwrap();
     let path = mnt.to_str().unwrap();
     for args in [
-        &["up", "--elements", "1", "--mount", path][..],
+        &["up", "--nodes", "1", "--mount", path][..],
         &["mount", path],
     ] {
         let said = two.run(args);
@@ -213,7 +213,7 @@ fn array_of_ordinary_user_mounts_and_unmounts() {
     }
     let mnt = folder.path().join("mnt");
     for round in 0..2 {
-        let up = run(&["up", "--elements", "1"]);
+        let up = run(&["up", "--nodes", "1"]);
         let mounted = is_mounted(&mnt);
         let down = run(&["down"]);
         assert!(up.ok && mounted, "{round}: {}{}", up.out, up.err);
@@ -361,7 +361,7 @@ fn are_copied_and_moved(array: &Array) {
     ok_bytes(array, &[b"mkdir", b"-p", b"/d\xff/e\xff"]);
     ok_bytes(array, &[b"mv", b"/n\xff", b"/d\xff/e\xff"]);
     assert_eq!(ok_bytes(array, &[b"cat", b"/d\xff/e\xff/n\xff"]), b"one");
-    ok_bytes(array, &[b"move", b"/d\xff", b"--element", b"0"]);
+    ok_bytes(array, &[b"move", b"/d\xff", b"--node", b"0"]);
     ok_bytes(array, &[b"rm", b"/n\xfe"]);
     ok_bytes(array, &[b"rm", b"-r", b"/d\xff"]);
     assert!(!array.at("").join(OsStr::from_bytes(b"d\xff")).exists());

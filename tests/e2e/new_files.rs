@@ -158,18 +158,18 @@ if os.geteuid():
     );
 }
 
-/// In the middle of many files agent, mount, element and server are killed, and the element hangs: each file has its
+/// In the middle of many files agent, mount, node and server are killed, and the node hangs: each file has its
 /// bytes, and no label fails.
 #[test]
 fn many_new_files_are_whole_after_any_kill() {
     let Some(mut array) = Array::with(Options {
-        elements: 1,
+        nodes: 1,
         ..Options::default()
     }) else {
         return;
     };
     let labels = Labels::of(&array, 0);
-    for (round, who) in ["agent", "mount", "element", "server", "hang"]
+    for (round, who) in ["agent", "mount", "node", "server", "hang"]
         .iter()
         .enumerate()
     {
@@ -197,18 +197,18 @@ for label in all: label.wait()
             }
             // The number of files that are closed but not sealed stays limited.
             "hang" => {
-                array.signal_element(0, Signal::STOP);
+                array.signal_node(0, Signal::STOP);
                 for _ in 0..30 {
                     let standing = array.sh("head -1 .tidemill/status");
                     let count = standing.trim().rsplit_once(' ').unwrap().1;
                     assert!(count.parse::<usize>().unwrap() <= 4096 + 2 * 256, "{count}");
                     std::thread::sleep(Duration::from_millis(100));
                 }
-                array.signal_element(0, Signal::CONT);
+                array.signal_node(0, Signal::CONT);
             }
-            "element" => {
-                array.kill_element(0);
-                array.start_element(0);
+            "node" => {
+                array.kill_node(0);
+                array.start_node(0);
             }
             _ => {
                 array.kill_server();
@@ -231,11 +231,11 @@ for n in range({count}):
     assert!(array.run(&["check"]).ok);
 }
 
-/// On an element of another host without free space, a label fails or its file is whole.
+/// On a node of another host without free space, a label fails or its file is whole.
 #[test]
-fn many_new_files_fill_element_without_partial_files() {
+fn many_new_files_fill_node_without_partial_files() {
     let options = Options {
-        elements: 1,
+        nodes: 1,
         remote: true,
         capacity: Some("40MB"),
         ..Options::default()
@@ -267,12 +267,12 @@ assert 100 < failed < 800, failed
 #[test]
 fn many_new_files_respect_quotas_media_and_rules() {
     let Some(mut array) = Array::with(Options {
-        elements: 1,
+        nodes: 1,
         ..Options::default()
     }) else {
         return;
     };
-    array.add_element(&["--medium", "memory", "--capacity", "64MiB"]);
+    array.add_node(&["--medium", "memory", "--capacity", "64MiB"]);
     assert!(array.run(&["room", "create", "r", "--quota", "1MiB"]).ok);
     array.sh("mkdir -p w/in");
     let rule = r#"name = "seen"; workdir = "/w"; pattern = "in/(?<n>[0-9]+)";
@@ -283,9 +283,9 @@ fn many_new_files_respect_quotas_media_and_rules() {
         "add",
         &array.path("seen.rule").display().to_string(),
     ]);
-    wait("the mount knows the element in memory", || {
+    wait("the mount knows the node in memory", || {
         array.sh("echo x > rooms/r/probe");
-        array.json(&["layout", "/rooms/r/probe"])["parts"][0]["copies"][0]["element"] == 1
+        array.json(&["layout", "/rooms/r/probe"])["parts"][0]["copies"][0]["node"] == 1
     });
     array.sh("rm rooms/r/probe");
     let labels = Labels::of(&array, 0);
@@ -312,7 +312,7 @@ for label in of: label.wait()
     );
     let file = array.sh("ls rooms/r | sed -n 1p");
     let layout = array.json(&["layout", &format!("/rooms/r/{}", file.trim())]);
-    assert_eq!(layout["parts"][0]["copies"][0]["element"], 1, "{layout:#}");
+    assert_eq!(layout["parts"][0]["copies"][0]["node"], 1, "{layout:#}");
     wait("each file has fired its rule", || {
         array.json(&["rule", "show", "seen"])["firings"]["done"] == 40
     });

@@ -5,7 +5,7 @@ use serde_json::Value;
 use std::path::Path;
 use std::process::{Command, Output};
 
-/// Calibration: on the host 10 MB/s and 10 ms to start; on element 2 a quarter of that. The files are small, so that each device has
+/// Calibration: on the host 10 MB/s and 10 ms to start; on node 2 a quarter of that. The files are small, so that each device has
 /// space for them.
 const CALIBRATION: &str = r#"
 version = 1
@@ -72,13 +72,7 @@ fn close(value: &Value, expected: f64) {
     );
 }
 
-const ALONE: [&str; 5] = [
-    "--size",
-    "10000000 B",
-    "--element-speed",
-    "0.25",
-    "--no-load",
-];
+const ALONE: [&str; 5] = ["--size", "10000000 B", "--node-speed", "0.25", "--no-load"];
 
 #[test]
 fn advice_without_array_needs_only_calibration_and_flags() {
@@ -87,24 +81,24 @@ fn advice_without_array_needs_only_calibration_and_flags() {
         advice(folder.path(), &[rest, &ALONE, &["--link", link]].concat())
     };
     let ask = |rest: &[&str]| over("10 Mbit/s", rest);
-    assert_eq!(over("12.5 kB/s", &["max"])["best"], "element");
+    assert_eq!(over("12.5 kB/s", &["max"])["best"], "node");
     let reduces = ask(&["max"]);
     assert_eq!(
         reduces["best"], "split",
         "the host's cores are faster and the link keeps up"
     );
     close(
-        &choice(&reduces, "element")["seconds"],
+        &choice(&reduces, "node")["seconds"],
         0.01 + 4.0 + 180.0 / 1.25e6,
     );
     close(&choice(&reduces, "host")["seconds"], 8.0 + 0.01 + 1.0);
     close(&choice(&reduces, "host")["moved_bytes"], 1e7);
     let split = &choice(&reduces, "split")["seconds"];
-    assert!(split.as_f64() <= choice(&reduces, "element")["seconds"].as_f64());
+    assert!(split.as_f64() <= choice(&reduces, "node")["seconds"].as_f64());
 
     let expands = ask(&["od"]);
     assert_eq!(expands["best"], "host");
-    close(&choice(&expands, "element")["seconds"], 0.01 + 4.0 + 24.0);
+    close(&choice(&expands, "node")["seconds"], 0.01 + 4.0 + 24.0);
     assert_eq!(choice(&expands, "split")["feasible"], false);
     assert!(
         choice(&expands, "split")["why"]
@@ -112,7 +106,7 @@ fn advice_without_array_needs_only_calibration_and_flags() {
             .unwrap()
             .contains("parts")
     );
-    assert_eq!(ask(&["od", "--result", "element"])["best"], "element");
+    assert_eq!(ask(&["od", "--result", "node"])["best"], "node");
     assert_eq!(
         choice(&ask(&["od", "--splittable"]), "split")["feasible"],
         true
@@ -132,7 +126,7 @@ fn missing_calibration_is_reported() {
     refused(&["max", "--size", "1 GB"], "give --link");
     refused(&["max", "--size", "1 X"], "is not a size");
     refused(
-        &["max", "--size", "1 GB", "--element-speed", "0"],
+        &["max", "--size", "1 GB", "--node-speed", "0"],
         "above zero",
     );
     refused(&["max"], "required");
@@ -147,7 +141,7 @@ fn missing_calibration_is_reported() {
     );
     assert_eq!(unknown["best"], "host");
     assert!(
-        choice(&unknown, "element")["why"]
+        choice(&unknown, "node")["why"]
             .as_str()
             .unwrap()
             .contains("never measured")
@@ -175,18 +169,18 @@ fn bench_measures_kernels_and_advises_on_file() {
             .concat(),
         )
     };
-    let measured = bench(&["--elements", "grep"]);
+    let measured = bench(&["--nodes", "grep"]);
     assert_eq!(measured["kernel"].as_array().unwrap().len(), 1);
-    assert_eq!(measured["element"].as_array().unwrap().len(), 2);
-    for element in measured["element"].as_array().unwrap() {
-        let kernel = &element["kernel"][0];
+    assert_eq!(measured["node"].as_array().unwrap().len(), 2);
+    for node in measured["node"].as_array().unwrap() {
+        let kernel = &node["kernel"][0];
         assert_eq!(kernel["hash"], measured["kernel"][0]["hash"]);
         assert_eq!(
             kernel["output_bytes"],
             measured["kernel"][0]["output_bytes"]
         );
         assert!(kernel["bytes_per_sec"].as_f64().unwrap() > 0.0);
-        assert!(element["link_bytes_per_sec"].as_f64().unwrap() > 0.0);
+        assert!(node["link_bytes_per_sec"].as_f64().unwrap() > 0.0);
     }
     assert_eq!(
         array.run(&["ls", "/"]).out.trim(),
@@ -203,7 +197,7 @@ fn a_file_is_advised_on(array: &Array, file: &str, measured: &Value) {
     std::fs::write(&local, "tide and mill\n".repeat(10_000)).unwrap();
     assert!(
         array
-            .run(&["put", "--element", "1", local.to_str().unwrap(), "/text"])
+            .run(&["put", "--node", "1", local.to_str().unwrap(), "/text"])
             .ok
     );
     let ask =
@@ -214,34 +208,31 @@ fn a_file_is_advised_on(array: &Array, file: &str, measured: &Value) {
         let kernel = &all["kernel"][0];
         kernel["bytes_per_sec"].as_f64().unwrap() / kernel["share"].as_f64().unwrap()
     };
-    close(
-        &known["element_bytes_per_sec"],
-        rate(&measured["element"][1]),
-    );
+    close(&known["node_bytes_per_sec"], rate(&measured["node"][1]));
     // Both are on this machine.
-    close(&known["host_bytes_per_sec"], rate(&measured["element"][1]));
-    for share in ["host_processor_share", "element_processor_share"] {
+    close(&known["host_bytes_per_sec"], rate(&measured["node"][1]));
+    for share in ["host_processor_share", "node_processor_share"] {
         let share = known[share].as_f64().unwrap();
         assert!(share > 0.0 && share <= 1.0, "{share}");
     }
     for one in known["choices"].as_array().unwrap() {
         assert_eq!(one["feasible"], true, "{one}");
     }
-    // The kernel was never measured on the element, but its rate is known after it has run there.
-    assert_eq!(choice(&ask("base64"), "element")["feasible"], false);
+    // The kernel was never measured on the node, but its rate is known after it has run there.
+    assert_eq!(choice(&ask("base64"), "node")["feasible"], false);
     let job = r#"name = "b"; workdir = "/"; tasks = ( { name = "b"; kernel = "base64"; input = ["text"];
         output = ["b64"]; stdin = "text"; stdout = "b64"; } );"#;
     array.done(array.submit(job));
-    // Elements report their history at intervals.
-    wait("the element's history", || {
-        choice(&ask("base64"), "element")["feasible"] == true
+    // Nodes report their history at intervals.
+    wait("the node's history", || {
+        choice(&ask("base64"), "node")["feasible"] == true
     });
 }
 
-/// Kernels of an element on the same machine: the element's estimate includes the wait for them, and the host's does
+/// Kernels of a node on the same machine: the node's estimate includes the wait for them, and the host's does
 /// not.
 #[test]
-fn advice_charges_running_and_queued_tasks_to_element() {
+fn advice_charges_running_and_queued_tasks_to_node() {
     let Some(array) = Array::with(Options {
         mount: false,
         ..Options::default()
@@ -254,12 +245,12 @@ fn advice_charges_running_and_queued_tasks_to_element() {
     std::fs::write(&local, [0; 8000]).unwrap();
     assert!(
         array
-            .run(&["put", "--element", "1", local.to_str().unwrap(), "/data"])
+            .run(&["put", "--node", "1", local.to_str().unwrap(), "/data"])
             .ok
     );
     let ask = |rest: &[&str]| {
         let calibration = calibration.to_str().unwrap();
-        let fixed = ["--element-speed", "1", "--link", "1 GB/s", "--calibration"];
+        let fixed = ["--node-speed", "1", "--link", "1 GB/s", "--calibration"];
         array.json(
             &[
                 &["plan", "offload", "max", "/data"],
@@ -272,11 +263,11 @@ fn advice_charges_running_and_queued_tasks_to_element() {
     };
     let waits = |advice: &Value, side| choice(advice, side)["waiting_seconds"].as_f64().unwrap();
     let idle = ask(&[]);
-    assert_eq!((waits(&idle, "element"), waits(&idle, "host")), (0.0, 0.0));
+    assert_eq!((waits(&idle, "node"), waits(&idle, "host")), (0.0, 0.0));
     let sleep = |n: u32| {
         format!(
             "{{ name = \"s{n}\"; kernel = \"sleep\"; args = [ \"600\" ]; output = [ \"o{n}\" ]; \
-             stdout = \"o{n}\"; element = 1; }}"
+             stdout = \"o{n}\"; node = 1; }}"
         )
     };
     let tasks: Vec<String> = (0..20).map(sleep).collect();
@@ -289,7 +280,7 @@ fn advice_charges_running_and_queued_tasks_to_element() {
     });
     let busy = ask(&[]);
     // Their durations are not known: a minute is assumed for each.
-    assert!(waits(&busy, "element") > 60.0, "{busy}");
+    assert!(waits(&busy, "node") > 60.0, "{busy}");
     assert!(waits(&busy, "host") == 0.0, "{busy}");
     assert_eq!(busy["best"], "host");
     assert!(
@@ -300,7 +291,7 @@ fn advice_charges_running_and_queued_tasks_to_element() {
         "{busy}"
     );
     assert!(busy.to_string().contains("wait for its"), "{busy}");
-    assert!(waits(&ask(&["--no-load"]), "element") < f64::EPSILON);
+    assert!(waits(&ask(&["--no-load"]), "node") < f64::EPSILON);
     assert!(array.run(&["cancel", &job.to_string()]).ok);
 }
 
@@ -324,7 +315,7 @@ fn advised_policy_runs_job_and_explains_it() {
     let why = array.json(&["explain", &job.to_string()]);
     let text = why.to_string();
     assert!(
-        text.contains("\"advised\"") && text.contains("of all elements and the host"),
+        text.contains("\"advised\"") && text.contains("of all nodes and the host"),
         "{text}"
     );
 }
@@ -334,7 +325,7 @@ fn advised_policy_runs_job_and_explains_it() {
 #[test]
 fn advice_says_whether_burst_tier_keeps_up_with_hook() {
     let folder = tempfile::tempdir().unwrap();
-    let to_be = "--hook /run/*.f64 --map max --burst 100GB --files 64 --elements 4 --cores 4 --write-rate 2.5GB/s --every";
+    let to_be = "--hook /run/*.f64 --map max --burst 100GB --files 64 --nodes 4 --cores 4 --write-rate 2.5GB/s --every";
     let to_be: Vec<&str> = to_be.split(' ').collect();
     let ask = |more: &[&str]| advice(folder.path(), &[&to_be, more].concat());
     let fast = ask(&["60s", "--kernel-rate", "1 GB/s"]);
@@ -378,7 +369,7 @@ fn advice_says_whether_burst_tier_keeps_up_with_hook() {
 
     let Some(mut array) = Array::with(Options {
         mount: false,
-        elements: 1,
+        nodes: 1,
         ..Options::default()
     }) else {
         return;
@@ -399,9 +390,9 @@ fn advice_says_whether_burst_tier_keeps_up_with_hook() {
     ];
     missing(
         &[&["/r/*"], &rates[..]].concat(),
-        "no element of the burst tier",
+        "no node of the burst tier",
     );
-    array.add_element(&["--tier", "burst"]);
+    array.add_node(&["--tier", "burst"]);
     array.start_mount();
     let missing = |args: &[&str], words: &str| {
         let said = array.run(&[&["plan", "offload", "--hook"], args].concat());
@@ -420,7 +411,7 @@ fn advice_says_whether_burst_tier_keeps_up_with_hook() {
         "--name",
         "top",
     ]);
-    missing(&["top"], "tidemill bench kernel --elements max");
+    missing(&["top"], "tidemill bench kernel --nodes max");
     array.sh("head -c 8M /dev/zero > run/a.f64");
     let of = |args: &[&str]| {
         array.run(&[&["--json", "plan", "offload", "--hook", "top"], args].concat())
@@ -443,7 +434,7 @@ fn advice_says_whether_burst_tier_keeps_up_with_hook() {
         "{told}"
     );
     assert_eq!(
-        (&told["map"], &told["elements"], &told["on_write"]),
+        (&told["map"], &told["nodes"], &told["on_write"]),
         (&"max".into(), &1.into(), &false.into())
     );
     close(

@@ -147,7 +147,7 @@ fn sealed_object_with_other_openers_never_changes() {
     for (name, old) in [("f", "the old version"), ("g", "another")] {
         let reader = std::fs::File::open(array.at(name)).unwrap();
         let objects = || {
-            let folders = (0..2).map(|n| array.element_folder(n).join("objects"));
+            let folders = (0..2).map(|n| array.node_folder(n).join("objects"));
             let files = folders
                 .flat_map(|folder| std::fs::read_dir(folder).unwrap())
                 .flat_map(|folder| std::fs::read_dir(folder.unwrap().path()).unwrap());
@@ -229,8 +229,8 @@ fn holes_are_kept_on_open_for_write() {
         array.sh("truncate -s 2G s; printf end >> s; sync s");
         let used = || {
             let mut used = 0;
-            for element in 0..2 {
-                let objects = array.element_folder(element).join("objects");
+            for node in 0..2 {
+                let objects = array.node_folder(node).join("objects");
                 for folder in std::fs::read_dir(objects).unwrap() {
                     for file in std::fs::read_dir(folder.unwrap().path()).unwrap() {
                         used += file.unwrap().metadata().unwrap().blocks() * 512;

@@ -1,4 +1,4 @@
-//! Tests elements whose files are outside of the array: drained files are stored there under their names, and are read from there.
+//! Tests nodes whose files are outside of the array: drained files are stored there under their names, and are read from there.
 
 use crate::array::{Array, Device, Options, wait};
 use crate::stand_in::StandIn;
@@ -27,21 +27,21 @@ pub(crate) fn bare() -> Option<Array> {
     })
 }
 
-/// Returns the elements that have a file.
-pub(crate) fn elements(array: &Array, path: &str) -> Vec<u64> {
+/// Returns the nodes that have a file.
+pub(crate) fn nodes(array: &Array, path: &str) -> Vec<u64> {
     let layout = array.json(&["layout", path]);
     let copies = layout["parts"][0]["copies"].as_array().unwrap();
     copies
         .iter()
-        .map(|copy| copy["element"].as_u64().unwrap())
+        .map(|copy| copy["node"].as_u64().unwrap())
         .collect()
 }
 
 pub(crate) fn outside(array: &Array, index: usize) -> Value {
-    array.json(&["status"])["elements"][index]["outside"].clone()
+    array.json(&["status"])["nodes"][index]["outside"].clone()
 }
 
-/// An array with two elements that store, element 2 of the burst tier, and element 3, whose files are in an object store.
+/// An array with two nodes that store, node 2 of the burst tier, and node 3, whose files are in an object store.
 struct Cloud {
     array: Array,
     store: StandIn,
@@ -54,7 +54,7 @@ impl Cloud {
         let store = runtime.block_on(StandIn::start());
         store.state().key = Some("me".into());
         let mut array = bare()?;
-        array.add_element(&["--tier", "burst"]);
+        array.add_node(&["--tier", "burst"]);
         let keys = array.path("keys");
         let text = format!("access_key_id = \"me\"\nsecret_access_key = \"{SECRET}\"\n");
         std::fs::write(&keys, text).unwrap();
@@ -81,7 +81,7 @@ impl Cloud {
     fn with_outside(mut self) -> Self {
         let arguments = self.arguments();
         self.array
-            .add_element(&arguments.each_ref().map(String::as_str));
+            .add_node(&arguments.each_ref().map(String::as_str));
         self.array.start_mount();
         self
     }
@@ -91,7 +91,7 @@ impl Cloud {
         wait("all is outside only", || {
             let said = self.array.run(&["drain", folder, "--free", "--wait"]);
             assert!(said.ok, "{}", said.err);
-            let only = |name: &&str| elements(&self.array, &format!("{folder}/{name}")) == [3];
+            let only = |name: &&str| nodes(&self.array, &format!("{folder}/{name}")) == [3];
             names.iter().all(only)
         });
     }
@@ -127,13 +127,13 @@ fn files_drain_to_object_store_and_are_usable_there() {
             cloud.there(&format!("d/{name}")).unwrap(),
             content.as_bytes()
         );
-        assert_eq!(elements(array, &format!("/d/{name}")), [3], "{name}");
+        assert_eq!(nodes(array, &format!("/d/{name}")), [3], "{name}");
     }
     assert!(cloud.there("d/large").unwrap() == large);
     // An object that somebody else has put there is not changed.
     assert_eq!(cloud.there("d/theirs").unwrap(), b"of somebody else");
     assert_eq!(array.sh("cat d/theirs"), "ours\n");
-    // An element reports its counts several times a second.
+    // A node reports its counts several times a second.
     wait("it is told", || {
         let told = outside(array, 3);
         (&told["objects"], &told["waiting"]) == (&5.into(), &0.into())
@@ -154,7 +154,7 @@ fn files_drain_to_object_store_and_are_usable_there() {
     replaced_and_removed(&cloud, &other);
     killed_and_refused(&mut cloud);
     changed_by_others(&cloud);
-    let kept = cloud.array.log("element-3.log") + &cloud.array.run(&["status", "--json"]).out;
+    let kept = cloud.array.log("node-3.log") + &cloud.array.run(&["status", "--json"]).out;
     assert!(!kept.contains(SECRET));
 }
 
@@ -177,22 +177,22 @@ fn replaced_and_removed(cloud: &Cloud, other: &[u8]) {
     assert!(cloud.store.state().uploads.is_empty());
 }
 
-/// The element is killed while it writes there; the store refuses the keys, and accepts them later.
+/// The node is killed while it writes there; the store refuses the keys, and accepts them later.
 fn killed_and_refused(cloud: &mut Cloud) {
     cloud.array.sh("mkdir k; for i in $(seq 40); do head -c 50000 /dev/urandom > k/$i; done; sha256sum k/* > sums");
     cloud.store.state().key = Some("nobody".into());
     assert!(cloud.array.run(&["drain", "/k"]).ok);
-    let refused = |array: &Array| array.log("element-3.log").contains("k/");
+    let refused = |array: &Array| array.log("node-3.log").contains("k/");
     wait("the store refuses", || refused(&cloud.array));
     assert!(cloud.there("k/7").is_none());
     cloud.array.sh("sha256sum --quiet -c sums");
     cloud.store.state().key = Some("me".into());
     wait("some are there", || cloud.there("k/7").is_some());
-    cloud.array.kill_element(3);
+    cloud.array.kill_node(3);
     let arguments = cloud.arguments();
     let arguments = arguments.each_ref().map(String::as_str);
-    cloud.array.restart_element(3, &arguments);
-    cloud.array.wait_for_elements(4);
+    cloud.array.restart_node(3, &arguments);
+    cloud.array.wait_for_nodes(4);
     let array = &cloud.array;
     let names: Vec<String> = (1..=40).map(|number| number.to_string()).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
@@ -211,9 +211,9 @@ fn changed_by_others(cloud: &Cloud) {
     cloud.drain("/d", &["mine"]);
     assert!(cloud.there("d/mine").unwrap() == noise(3));
     let near = &array.object_files("/d/mine")[0];
-    let object = near.strip_prefix(array.element_folder(3)).unwrap();
+    let object = near.strip_prefix(array.node_folder(3)).unwrap();
     // While the burst tier has the file, it would be recreated from there.
-    let burst = array.element_folder(2).join(object);
+    let burst = array.node_folder(2).join(object);
     wait("it is nowhere else", || !near.exists() && !burst.exists());
     cloud.store.put("top/d/mine", noise(4));
     array.run(&["scrub", "/d", "--wait"]);
@@ -239,7 +239,7 @@ fn outside_files_are_linked_and_read_without_copy() {
     std::fs::write(folder.join("run/large"), &large).unwrap();
     std::fs::write(folder.join("run/deep/small"), "small\n").unwrap();
     let uri = format!("file://{}", folder.display());
-    array.add_element(&["--outside", &uri]);
+    array.add_node(&["--outside", &uri]);
     array.start_mount();
     array.json(&["bridge", "add", "pfs", &format!("{uri}/run")]);
     array.json(&["bridge", "add", "else", "file:///usr"]);
@@ -263,7 +263,7 @@ fn outside_files_are_linked_and_read_without_copy() {
 
     let told = array.json(&["import", "--link", "pfs", "/raw"]);
     assert_eq!(told["files"], 2, "{told}");
-    assert_eq!(elements(&array, "/raw/large"), [2]);
+    assert_eq!(nodes(&array, "/raw/large"), [2]);
     assert!(!array.object_files("/raw/large")[0].exists());
     assert!(std::fs::read(array.at("raw/large")).unwrap() == large);
     assert_eq!(array.json(&["import", "--link", "pfs", "/raw"])["same"], 2);
@@ -274,7 +274,7 @@ fn outside_files_are_linked_and_read_without_copy() {
     assert_eq!(array.sh("cat count"), format!("{}\n", BYTES + 6));
 
     // A file that is written there by name is stored there soon, under its name, and survives.
-    array.sh("mkdir here; setfattr -n user.tidemill.element -v 2 here; echo mine > here/mine");
+    array.sh("mkdir here; setfattr -n user.tidemill.node -v 2 here; echo mine > here/mine");
     wait("it is outside", || folder.join("here/mine").exists());
     array.sh("mv raw/deep/small raw/moved; echo more >> raw/moved");
     array.sh("sync -f .");
@@ -282,8 +282,8 @@ fn outside_files_are_linked_and_read_without_copy() {
     array.wait_for_notes();
     array.rebuild();
     assert!(std::fs::read(array.at("raw/large")).unwrap() == large);
-    array.restart_element(2, &["--outside", &uri]);
-    array.wait_for_elements(3);
+    array.restart_node(2, &["--outside", &uri]);
+    array.wait_for_nodes(3);
     assert_eq!(array.sh("cat here/mine raw/moved"), "mine\nsmall\nmore\n");
 
     std::fs::write(folder.join("run/large"), "short").unwrap();
@@ -298,28 +298,28 @@ fn outside_files_are_linked_and_read_without_copy() {
     assert!(folder.join("run/deep/small").exists());
 }
 
-/// The folder of the element, through which files drain, is full: the files drain to another element that stores.
+/// The folder of the node, through which files drain, is full: the files drain to another node that stores.
 #[test]
-fn draining_through_full_element_uses_another_element() {
+fn draining_through_full_node_uses_another_node() {
     let Some(mut array) = bare() else {
         return;
     };
-    array.add_element(&["--tier", "burst"]);
+    array.add_node(&["--tier", "burst"]);
     let folder = array.path("pfs");
     std::fs::create_dir_all(&folder).unwrap();
-    let device = Device::new(array.element_folder(3), "64m");
+    let device = Device::new(array.node_folder(3), "64m");
     let uri = format!("file://{}", folder.display());
-    array.add_element(&["--outside", &uri, "--near", "1MiB"]);
+    array.add_node(&["--outside", &uri, "--near", "1MiB"]);
     array.start_mount();
     device.fill();
-    let trouble = || array.json(&["status"])["elements"][3]["trouble"] != "";
-    wait("the element says that it has no room", trouble);
+    let trouble = || array.json(&["status"])["nodes"][3]["trouble"] != "";
+    wait("the node says that it has no room", trouble);
     let large = noise(6);
     array.sh("mkdir d");
     std::fs::write(array.at("d/large"), &large).unwrap();
     let stored = |name: &str, there: &[u64]| {
         array.run(&["drain", "/d", "--free", "--wait"]).ok
-            && elements(&array, name).iter().all(|one| there.contains(one))
+            && nodes(&array, name).iter().all(|one| there.contains(one))
     };
     wait("it is stored elsewhere", || stored("/d/large", &[0, 1]));
     assert!(std::fs::read(array.at("d/large")).unwrap() == large);

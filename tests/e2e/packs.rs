@@ -1,7 +1,7 @@
-//! Tests elements that store their files outside as chunks in packs: they need fewer bytes, and are read like all others.
+//! Tests nodes that store their files outside as chunks in packs: they need fewer bytes, and are read like all others.
 
 use crate::array::{Array, Device, wait};
-use crate::outside::{BYTES, bare, elements, noise, outside};
+use crate::outside::{BYTES, bare, nodes, noise, outside};
 use crate::stand_in::StandIn;
 use std::os::unix::fs::{FileExt as _, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -36,7 +36,7 @@ fn drain(array: &Array, folder: &str, names: &[String]) {
     wait("all is outside only", || {
         let said = array.run(&["drain", folder, "--free", "--wait"]);
         assert!(said.ok, "{}", said.err);
-        let only = |name: &String| elements(array, &format!("{folder}/{name}")) == [3];
+        let only = |name: &String| nodes(array, &format!("{folder}/{name}")) == [3];
         names.iter().all(only)
     });
 }
@@ -45,11 +45,11 @@ fn names(names: &[&str]) -> Vec<String> {
     names.iter().map(|&name| name.to_owned()).collect()
 }
 
-/// Starts an array in which element 2 is in the burst tier, and element 3 has its files outside.
+/// Starts an array in which node 2 is in the burst tier, and node 3 has its files outside.
 fn with_packs(uri: &str, more: &[&str]) -> Option<Array> {
     let mut array = bare()?;
-    array.add_element(&["--tier", "burst"]);
-    array.add_element(&[&["--outside", uri], more, &PACKED].concat());
+    array.add_node(&["--tier", "burst"]);
+    array.add_node(&[&["--outside", uri], more, &PACKED].concat());
     array.start_mount();
     Some(array)
 }
@@ -71,7 +71,7 @@ fn packs_are_sent_once_and_read_and_recovered() {
     std::fs::write(array.at("d/large"), &large).unwrap();
     let all = names(&["text", "empty", "large"]);
     drain(&array, "/d", &all);
-    // An element reports its counts several times a second.
+    // A node reports its counts several times a second.
     wait("it is told", || sent(&array) > 9_000_000);
     let before = sent(&array);
     assert!(before < BYTES as u64 + 300_000, "{before}");
@@ -102,8 +102,8 @@ fn packs_are_sent_once_and_read_and_recovered() {
     assert!(!array.run(&["health"]).out.contains("/d/"));
 
     // With another setting, new files are plain files there, and old files stay readable.
-    array.restart_element(3, &["--outside", &uri, "--near", "1MiB"]);
-    array.wait_for_elements(4);
+    array.restart_node(3, &["--outside", &uri, "--near", "1MiB"]);
+    array.wait_for_nodes(4);
     array.sh("echo plain > d/plain");
     drain(&array, "/d", &names(&["plain"]));
     assert_eq!(
@@ -124,7 +124,7 @@ fn packs_are_sent_once_and_read_and_recovered() {
 }
 
 #[test]
-fn packs_of_lost_element_suffice_for_recovery() {
+fn packs_of_lost_node_suffice_for_recovery() {
     let (pfs, uri) = folder();
     let Some(mut array) = with_packs(&uri, &[]) else {
         return;
@@ -135,9 +135,9 @@ fn packs_of_lost_element_suffice_for_recovery() {
     drain(&array, "/d", &names(&["large", "deep/small"]));
     array.sh("echo new > d/deep/small; echo more > d/more");
     drain(&array, "/d", &names(&["large", "deep/small", "more"]));
-    array.kill_element(3);
-    std::fs::remove_dir_all(array.element_folder(3)).unwrap();
-    let told = array.json(&["element", "recover", &uri]);
+    array.kill_node(3);
+    std::fs::remove_dir_all(array.node_folder(3)).unwrap();
+    let told = array.json(&["node", "recover", &uri]);
     let told: Vec<_> = told
         .as_array()
         .unwrap()
@@ -150,13 +150,13 @@ fn packs_of_lost_element_suffice_for_recovery() {
     );
     let back = array.path("back");
     let into = back.display().to_string();
-    let copied = array.json(&["element", "recover", &uri, "d/l*", "--into", &into]);
+    let copied = array.json(&["node", "recover", &uri, "d/l*", "--into", &into]);
     assert_eq!(
         (&copied["files"], &copied["failed"]),
         (&1.into(), &0.into())
     );
     std::fs::write(back.join("d/more"), "mine").unwrap();
-    let copied = array.json(&["element", "recover", &uri, "--into", &into]);
+    let copied = array.json(&["node", "recover", &uri, "--into", &into]);
     assert_eq!((&copied["files"], &copied["same"]), (&1.into(), &2.into()));
     assert!(std::fs::read(back.join("d/large")).unwrap() == large);
     assert_eq!(std::fs::read(back.join("d/deep/small")).unwrap(), b"new\n");
@@ -174,7 +174,7 @@ fn packs_of_lost_element_suffice_for_recovery() {
         .set_len(1000)
         .unwrap();
     let said = array.run(&[
-        "element",
+        "node",
         "recover",
         &uri,
         "--into",
@@ -202,8 +202,8 @@ fn changed_pack_is_damage_of_its_files() {
     std::fs::write(array.at("d/mine"), noise(3)).unwrap();
     drain(&array, "/d", &names(&["mine"]));
     let near = &array.object_files("/d/mine")[0];
-    let object = near.strip_prefix(array.element_folder(3)).unwrap();
-    let burst = array.element_folder(2).join(object);
+    let object = near.strip_prefix(array.node_folder(3)).unwrap();
+    let burst = array.node_folder(2).join(object);
     wait("it is nowhere else", || !near.exists() && !burst.exists());
     let packs = files_below(pfs.path());
     let largest = packs
@@ -219,7 +219,7 @@ fn changed_pack_is_damage_of_its_files() {
     });
     let got = array.path("got").display().to_string();
     assert!(!array.run(&["get", "/d/mine", &got]).ok);
-    // An element that still has a chunk stores it again.
+    // A node that still has a chunk stores it again.
     std::fs::write(array.at("d/again"), noise(3)).unwrap();
     drain(&array, "/d", &names(&["again"]));
     assert!(array.run(&["get", "/d/again", &got]).ok);
@@ -247,16 +247,16 @@ fn killed_packing_and_refusing_store_lose_nothing() {
     array.sh("mkdir k; for i in $(seq 60); do head -c 400000 /dev/urandom > k/$i; done; sha256sum k/* > sums");
     assert!(array.run(&["drain", "/k"]).ok);
     wait("the store refuses", || {
-        array.log("element-3.log").contains(".tidemill-packs/")
+        array.log("node-3.log").contains(".tidemill-packs/")
     });
     assert!(store.state().objects.is_empty());
     array.sh("sha256sum --quiet -c sums");
     key("me");
     wait("some are there", || store.state().objects.len() > 1);
-    array.kill_element(3);
+    array.kill_node(3);
     let arguments = [&["--outside", &uri], &more[..], &PACKED].concat();
-    array.restart_element(3, &arguments);
-    array.wait_for_elements(4);
+    array.restart_node(3, &arguments);
+    array.wait_for_nodes(4);
     let all: Vec<String> = (1..=60).map(|number| number.to_string()).collect();
     drain(&array, "/k", &all);
     array.kill_mount();
@@ -276,7 +276,7 @@ fn killed_packing_and_refusing_store_lose_nothing() {
         taken() == sent(&array)
     });
     let recovered = array.run(&[
-        "element",
+        "node",
         "recover",
         &uri,
         "--keys",
@@ -297,24 +297,24 @@ fn killed_packing_and_refusing_store_lose_nothing() {
     assert!(array.run(&["check"]).ok);
 }
 
-/// The folder of the element is full, with its database in it.
+/// The folder of the node is full, with its database in it.
 #[test]
-fn full_element_keeps_its_packs_and_waits_for_space() {
+fn full_node_keeps_its_packs_and_waits_for_space() {
     let Some(mut array) = bare() else {
         return;
     };
-    array.add_element(&["--tier", "burst"]);
+    array.add_node(&["--tier", "burst"]);
     let (pfs, uri) = folder();
-    let device = Device::new(array.element_folder(3), "64m");
-    array.add_element(&[&["--outside", &uri][..], &PACKED].concat());
+    let device = Device::new(array.node_folder(3), "64m");
+    array.add_node(&[&["--outside", &uri][..], &PACKED].concat());
     array.start_mount();
     array.sh("mkdir d");
     let (one, other) = (noise(8), noise(9));
     std::fs::write(array.at("d/one"), &one).unwrap();
     drain(&array, "/d", &names(&["one"]));
     device.fill();
-    let trouble = || array.json(&["status"])["elements"][3]["trouble"] != "";
-    wait("the element says that it has no room", trouble);
+    let trouble = || array.json(&["status"])["nodes"][3]["trouble"] != "";
+    wait("the node says that it has no room", trouble);
     let got = array.path("got");
     let get = |name: &str| {
         let got = got.display().to_string();
@@ -326,7 +326,7 @@ fn full_element_keeps_its_packs_and_waits_for_space() {
     std::fs::write(array.at("d/other"), &other).unwrap();
     wait("it is stored elsewhere", || {
         let drained = array.run(&["drain", "/d", "--free", "--wait"]);
-        let there = elements(&array, "/d/other");
+        let there = nodes(&array, "/d/other");
         drained.ok && there.iter().all(|one| [0, 1].contains(one))
     });
     assert!(get("other") == other && get("one") == one);
@@ -352,7 +352,7 @@ fn up_keeps_packing_of_outside() {
         command.args([&["--dir", dir], args].concat());
         crate::array::said(command.output().unwrap())
     };
-    let up = ["up", "--elements", "1", "--no-mount"];
+    let up = ["up", "--nodes", "1", "--no-mount"];
     let wrong = tidemill(&[&up[..], &["--outside", &uri, "--outside-as", "zstd"]].concat());
     assert!(
         !wrong.ok && wrong.err.contains("dedup | zstd"),
@@ -370,7 +370,7 @@ fn up_keeps_packing_of_outside() {
         let status = tidemill(&["--json", "status"]);
         std::fs::write(folder.path().join("f"), "content").unwrap();
         let name = format!("/f{}", told.len());
-        let put = tidemill(&["put", "--element", "997", &format!("{dir}/f"), &name]);
+        let put = tidemill(&["put", "--node", "997", &format!("{dir}/f"), &name]);
         let read = tidemill(&["cat", &name]);
         let down = tidemill(&["down"]);
         assert!(
@@ -382,8 +382,8 @@ fn up_keeps_packing_of_outside() {
         );
         assert_eq!(read.out, "content");
         let status: serde_json::Value = serde_json::from_str(&status.out).unwrap();
-        let elements = status["elements"].as_array().unwrap();
-        let outside = elements.iter().find(|one| one["element"] == 997).unwrap();
+        let nodes = status["nodes"].as_array().unwrap();
+        let outside = nodes.iter().find(|one| one["node"] == 997).unwrap();
         told.push(outside["outside"]["as"].as_str().unwrap().to_owned());
     }
     assert_eq!(

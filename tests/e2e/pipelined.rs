@@ -3,15 +3,15 @@
 use crate::array::{Array, Options, wait};
 use serde_json::Value;
 
-/// Starts an element with `cores` cores, and makes a folder whose files let its tasks continue.
+/// Starts a node with `cores` cores, and makes a folder whose files let its tasks continue.
 fn start(cores: u32) -> Option<(Array, tempfile::TempDir)> {
     use std::os::unix::fs::PermissionsExt as _;
     let gates = tempfile::tempdir().unwrap();
     std::fs::set_permissions(gates.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
     let array = Array::with(Options {
-        elements: 1,
+        nodes: 1,
         cores,
-        element_args: vec![
+        node_args: vec![
             "--intermediate-memory".into(),
             "64MiB".into(),
             "--kernels-folders".into(),
@@ -49,7 +49,7 @@ fn two(gate: &str) -> String {
 
 /// Waits until a reader has written a line, which no other process sees yet.
 fn until_read(array: &Array, line: &str) {
-    let run = array.element_folder(0).join("run");
+    let run = array.node_folder(0).join("run");
     let find = format!("find {run:?} -type f -exec grep -qsx 'got {line}' {{}} \\; -print");
     wait(line, || !array.try_sh(&find).out.is_empty());
 }
@@ -75,10 +75,10 @@ fn task_reads_output_of_running_task() {
     until_read(&array, "one");
     array.kill_server();
     array.start_server();
-    array.wait_for_elements(1);
-    array.kill_element(0);
-    array.start_element(0);
-    array.wait_for_elements(1);
+    array.wait_for_nodes(1);
+    array.kill_node(0);
+    array.start_node(0);
+    array.wait_for_nodes(1);
     until_read(&array, "one");
     open(&gates, "a");
     array.done(id);
@@ -136,7 +136,7 @@ fn task_reads_output_of_running_task() {
 /// Programs that cannot read a pipe, or do not read all of it, give the same result as without it. No task waits for a
 /// missing core.
 #[test]
-fn pipelined_result_is_same_for_any_reader_and_element() {
+fn pipelined_result_is_same_for_any_reader_and_node() {
     // One core is not enough for two tasks.
     for cores in [2, 1] {
         let Some((array, gates)) = start(cores) else {

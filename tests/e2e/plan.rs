@@ -208,19 +208,19 @@ fn sweep_covers_arrays_of_many_shapes() {
     let folder = job();
     let mut args = vec!["--json", "plan", "sweep"];
     args.extend(&RUN[2..]);
-    args.extend(["--elements", "1-2", "--cores", "1-3", "--plot", "plot.svg"]);
+    args.extend(["--nodes", "1-2", "--cores", "1-3", "--plot", "plot.svg"]);
     let points = json(folder.path(), &args);
     let points = points.as_array().unwrap();
     assert_eq!(points.len(), 2 * 2 * 3);
-    let makespan = |elements: u64, cores: u64| {
-        let shape = |point: &&Value| point["elements"] == elements && point["cores"] == cores;
+    let makespan = |nodes: u64, cores: u64| {
+        let shape = |point: &&Value| point["nodes"] == nodes && point["cores"] == cores;
         points.iter().find(shape).unwrap()["makespan_ns"]
             .as_u64()
             .unwrap()
     };
     assert!(
         makespan(1, 1) > makespan(2, 1),
-        "two tasks gain by a second element"
+        "two tasks gain by a second node"
     );
     assert_eq!(makespan(2, 2), makespan(2, 3), "and by no third core");
     let plot = std::fs::read_to_string(folder.path().join("plot.svg")).unwrap();
@@ -302,7 +302,7 @@ fn invalid_simulation_is_refused_with_file_and_line() {
         "array.ini",
         PLATFORM.replace("number_afes       = 4", "number_afes = 0"),
     );
-    refused(&RUN, 1, "no elements");
+    refused(&RUN, 1, "no nodes");
     write("array.ini", PLATFORM.into());
     write("costs.toml", COSTS.replace("\"1 GB\"", "\"-1 GB\""));
     refused(&RUN, 1, "costs.toml:4: a file's size can't be negative");

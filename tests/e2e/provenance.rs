@@ -434,7 +434,7 @@ fn reused_result_shows_run_that_made_it() {
     assert_eq!(first["reused_task"], Value::Null);
     for reused in [&second, &third] {
         assert_eq!(reused["reused_task"], first["task"], "{reused:#}");
-        for what in ["start", "end", "element", "kernel_hash"] {
+        for what in ["start", "end", "node", "kernel_hash"] {
             assert_eq!(reused[what], first[what], "{what}");
         }
     }

@@ -68,7 +68,7 @@ fn array_with_nats_queue_runs_jobs() {
         "-vv",
         "up",
         "--no-mount",
-        "--elements",
+        "--nodes",
         "2",
         "--queue",
         &broker.url(),

@@ -1,4 +1,4 @@
-//! Tests hooks whose kernels use MPI: one process on each element that has a part of a file. Semantics: docs/hooks.md.
+//! Tests hooks whose kernels use MPI: one process on each node that has a part of a file. Semantics: docs/hooks.md.
 
 use crate::array::{Array, Options, OtherMount, wait};
 use crate::require::skip;
@@ -12,7 +12,7 @@ use std::process::Command;
 
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
-/// Starts an array of three elements, with a folder of files that are on all of them.
+/// Starts an array of three nodes, with a folder of files that are on all of them.
 fn start() -> Option<Array> {
     if Command::new("mpicc.mpich")
         .arg("--version")
@@ -23,7 +23,7 @@ fn start() -> Option<Array> {
         return None;
     }
     let array = Array::with(Options {
-        elements: 3,
+        nodes: 3,
         ..Options::default()
     })?;
     array.sh("mkdir -p lib run/wide");
@@ -109,12 +109,12 @@ fn told(ranks: usize, bytes: &[u8]) -> String {
     (0..ranks).map(line).collect()
 }
 
-/// Returns the number of elements that have a part of a file.
-fn elements(array: &Array, path: &str) -> usize {
+/// Returns the number of nodes that have a part of a file.
+fn nodes(array: &Array, path: &str) -> usize {
     let layout = array.json(&["layout", path]);
     let parts = layout["parts"].as_array().unwrap().iter();
     let all: BTreeSet<_> = parts
-        .map(|part| part["copies"][0]["element"].as_u64().unwrap())
+        .map(|part| part["copies"][0]["node"].as_u64().unwrap())
         .collect();
     all.len()
 }
@@ -134,10 +134,10 @@ fn write_together(array: &Array, others: &[OtherMount], bytes: &[u8]) {
     }
 }
 
-/// In all cases, whether a file was written at once, by several mounts or to several elements, all ranks read the whole of it and
+/// In all cases, whether a file was written at once, by several mounts or to several nodes, all ranks read the whole of it and
 /// communicate with each other.
 #[test]
-fn ranks_on_all_elements_map_same_file() {
+fn ranks_on_all_nodes_map_same_file() {
     let Some(array) = start() else {
         return;
     };
@@ -158,13 +158,13 @@ fn ranks_on_all_elements_map_same_file() {
     for name in ["extremes", "tell"] {
         wait(name, || count(&array, name, "done") == 3);
     }
-    assert_eq!(elements(&array, "/run/wide/three.f64"), 3);
+    assert_eq!(nodes(&array, "/run/wide/three.f64"), 3);
     for (path, stem) in [
         ("run/one", "one"),
         ("run/n1", "n1"),
         ("run/wide/three", "three"),
     ] {
-        let ranks = elements(&array, &format!("/{path}.f64"));
+        let ranks = nodes(&array, &format!("/{path}.f64"));
         assert_eq!(array.sh(&format!("cat tell/{stem}")), told(ranks, &bytes));
         assert_eq!(
             array.sh(&format!("cat extremes/{stem}")),
@@ -208,7 +208,7 @@ fn ranks_on_all_elements_map_same_file() {
 
 /// Failing ranks: the second of three fails, while the others wait for it.
 const BAD: [(&str, &str, &str); 4] = [
-    ("crash", "*(volatile int *)0 = 1;", "rank 1 (element "),
+    ("crash", "*(volatile int *)0 = 1;", "rank 1 (node "),
     ("hang", "for (;;) sleep(1);", "past its time limit"),
     ("leave", "exit(0);", "it ended before func came back"),
     (
@@ -290,7 +290,7 @@ fn ranks_fail_together_and_reach_only_each_other() {
     }
     let said = failed(&array, "other");
     assert!(
-        said.contains("MPICH is not installed on this element's host"),
+        said.contains("MPICH is not installed on this node's host"),
         "{said}"
     );
     let said = failed(&array, "none");
@@ -307,7 +307,7 @@ fn ranks_fail_together_and_reach_only_each_other() {
     killed(&mut array, &bytes);
 }
 
-/// Two elements are killed while ranks run, the leading one and another one: the task runs again.
+/// Two nodes are killed while ranks run, the leading one and another one: the task runs again.
 fn killed(array: &mut Array, bytes: &[u8]) {
     let slow = TELL.replace(
         "unsigned long sum = 0;",
@@ -326,21 +326,21 @@ fn killed(array: &mut Array, bytes: &[u8]) {
             let job = jobs.as_array().and_then(|jobs| jobs.first().cloned());
             let job = job.unwrap_or_default()["job"].as_u64().unwrap_or(0);
             let task = array.job(job)["tasks"][0].clone();
-            leader = task["element"].as_u64();
+            leader = task["node"].as_u64();
             leader.is_some() && task["state"] == "running"
         });
         let leader = usize::try_from(leader.unwrap()).unwrap();
-        let element = if leads { leader } else { (leader + 1) % 3 };
-        array.kill_element(element);
-        array.start_element(element);
-        array.wait_for_elements(3);
+        let node = if leads { leader } else { (leader + 1) % 3 };
+        array.kill_node(node);
+        array.start_node(node);
+        array.wait_for_nodes(3);
         let path = format!("out/{leads}");
         wait("it has been run", || {
             array.try_sh(&format!("test -s {path}")).ok
         });
         assert_eq!(array.sh(&format!("cat {path}")), told(3, bytes));
     }
-    let left = array.sh("ls ../element-*/run | grep -c rank- || true");
+    let left = array.sh("ls ../node-*/run | grep -c rank- || true");
     assert_eq!(left, "0\n");
 }
 

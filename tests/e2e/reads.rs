@@ -9,13 +9,13 @@ const SIZE: u64 = 40_000;
 
 fn array(remote: bool) -> Option<Array> {
     Array::with(Options {
-        elements: 3,
+        nodes: 3,
         remote,
         ..Options::default()
     })
 }
 
-/// Stores a file `x` on three elements.
+/// Stores a file `x` on three nodes.
 fn with_file(array: &Array) -> Vec<u8> {
     let bytes = Chance(5).bytes(usize::try_from(SIZE).unwrap());
     let local = array.path("x");
@@ -50,7 +50,7 @@ fn task(rest: &str) -> String {
 }
 
 #[test]
-fn components_read_parts_on_other_elements() {
+fn components_read_parts_on_other_nodes() {
     for remote in [false, true] {
         let Some(array) = array(remote) else { return };
         array.sh(&format!("mkdir w; chown {OTHER}:{OTHER} w"));
@@ -165,7 +165,7 @@ fn malformed_or_unread_requests_harm_nobody() {
     script(&array, "greedy", "yes '0 4194304 x' >&3");
     let ended = array.ended(array.submit(&one("greedy")));
     assert!(ended.to_string().contains("time limit"), "{ended:#}");
-    // An element is offline: the task fails for this reason, not for the kernel's reaction to it.
+    // A node is offline: the task fails for this reason, not for the kernel's reaction to it.
     script(
         &array,
         "slow",
@@ -173,27 +173,23 @@ fn malformed_or_unread_requests_harm_nobody() {
     );
     let slow = one("slow")
         .replace("time = 3", "time = 60")
-        .replace("whole", "element = 0; whole");
+        .replace("whole", "node = 0; whole");
     let id = array.submit(&slow);
     wait("it reads", || {
         array.job(id)["tasks"][0]["state"] == "running"
     });
     std::thread::sleep(std::time::Duration::from_secs(1));
     let layout = array.json(&["layout", "/w/x"]);
-    let on = |part: usize| {
-        layout["parts"][part]["copies"][0]["element"]
-            .as_u64()
-            .unwrap()
-    };
-    let gone = (0..3).map(on).find(|element| *element != 0).unwrap();
-    array.kill_element(usize::try_from(gone).unwrap());
+    let on = |part: usize| layout["parts"][part]["copies"][0]["node"].as_u64().unwrap();
+    let gone = (0..3).map(on).find(|node| *node != 0).unwrap();
+    array.kill_node(usize::try_from(gone).unwrap());
     wait("it has failed, or waits for its input", || {
         array.job(id)["tasks"][0]["state"] != "running"
     });
     let told = array.job(id).to_string();
     assert!(!told.contains("exit code 9"), "{told}");
-    array.start_element(usize::try_from(gone).unwrap());
-    array.wait_for_elements(3);
+    array.start_node(usize::try_from(gone).unwrap());
+    array.wait_for_nodes(3);
     array.run(&["cancel", &id.to_string()]);
     // The array is unchanged.
     script(&array, "fine", "get 12345 6 x");

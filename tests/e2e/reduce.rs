@@ -1,4 +1,4 @@
-//! `tidemill reduce` in an array of real processes: what elements find together is what one program finds in the file.
+//! `tidemill reduce` in an array of real processes: what nodes find together is what one program finds in the file.
 
 use crate::array::{Array, Device, Options, Said, wait};
 use serde_json::Value;
@@ -76,10 +76,10 @@ fn refused(array: &Array, args: &[&str]) -> String {
 }
 
 #[test]
-fn striped_variable_is_reduced_on_elements_of_its_stripes() {
+fn striped_variable_is_reduced_on_nodes_of_its_stripes() {
     for remote in [false, true] {
         let options = Options {
-            elements: 3,
+            nodes: 3,
             remote,
             ..Options::default()
         };
@@ -234,7 +234,7 @@ fn refusals(array: &Array) {
 #[test]
 fn reduce_falls_back_to_another_copy() {
     let options = Options {
-        elements: 3,
+        nodes: 3,
         ..Options::default()
     };
     let Some(mut array) = Array::with(options) else {
@@ -249,7 +249,7 @@ fn reduce_falls_back_to_another_copy() {
         "/daily.nc",
     );
     let whole = reduced(&array, &["sum", "/daily.nc:tas", "--by", "month"]);
-    array.kill_element(1);
+    array.kill_node(1);
     assert_eq!(
         reduced(&array, &["sum", "/daily.nc:tas", "--by", "month"]),
         whole
@@ -260,7 +260,7 @@ fn reduce_falls_back_to_another_copy() {
 #[test]
 fn reduce_matches_local_result_for_all_formats() {
     let options = Options {
-        elements: 2,
+        nodes: 2,
         ..Options::default()
     };
     let Some(array) = Array::with(options) else {
@@ -317,7 +317,7 @@ fn reduce_matches_local_result_for_all_formats() {
 #[test]
 fn reduce_names_undecodable_chunk() {
     let options = Options {
-        elements: 2,
+        nodes: 2,
         ..Options::default()
     };
     let Some(array) = Array::with(options) else {
@@ -341,14 +341,7 @@ fn reduce_names_undecodable_chunk() {
     std::fs::write(array.path("damaged.nc"), bytes).unwrap();
     put(&array, &array.path("damaged.nc"), &[], "/damaged.nc");
     let said = refused(&array, &["sum", "/damaged.nc:deflated"]);
-    for word in [
-        "/damaged.nc",
-        "deflated",
-        "part 0",
-        "element",
-        "chunk",
-        "zlib",
-    ] {
+    for word in ["/damaged.nc", "deflated", "part 0", "node", "chunk", "zlib"] {
         assert!(said.contains(word), "{word}: {said}");
     }
 }

@@ -97,9 +97,9 @@ impl Cbor<'_> {
     }
 }
 
-fn array(elements: usize, flags: &[&str]) -> Option<Array> {
+fn array(nodes: usize, flags: &[&str]) -> Option<Array> {
     Array::with(Options {
-        elements,
+        nodes,
         mount: false,
         flags: flags.iter().map(|&flag| flag.to_owned()).collect(),
         ..Options::default()
@@ -368,7 +368,7 @@ fn reduction_uses_other_copy_if_one_is_lost_or_damaged() {
     for _ in 0..4 {
         assert_eq!(count(&array, "/a"), [50_000]);
     }
-    array.kill_element(0);
+    array.kill_node(0);
     assert_eq!(count(&array, "/b"), [50_000]);
 }
 
@@ -405,9 +405,9 @@ fn hundred_concurrent_reductions_wait_for_their_turn() {
             assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
         }
     });
-    // The number of processes that serve them is at most the number of an element's cores.
-    for element in 0..2 {
-        let folder = array.element_folder(element).join("run");
+    // The number of processes that serve them is at most the number of a node's cores.
+    for node in 0..2 {
+        let folder = array.node_folder(node).join("run");
         let children = std::fs::read_dir(folder).unwrap();
         let children = children.filter(|entry| {
             let name = entry.as_ref().unwrap().file_name();
@@ -418,7 +418,7 @@ fn hundred_concurrent_reductions_wait_for_their_turn() {
 }
 
 #[test]
-fn reduction_does_not_wait_for_stopped_element() {
+fn reduction_does_not_wait_for_stopped_node() {
     let Some(array) = array(2, &[]) else { return };
     put(&array, &numbers(50_000), &["--copies", "2"], "/a");
     wait("the file is copied", || {
@@ -426,10 +426,10 @@ fn reduction_does_not_wait_for_stopped_element() {
         let copies = layout["parts"][0]["copies"].as_array().unwrap();
         copies.len() == 2 && copies.iter().all(|copy| copy["state"] == "current")
     });
-    let first = array.json(&["layout", "/a"])["parts"][0]["copies"][0]["element"]
+    let first = array.json(&["layout", "/a"])["parts"][0]["copies"][0]["node"]
         .as_u64()
         .unwrap();
-    array.signal_element(
+    array.signal_node(
         usize::try_from(first).unwrap(),
         rustix::process::Signal::STOP,
     );

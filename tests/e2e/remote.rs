@@ -8,7 +8,7 @@ use std::process::Command;
 use std::sync::{Arc, Mutex};
 use tidemill_client::objects::{Objects, Remote};
 use tidemill_client::{Credential, Error, Trust};
-use tidemill_core::id::{ElementId, ObjectId};
+use tidemill_core::id::{NodeId, ObjectId};
 
 fn remote() -> Options {
     Options {
@@ -17,10 +17,10 @@ fn remote() -> Options {
     }
 }
 
-/// Returns the address of an element without its scheme, which must be that of TLS.
-fn element_address(array: &Array, index: usize) -> String {
+/// Returns the address of a node without its scheme, which must be that of TLS.
+fn node_address(array: &Array, index: usize) -> String {
     let status = array.json(&["status"]);
-    let url = status["elements"][index]["url"].as_str().unwrap();
+    let url = status["nodes"][index]["url"].as_str().unwrap();
     url.strip_prefix("https://").unwrap().to_owned()
 }
 
@@ -80,9 +80,9 @@ fn files_cross_network_whole_and_encrypted() {
     let heard = Arc::default();
     let port = wiretap(target, &heard);
     let options = Options {
-        elements: 1,
-        element_listen: format!("127.0.0.1:{target}"),
-        element_args: vec!["--url".into(), format!("https://127.0.0.1:{port}")],
+        nodes: 1,
+        node_listen: format!("127.0.0.1:{target}"),
+        node_args: vec!["--url".into(), format!("https://127.0.0.1:{port}")],
         ..remote()
     };
     let Some(array) = Array::with(options) else {
@@ -107,7 +107,7 @@ fn files_cross_network_whole_and_encrypted() {
 }
 
 #[test]
-fn task_pulls_inputs_from_another_element() {
+fn task_pulls_inputs_from_another_node() {
     let Some(array) = Array::with(remote()) else {
         return;
     };
@@ -118,7 +118,7 @@ fn task_pulls_inputs_from_another_element() {
         let (to, on) = (format!("/w/in{index}"), index.to_string());
         assert!(
             array
-                .run(&["put", "--element", &on, local.to_str().unwrap(), &to])
+                .run(&["put", "--node", &on, local.to_str().unwrap(), &to])
                 .ok
         );
     }
@@ -162,7 +162,7 @@ fn client_and_server_must_prove_their_identity() {
 
     // Another array's token file: the right token alone is not enough.
     let other = Array::with(Options {
-        elements: 0,
+        nodes: 0,
         mount: false,
         ..remote()
     })
@@ -183,14 +183,14 @@ fn client_and_server_must_prove_their_identity() {
         refused.err
     );
 
-    let element = list(
-        &format!("https://{}", element_address(&array, 0)),
+    let node = list(
+        &format!("https://{}", node_address(&array, 0)),
         &array.token_file(),
     );
     assert!(
-        !element.ok && element.err.contains("check address and port"),
+        !node.ok && node.err.contains("check address and port"),
         "{}",
-        element.err
+        node.err
     );
 
     let plain = list(&address.replace("https", "http"), &array.token_file());
@@ -213,7 +213,7 @@ fn ports_answer_nothing_without_tls() {
     let server = array.address();
     for address in [
         server.strip_prefix("https://").unwrap(),
-        &element_address(&array, 0),
+        &node_address(&array, 0),
     ] {
         let mut raw = TcpStream::connect(address).unwrap();
         raw.write_all(b"GET /status HTTP/1.1\r\nhost: a\r\n\r\n")
@@ -224,7 +224,7 @@ fn ports_answer_nothing_without_tls() {
         assert!(said.is_empty() || said[0] == 21, "no TLS alert: {said:?}");
     }
     wait("it is told in the log", || {
-        array.log("element-0.log").contains("without TLS")
+        array.log("node-0.log").contains("without TLS")
     });
 }
 
@@ -242,12 +242,12 @@ fn restarted_daemons_keep_their_identity() {
     array.kill_server();
     array.start_server();
     assert_eq!(std::fs::read(array.token_file()).unwrap(), before);
-    array.wait_for_elements(2);
+    array.wait_for_nodes(2);
     for index in 0..2 {
-        array.kill_element(index);
-        array.start_element(index);
+        array.kill_node(index);
+        array.start_node(index);
     }
-    array.wait_for_elements(2);
+    array.wait_for_nodes(2);
     // The mount works through all of these changes.
     assert_eq!(std::fs::read_to_string(array.at("kept")).unwrap(), text);
     std::fs::write(array.at("new"), &text).unwrap();
@@ -256,12 +256,12 @@ fn restarted_daemons_keep_their_identity() {
 }
 
 #[test]
-fn element_started_before_server_is_known() {
+fn node_started_before_server_is_known() {
     let port = free_port();
     let Some(mut array) = Array::with(Options {
-        elements: 1,
+        nodes: 1,
         mount: false,
-        element_listen: format!("127.0.0.1:{port}"),
+        node_listen: format!("127.0.0.1:{port}"),
         ..remote()
     }) else {
         return;
@@ -269,19 +269,19 @@ fn element_started_before_server_is_known() {
     let credential = Credential::read(&array.token_file()).unwrap();
     let trust = Trust::new(&credential.authority.unwrap()).unwrap();
     array.kill_server();
-    array.kill_element(0);
-    array.start_element(0);
+    array.kill_node(0);
+    array.start_node(0);
     let object = Remote {
-        element: ElementId(0),
+        node: NodeId(0),
         url: format!("https://127.0.0.1:{port}").into(),
         object: ObjectId(1),
         capability: vec![1],
     };
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let objects = Objects::new(Some(&trust));
-    wait("the element answers", || {
+    wait("the node answers", || {
         let answer = runtime.block_on(objects.read(&object, 0, 1));
-        matches!(answer, Err(Error::ElementRefused { status: 400, .. }))
+        matches!(answer, Err(Error::NodeRefused { status: 400, .. }))
     });
 }
 
@@ -306,17 +306,17 @@ fn token_and_authority_can_be_replaced() {
         "{}",
         refused.err
     );
-    wait("the element says why it does not come back", || {
+    wait("the node says why it does not come back", || {
         array
-            .log("element-0.log")
+            .log("node-0.log")
             .contains("copy `token` from the server's folder again")
     });
 
     for index in 0..2 {
-        array.kill_element(index);
-        array.start_element(index);
+        array.kill_node(index);
+        array.start_node(index);
     }
-    array.wait_for_elements(2);
+    array.wait_for_nodes(2);
     array.kill_mount();
     array.start_mount();
     assert_eq!(std::fs::read_to_string(array.at("kept")).unwrap(), "bytes");

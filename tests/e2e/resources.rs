@@ -5,7 +5,7 @@ use serde_json::Value;
 
 fn array() -> Option<Array> {
     Array::with(Options {
-        element_args: [
+        node_args: [
             "--memory",
             "1GiB",
             "--resources",
@@ -38,30 +38,30 @@ fn resources_are_shown_and_impossible_requests_refused() {
     let Some(array) = array() else { return };
     array.sh("mkdir w");
     let status = array.json(&["status"]);
-    let element = &status["elements"][0];
-    assert_eq!(element["memory_bytes"], 1 << 30);
-    assert_eq!(element["resources"]["licence.x"], 2);
-    assert_eq!(element["watts_milli"], 12_500);
-    assert_eq!([&element["speed_class"], &element["energy_class"]], [5, 4]);
+    let node = &status["nodes"][0];
+    assert_eq!(node["memory_bytes"], 1 << 30);
+    assert_eq!(node["resources"]["licence.x"], 2);
+    assert_eq!(node["watts_milli"], 12_500);
+    assert_eq!([&node["speed_class"], &node["energy_class"]], [5, 4]);
     let shown = array.run(&["status"]).out;
     assert!(shown.contains("gpu=1,licence.x=2"), "{shown}");
     for (rest, why) in [
         (
             "cores = 3;",
-            "it needs cores = 3, and the most that an element offers is 2",
+            "it needs cores = 3, and the most that a node offers is 2",
         ),
         ("memory = \"2 GiB\";", "it needs memory = 2147483648 bytes"),
         (
             "resources = { gpu = 2; };",
-            "it needs gpu = 2, and the most that an element offers is 1",
+            "it needs gpu = 2, and the most that a node offers is 1",
         ),
         (
             "resources = { fpga = 1; };",
-            "it needs fpga = 1, and the most that an element offers is 0",
+            "it needs fpga = 1, and the most that a node offers is 0",
         ),
         (
-            "resources = { gpu = 1; }; element = 9;",
-            "the array has no element 9",
+            "resources = { gpu = 1; }; node = 9;",
+            "the array has no node 9",
         ),
     ] {
         let refused = array.try_submit(&script(&[("a", &format!("kernel = \"true\"; {rest}"))]));
@@ -83,7 +83,7 @@ fn resources_are_shown_and_impossible_requests_refused() {
         ["--busy-power", "much"],
     ];
     for flags in &flags {
-        let wrong = array.run(&[&["element", "--id", "7"][..], flags].concat());
+        let wrong = array.run(&[&["node", "--id", "7"][..], flags].concat());
         assert!(
             !wrong.ok && wrong.err.contains(flags[1].split('=').next().unwrap()),
             "{}",
@@ -92,10 +92,10 @@ fn resources_are_shown_and_impossible_requests_refused() {
     }
 }
 
-/// Returns whether two tasks of a trace ran at the same time on one element.
+/// Returns whether two tasks of a trace ran at the same time on one node.
 fn overlap(one: &Value, other: &Value) -> bool {
     let at = |task: &Value, name: &str| task[name].as_u64().unwrap();
-    one["element"] == other["element"]
+    one["node"] == other["node"]
         && at(one, "start_ns") < at(other, "end_ns")
         && at(other, "start_ns") < at(one, "end_ns")
 }

@@ -64,7 +64,7 @@ fn workflow(last: &str, extra: &str) -> String {
 #[test]
 fn unchanged_tasks_are_not_run_again() {
     let options = Options {
-        elements: 2,
+        nodes: 2,
         ..Options::default()
     };
     let Some(array) = Array::with(options) else {
@@ -156,17 +156,17 @@ fn result_without_outputs_or_inputs_is_recomputed() {
     array.sh("rm w/out");
     let again = array.done(array.submit(&script("\"in\"")));
     assert!(reused(&again).is_empty(), "{again:#}");
-    // Cached results survive kills of the server and the element.
+    // Cached results survive kills of the server and the node.
     array.sh("mkdir x; mv w/out x/kept");
     array.kill_server();
-    array.kill_element(0);
+    array.kill_node(0);
     array.start_server();
-    array.start_element(0);
-    array.wait_for_elements(2);
+    array.start_node(0);
+    array.wait_for_nodes(2);
     let third = array.done(array.submit(&script("\"in\"")));
     assert_eq!(reused(&third), ["t"]);
     assert_eq!(array.sh("cat w/out"), array.sh("cat x/kept"));
-    // The file has two names on the element: each can be deleted without the other.
+    // The file has two names on the node: each can be deleted without the other.
     array.sh("rm x/kept; sync; sleep 0.2; test $(wc -c < w/out) -gt 10");
     array.sh("rm w/out");
     array.done(array.submit(&script("")));
@@ -177,7 +177,7 @@ fn result_without_outputs_or_inputs_is_recomputed() {
 
 /// Two steps; the first clearly takes longer than hashing its few bytes.
 const STEPS: &str = r#"name = "s"; workdir = "/w"; replace = true; policy = "round-robin"; tasks = (
-  { name = "a"; kernel = "/bin/sh"; element = 0; input = [ "in", "other" ]; output = [ "mid" ];
+  { name = "a"; kernel = "/bin/sh"; node = 0; input = [ "in", "other" ]; output = [ "mid" ];
     args = [ "-c", "i=0; while [ $i -lt 50000 ]; do i=$((i+1)); done; date +%s%N | cat in other - > mid" ]; },
   { name = "b"; kernel = "/bin/sh"; input = [ "mid" ]; output = [ "out" ];
     args = [ "-c", "date +%s%N | cat mid - > out" ]; } );"#;
@@ -187,8 +187,8 @@ fn equal_bytes_in_another_version_reuse_result() {
     let Some(array) = Array::start() else {
         return;
     };
-    // The folder is on another element than the first step, so that the file must be transferred.
-    array.sh("mkdir w; setfattr -n user.tidemill.element -v 1 w; cd w; seq 10 > in; seq 5 > other");
+    // The folder is on another node than the first step, so that the file must be transferred.
+    array.sh("mkdir w; setfattr -n user.tidemill.node -v 1 w; cd w; seq 10 > in; seq 5 > other");
     let first = array.done(array.submit(STEPS));
     assert!(reused(&first).is_empty(), "{first:#}");
     let result = array.sh("cat w/mid w/out");

@@ -9,21 +9,21 @@ use std::time::Duration;
 
 const STRANGER: &str = "setpriv --reuid 65534 --regid 65534 --clear-groups";
 
-/// Starts an array with an element in memory, element 2, that the mount knows.
+/// Starts an array with a node in memory, node 2, that the mount knows.
 fn start() -> Option<Array> {
     let mut array = Array::start()?;
-    array.add_element(&["--medium", "memory", "--capacity", "128MiB"]);
+    array.add_node(&["--medium", "memory", "--capacity", "128MiB"]);
     array.run(&["room", "create", "probe"]);
-    wait("the mount knows the element in memory", || {
+    wait("the mount knows the node in memory", || {
         array.sh("echo x > rooms/probe/f");
-        element_of(&array, "/rooms/probe/f") == 2
+        node_of(&array, "/rooms/probe/f") == 2
     });
     Some(array)
 }
 
-fn element_of(array: &Array, path: &str) -> u64 {
+fn node_of(array: &Array, path: &str) -> u64 {
     let layout = array.json(&["layout", path]);
-    layout["parts"][0]["copies"][0]["element"].as_u64().unwrap()
+    layout["parts"][0]["copies"][0]["node"].as_u64().unwrap()
 }
 
 fn members(array: &Array, room: &str) -> usize {
@@ -54,7 +54,7 @@ fn room_is_memory_folder_of_owner_and_is_removed_whole() {
     let again = array.run(&["room", "create", "r"]);
     assert!(!again.ok && again.err.contains("already"), "{}", again.err);
     array.sh("mkdir -p rooms/r/below; echo x > rooms/r/below/f; dd if=/dev/zero of=rooms/r/large bs=1M count=30");
-    assert_eq!(element_of(&array, "/rooms/r/below/f"), 2);
+    assert_eq!(node_of(&array, "/rooms/r/below/f"), 2);
     // Other users neither see it nor change any other entry, with the command line, too.
     for script in [
         "cat rooms/r/below/f",
@@ -84,7 +84,7 @@ fn room_is_memory_folder_of_owner_and_is_removed_whole() {
     // The server keeps the room, like all names.
     array.kill_server();
     array.start_server();
-    array.wait_for_elements(3);
+    array.wait_for_nodes(3);
     let listed = array.json(&["room", "list"]);
     assert_eq!(
         (&listed[1]["room"], &listed[1]["files"]),
@@ -105,7 +105,7 @@ fn room_is_memory_folder_of_owner_and_is_removed_whole() {
     );
     wait("its objects are removed", || {
         let status = array.json(&["status"]);
-        let free = status["elements"][2]["free_bytes"].as_u64();
+        let free = status["nodes"][2]["free_bytes"].as_u64();
         free > Some(110 << 20) && array.run(&["check", "--age", "0"]).ok
     });
 }
@@ -163,7 +163,7 @@ fn room_takes_at_most_its_quota() {
         );
         array.sh(&format!("rm rooms/{room}/fits"));
     }
-    assert_eq!(element_of(&array, "/rooms/probe/more"), 2);
+    assert_eq!(node_of(&array, "/rooms/probe/more"), 2);
     // Another mount cannot write the same amount again within the quota.
     wait("what was removed is counted no more", || {
         array.try_sh("head -c 4000000 /dev/zero > rooms/d/f").ok
@@ -215,7 +215,7 @@ fn get_waits_for_put() {
     // They continue to wait when the server is online again.
     array.kill_server();
     array.start_server();
-    array.wait_for_elements(3);
+    array.wait_for_nodes(3);
     // A file that is still being written does not count.
     let mut file = std::fs::File::create(array.at("rooms/r/later")).unwrap();
     file.write_all(b"half ").unwrap();
@@ -279,7 +279,7 @@ fn room_ends_with_its_time_and_last_member() {
     assert!(array.run(&["room", "leave", "r", &member]).ok);
     array.kill_server();
     array.start_server();
-    array.wait_for_elements(3);
+    array.wait_for_nodes(3);
     assert!(array.at("rooms/r/f").exists());
     assert_eq!(members(&array, "r"), 1);
     rustix::process::kill_process(rustix::process::Pid::from_child(&child), Signal::TERM).unwrap();

@@ -78,11 +78,11 @@ fn new_files_are_analysed_and_lineage_names_rule() {
     assert!(!array.run(&["rule", "show", "count"]).ok);
 }
 
-/// Server and elements are killed while files are dropped and analysed: every file has exactly one result.
+/// Server and nodes are killed while files are dropped and analysed: every file has exactly one result.
 #[test]
 fn kills_lose_no_firing_and_repeat_none() {
     let options = Options {
-        element_timeout_secs: 60,
+        node_timeout_secs: 60,
         ..Options::default()
     };
     let Some(mut array) = Array::with(options) else {
@@ -96,9 +96,9 @@ fn kills_lose_no_firing_and_repeat_none() {
         ));
         match round % 3 {
             0 => array.kill_server(),
-            1 => array.kill_element(0),
+            1 => array.kill_node(0),
             _ => {
-                array.kill_element(1);
+                array.kill_node(1);
                 array.kill_server();
             }
         }
@@ -106,7 +106,7 @@ fn kills_lose_no_firing_and_repeat_none() {
             array.start_server();
         }
         if round % 3 != 0 {
-            array.start_element(usize::try_from(round % 3 - 1).unwrap());
+            array.start_node(usize::try_from(round % 3 - 1).unwrap());
         }
     }
     wait("all have fired", || done(&array, 100));
@@ -285,7 +285,7 @@ task = { kernel = "/bin/sh"; args = [ "-c", "while read -r line; do echo $line; 
 fn grow(array: &Array, file: &mut std::fs::File, line: &str) {
     use std::io::Write as _;
     writeln!(file, "{line}").unwrap();
-    let folders = [0, 1].map(|element| array.element_folder(element).join("run"));
+    let folders = [0, 1].map(|node| array.node_folder(node).join("run"));
     let [first, second] = folders.map(|folder| folder.display().to_string());
     // The kernel has written the line to an output that no other process sees yet.
     let find = format!("find {first} {second} -type f -exec grep -qsx '{line}' {{}} \\; -print");
@@ -324,16 +324,16 @@ fn growing_file_is_read_while_written() {
     wait("what was sealed counts", || done(&array, 2));
     assert_eq!(array.sh("cat w/out/b"), "FIRST\nlast\n");
 
-    // After a kill of its element, the task reads from the start.
+    // After a kill of its node, the task reads from the start.
     let mut file = create(&array, "c.log").unwrap();
     grow(&array, &mut file, "before");
-    for element in 0..2 {
-        array.kill_element(element);
+    for node in 0..2 {
+        array.kill_node(node);
     }
-    for element in 0..2 {
-        array.start_element(element);
+    for node in 0..2 {
+        array.start_node(node);
     }
-    array.wait_for_elements(2);
+    array.wait_for_nodes(2);
     grow(&array, &mut file, "after");
     array.kill_server();
     array.start_server();
@@ -417,7 +417,7 @@ fn task_of_rule_may_have_components() {
     assert!(log.contains("/w/c.txt") && log.contains('3'), "{log}");
 }
 
-/// The content of a file decides, whatever the file's name is, on each element.
+/// The content of a file decides, whatever the file's name is, on each node.
 #[test]
 fn rule_matches_content_of_file() {
     let Some(array) = Array::start() else { return };

@@ -22,10 +22,10 @@ struct Bench {
     _runtime: tokio::runtime::Runtime,
 }
 
-/// State, its element, the exit code of `health`, and functions that begin and end the state.
+/// State, its node, the exit code of `health`, and functions that begin and end the state.
 struct Case {
     state: &'static str,
-    element: Option<u64>,
+    node: Option<u64>,
     exit: i32,
     begin: fn(&mut Bench),
     end: fn(&mut Bench),
@@ -60,10 +60,10 @@ impl Bench {
         child.wait().unwrap();
     }
 
-    /// Command of an additional element.
-    fn element(&self, id: u32, folder: &str) -> Command {
+    /// Command of an additional node.
+    fn node(&self, id: u32, folder: &str) -> Command {
         let mut command = self.array.tidemill();
-        command.args(["element", "--cores", "1", "--listen", "127.0.0.1:0", "--id"]);
+        command.args(["node", "--cores", "1", "--listen", "127.0.0.1:0", "--id"]);
         command
             .arg(id.to_string())
             .arg("--folder")
@@ -111,14 +111,14 @@ impl Bench {
         let states = shown["states"].as_array().unwrap();
         let found = states
             .iter()
-            .find(|one| one["name"] == case.state && one["element"] == Value::from(case.element));
+            .find(|one| one["name"] == case.state && one["node"] == Value::from(case.node));
         found.map(|found| (code, found.clone()))
     }
 
     /// Returns the number of lines of the server's log that begin this state.
     fn logged(&self, case: &Case) -> usize {
-        let element = case.element.map(|element| format!("element {element}: "));
-        let begin = format!("state {}: {}", case.state, element.unwrap_or_default());
+        let node = case.node.map(|node| format!("node {node}: "));
+        let begin = format!("state {}: {}", case.state, node.unwrap_or_default());
         let log = self.array.log("server.log");
         let lines = log
             .lines()
@@ -189,47 +189,47 @@ fn all(bench: Option<Bench>, cases: &[Case]) -> Option<Bench> {
 }
 
 fn kill(bench: &mut Bench) {
-    bench.array.kill_element(1);
+    bench.array.kill_node(1);
 }
 
 fn start(bench: &mut Bench) {
-    bench.array.start_element(1);
-    bench.array.wait_for_elements(3);
+    bench.array.start_node(1);
+    bench.array.wait_for_nodes(3);
 }
 
 fn end_other(bench: &mut Bench) {
     bench.end_other();
 }
 
-/// Elements that are dead, stopped, without their disk, or not let in.
-const ELEMENTS: &[Case] = &[
+/// Nodes that are dead, stopped, without their disk, or not let in.
+const NODES: &[Case] = &[
     Case {
-        state: "element-away",
-        element: Some(1),
+        state: "node-away",
+        node: Some(1),
         exit: 3,
         begin: kill,
         end: start,
     },
     Case {
-        state: "element-given-up",
-        element: Some(1),
+        state: "node-given-up",
+        node: Some(1),
         exit: 3,
         begin: kill,
         end: start,
     },
     Case {
-        state: "element-silent",
-        element: Some(1),
+        state: "node-silent",
+        node: Some(1),
         exit: 3,
-        begin: |bench| bench.array.signal_element(1, Signal::STOP),
-        end: |bench| bench.array.signal_element(1, Signal::CONT),
+        begin: |bench| bench.array.signal_node(1, Signal::STOP),
+        end: |bench| bench.array.signal_node(1, Signal::CONT),
     },
     Case {
         state: "data-unavailable",
-        element: None,
+        node: None,
         exit: 4,
         begin: |bench| {
-            assert!(bench.put("/one", &["--element", "1"]).ok);
+            assert!(bench.put("/one", &["--node", "1"]).ok);
             kill(bench);
         },
         end: |bench| {
@@ -238,51 +238,51 @@ const ELEMENTS: &[Case] = &[
         },
     },
     Case {
-        state: "element-folder",
-        element: Some(1),
+        state: "node-folder",
+        node: Some(1),
         exit: 3,
         begin: |bench| {
-            let folder = bench.array.element_folder(1);
+            let folder = bench.array.node_folder(1);
             std::fs::rename(&folder, bench.array.path("aside")).unwrap();
             std::fs::create_dir(&folder).unwrap();
         },
         end: |bench| {
-            let folder = bench.array.element_folder(1);
+            let folder = bench.array.node_folder(1);
             let _ = std::fs::remove_dir_all(&folder);
             std::fs::rename(bench.array.path("aside"), &folder).unwrap();
         },
     },
     Case {
-        state: "element-database",
-        element: Some(1),
+        state: "node-database",
+        node: Some(1),
         exit: 3,
-        begin: |bench| bench.lock("element-1/element.db"),
+        begin: |bench| bench.lock("node-1/node.db"),
         end: end_other,
     },
     Case {
-        state: "element-full",
-        element: Some(2),
+        state: "node-full",
+        node: Some(2),
         exit: 3,
         begin: |bench| bench.device.as_ref().unwrap().fill(),
         end: |bench| bench.device.as_ref().unwrap().free(),
     },
     Case {
-        state: "element-twice",
-        element: Some(1),
+        state: "node-twice",
+        node: Some(1),
         exit: 3,
-        begin: |bench| bench.spawn(&mut bench.element(1, "second")),
+        begin: |bench| bench.spawn(&mut bench.node(1, "second")),
         end: end_other,
     },
     Case {
-        state: "element-plain",
-        element: Some(8),
+        state: "node-plain",
+        node: Some(8),
         exit: 3,
-        begin: |bench| bench.spawn(bench.element(8, "plain").args(["--tls", "off"])),
+        begin: |bench| bench.spawn(bench.node(8, "plain").args(["--tls", "off"])),
         end: end_other,
     },
     Case {
-        state: "element-other-array",
-        element: Some(7),
+        state: "node-other-array",
+        node: Some(7),
         exit: 3,
         begin: of_another_array,
         end: end_other,
@@ -290,23 +290,23 @@ const ELEMENTS: &[Case] = &[
 ];
 
 #[test]
-fn element_states_have_name_exit_code_and_one_log_line() {
+fn node_states_have_name_exit_code_and_one_log_line() {
     let options = Options {
-        elements: 3,
+        nodes: 3,
         server_args: ["--repair-after", "14s"].map(str::to_owned).into(),
         ..Options::default()
     };
-    all(Bench::start(options, Some(("element-2", "64m"))), ELEMENTS);
+    all(Bench::start(options, Some(("node-2", "64m"))), NODES);
 }
 
-/// An element whose folder was an array's that is no more.
+/// A node whose folder was an array's that is no more.
 fn of_another_array(bench: &mut Bench) {
     let mut never = Command::new(env!("CARGO_BIN_EXE_tidemill"));
-    never.args(["--server", "unix:/nowhere", "element", "--id", "7"]);
+    never.args(["--server", "unix:/nowhere", "node", "--id", "7"]);
     never.args(["--listen", "127.0.0.1:0", "--folder"]);
     never.arg(bench.array.path("other"));
     bench.spawn(&mut never);
-    let database = bench.array.path("other/element.db");
+    let database = bench.array.path("other/node.db");
     let set = "INSERT INTO identity VALUES ('array', x'0102030405060708')";
     wait("it has a database", || {
         let said = said(
@@ -319,21 +319,21 @@ fn of_another_array(bench: &mut Bench) {
         said.ok
     });
     bench.end_other();
-    bench.spawn(&mut bench.element(7, "other"));
+    bench.spawn(&mut bench.node(7, "other"));
 }
 
 /// Files that are lost, lack copies, or can't be sealed; rules; the server's database.
 const FILES: &[Case] = &[
     Case {
         state: "copies-no-room",
-        element: None,
+        node: None,
         exit: 3,
         begin: |bench| assert!(bench.put("/four", &["--copies", "4"]).ok),
         end: |bench| drop(bench.array.sh("rm four")),
     },
     Case {
         state: "data-lost",
-        element: None,
+        node: None,
         exit: 4,
         begin: |bench| {
             bench.array.sh("echo alone > h; sync h");
@@ -347,19 +347,19 @@ const FILES: &[Case] = &[
         end: |bench| drop(bench.array.sh("rm h")),
     },
     Case {
-        // The element of the intact copy is offline.
+        // The node of the intact copy is offline.
         state: "files-damaged",
-        element: None,
+        node: None,
         exit: 4,
         begin: damage_a_copy,
         end: |bench| {
-            bench.array.start_element(0);
-            bench.array.wait_for_elements(3);
+            bench.array.start_node(0);
+            bench.array.wait_for_nodes(3);
         },
     },
     Case {
         state: "rule-failed",
-        element: None,
+        node: None,
         exit: 0,
         begin: |bench| {
             let rule = "name = \"bad\"; workdir = \"/w\"; pattern = \"*.txt\"; retries = 0;
@@ -376,12 +376,12 @@ const FILES: &[Case] = &[
     },
     Case {
         state: "files-unsealed",
-        element: Some(1),
+        node: Some(1),
         exit: 3,
         begin: |bench| {
             bench
                 .array
-                .sh("mkdir e1; setfattr -n user.tidemill.element -v 1 e1");
+                .sh("mkdir e1; setfattr -n user.tidemill.node -v 1 e1");
             let mut file = std::fs::File::create(bench.array.at("e1/open")).unwrap();
             file.write_all(b"begun").unwrap();
             file.sync_all().unwrap();
@@ -395,7 +395,7 @@ const FILES: &[Case] = &[
     },
     Case {
         state: "server-database",
-        element: None,
+        node: None,
         exit: 3,
         begin: |bench| {
             bench.lock("server/server.db");
@@ -416,7 +416,7 @@ const FILES: &[Case] = &[
     },
     Case {
         state: "server-full",
-        element: None,
+        node: None,
         exit: 3,
         begin: |bench| {
             bench.device.as_ref().unwrap().fill();
@@ -432,7 +432,7 @@ const FILES: &[Case] = &[
     },
     Case {
         state: "store-failing",
-        element: Some(3),
+        node: Some(3),
         exit: 3,
         begin: |bench| {
             bench.store.state().key = Some("me".into());
@@ -447,10 +447,10 @@ const FILES: &[Case] = &[
             let keys = keys.display().to_string();
             bench
                 .array
-                .add_element(&["--outside", &uri, "--outside-keys", &keys]);
+                .add_node(&["--outside", &uri, "--outside-keys", &keys]);
             bench
                 .array
-                .sh("mkdir s3; setfattr -n user.tidemill.element -v 3 s3");
+                .sh("mkdir s3; setfattr -n user.tidemill.node -v 3 s3");
             bench.store.state().key = Some("another".into());
             bench.array.try_sh("echo refused > s3/refused");
         },
@@ -458,31 +458,31 @@ const FILES: &[Case] = &[
     },
     Case {
         state: "store-away",
-        element: Some(4),
+        node: Some(4),
         exit: 3,
         begin: |bench| {
             let folder = bench.array.path("pfs");
             std::fs::create_dir_all(&folder).unwrap();
             let uri = format!("file://{}", folder.display());
-            bench.array.add_element(&["--outside", &uri]);
+            bench.array.add_node(&["--outside", &uri]);
             let there = folder.join("d/stored");
             bench
                 .array
-                .sh("mkdir d; setfattr -n user.tidemill.element -v 4 d; echo text > d/stored");
+                .sh("mkdir d; setfattr -n user.tidemill.node -v 4 d; echo text > d/stored");
             wait("its files are outside", || there.exists());
-            bench.array.kill_element(4);
+            bench.array.kill_node(4);
             std::fs::rename(&folder, bench.array.path("unmounted")).unwrap();
             std::fs::create_dir(&folder).unwrap();
-            bench.array.start_element(4);
-            bench.array.wait_for_elements(5);
+            bench.array.start_node(4);
+            bench.array.wait_for_nodes(5);
         },
         end: |bench| {
-            bench.array.kill_element(4);
+            bench.array.kill_node(4);
             let folder = bench.array.path("pfs");
             std::fs::remove_dir_all(&folder).unwrap();
             std::fs::rename(bench.array.path("unmounted"), &folder).unwrap();
-            bench.array.start_element(4);
-            bench.array.wait_for_elements(5);
+            bench.array.start_node(4);
+            bench.array.wait_for_nodes(5);
         },
     },
 ];
@@ -490,22 +490,22 @@ const FILES: &[Case] = &[
 #[test]
 fn file_states_have_name_exit_code_and_one_log_line() {
     let options = Options {
-        elements: 3,
+        nodes: 3,
         server_args: ["--repair-after", "1h"].map(str::to_owned).into(),
         ..Options::default()
     };
     all(Bench::start(options, Some(("server", "24m"))), FILES);
 }
 
-/// Writes a file with two copies, kills the element of the first copy and changes the second copy.
+/// Writes a file with two copies, kills the node of the first copy and changes the second copy.
 fn damage_a_copy(bench: &mut Bench) {
-    assert!(bench.put("/two", &["--element", "0", "--copies", "2"]).ok);
+    assert!(bench.put("/two", &["--node", "0", "--copies", "2"]).ok);
     let second = |bench: &Bench| -> Option<PathBuf> {
         let layout = bench.array.json(&["layout", "/two"]);
         let part = &layout["parts"][0];
         let object = part["object"].as_str()?.to_owned();
-        let element = part["copies"][1]["element"].as_u64()?;
-        let folder = bench.array.element_folder(usize::try_from(element).ok()?);
+        let node = part["copies"][1]["node"].as_u64()?;
+        let folder = bench.array.node_folder(usize::try_from(node).ok()?);
         Some(folder.join(format!("objects/{}/{object}", &object[14..])))
     };
     wait("it has two copies", || second(bench).is_some());
@@ -513,7 +513,7 @@ fn damage_a_copy(bench: &mut Bench) {
     wait("both are as they were written", || {
         bench.array.run(&["scrub", "--wait", "/two"]).ok
     });
-    bench.array.kill_element(0);
+    bench.array.kill_node(0);
     std::fs::set_permissions(&copy, PermissionsExt::from_mode(0o644)).unwrap();
     std::fs::write(&copy, "TEXT\n").unwrap();
     bench.array.run(&["scrub", "--wait", "/two"]);
@@ -521,7 +521,7 @@ fn damage_a_copy(bench: &mut Bench) {
 
 /// Writes files until the array takes no more.
 fn fill(bench: &mut Bench) {
-    wait("the element takes files", || {
+    wait("the node takes files", || {
         bench.array.run(&["mkdir", "-p", "/large"]).ok && bench.put("/large/first", &[]).ok
     });
     let local = bench.array.path("large").display().to_string();
@@ -535,11 +535,11 @@ fn fill(bench: &mut Bench) {
     }
 }
 
-/// A small array: no element, full elements, an incomplete rebuild.
+/// A small array: no node, full nodes, an incomplete rebuild.
 #[test]
 fn small_array_states_have_name_exit_code_and_log_line() {
     let options = Options {
-        elements: 0,
+        nodes: 0,
         mount: false,
         capacity: Some("64M"),
         ..Options::default()
@@ -550,12 +550,12 @@ fn small_array_states_have_name_exit_code_and_log_line() {
     let (code, shown) = bench.json("health");
     assert_eq!(
         (code, &shown["states"][0]["name"]),
-        (Some(3), &"no-element".into())
+        (Some(3), &"no-node".into())
     );
-    bench.array.add_element(&[]);
+    bench.array.add_node(&[]);
     let full = Case {
         state: "array-full",
-        element: None,
+        node: None,
         exit: 3,
         begin: fill,
         end: |bench| assert!(bench.array.run(&["rm", "-r", "/large"]).ok),
@@ -579,8 +579,8 @@ fn small_array_states_have_name_exit_code_and_log_line() {
     for suffix in ["", "-wal", "-shm"] {
         let _ = std::fs::remove_file(bench.array.path(&format!("server/server.db{suffix}")));
     }
-    let (server, element) = (bench.array.path("server"), bench.array.element_folder(0));
-    let paths = [server, element].map(|path| path.display().to_string());
+    let (server, node) = (bench.array.path("server"), bench.array.node_folder(0));
+    let paths = [server, node].map(|path| path.display().to_string());
     let rebuilt = bench
         .array
         .run(&["--json", "rebuild", "--folder", &paths[0], &paths[1]]);
@@ -588,10 +588,10 @@ fn small_array_states_have_name_exit_code_and_log_line() {
     let members: Value = serde_json::from_str(&rebuilt.out).unwrap();
     assert_eq!(members["members"], serde_json::json!([0]));
     bench.array.start_server();
-    bench.array.wait_for_elements(1);
+    bench.array.wait_for_nodes(1);
     let less = Case {
         state: "rebuilt-incomplete",
-        element: None,
+        node: None,
         exit: 3,
         begin: |_| {},
         end: |_| {},
@@ -600,30 +600,26 @@ fn small_array_states_have_name_exit_code_and_log_line() {
     wait("the log names it", || bench.logged(&less) == 1);
 }
 
-/// An element that is taken out ends, does not start again, is left out by `rebuild`, and is no member after it.
+/// A node that is taken out ends, does not start again, is left out by `rebuild`, and is no member after it.
 #[test]
-fn removed_element_stays_out_after_rebuild() {
+fn removed_node_stays_out_after_rebuild() {
     let options = Options {
-        elements: 3,
+        nodes: 3,
         mount: false,
         ..Options::default()
     };
     let Some(mut bench) = Bench::start(options, None) else {
         return;
     };
-    assert!(bench.put("/kept", &["--element", "0"]).ok);
+    assert!(bench.put("/kept", &["--node", "0"]).ok);
     bench.array.wait_for_notes();
     let array = &mut bench.array;
-    assert!(array.run(&["element", "drain", "2", "--wait"]).ok);
-    wait("it is taken out", || {
-        array.run(&["element", "remove", "2"]).ok
-    });
-    wait("its process has ended", || array.element_code(2) == Some(3));
-    array.start_element(2);
-    wait("it does not start again", || {
-        array.element_code(2) == Some(3)
-    });
-    let log = array.log("element-2.log");
+    assert!(array.run(&["node", "drain", "2", "--wait"]).ok);
+    wait("it is taken out", || array.run(&["node", "remove", "2"]).ok);
+    wait("its process has ended", || array.node_code(2) == Some(3));
+    array.start_node(2);
+    wait("it does not start again", || array.node_code(2) == Some(3));
+    let log = array.log("node-2.log");
     assert_eq!(
         log.matches("was taken out of the array, and does not start")
             .count(),
@@ -635,17 +631,17 @@ fn removed_element_stays_out_after_rebuild() {
         let _ = std::fs::remove_file(array.path(&format!("server/server.db{suffix}")));
     }
     let server = array.path("server").display().to_string();
-    let folders = [0, 1, 2].map(|index| array.element_folder(index).display().to_string());
+    let folders = [0, 1, 2].map(|index| array.node_folder(index).display().to_string());
     let [zero, one, two] = folders.each_ref().map(String::as_str);
     let rebuilt = array.json(&["rebuild", "--folder", &server, zero, one, two]);
     assert_eq!(rebuilt["members"], serde_json::json!([0, 1]));
     assert_eq!(rebuilt["removed"], serde_json::json!([2]));
     array.start_server();
-    array.wait_for_elements(2);
+    array.wait_for_nodes(2);
     assert_eq!(array.run(&["cat", "/kept"]).out, "text\n");
     // Without its mark it is not let in, either.
     let forget = "DELETE FROM identity WHERE key = 'removed'";
-    let database = array.element_folder(2).join("element.db");
+    let database = array.node_folder(2).join("node.db");
     assert!(
         said(
             Command::new("sqlite3")
@@ -656,18 +652,15 @@ fn removed_element_stays_out_after_rebuild() {
         )
         .ok
     );
-    array.start_element(2);
-    wait("it is refused", || array.element_code(2) == Some(3));
-    let elements = array.json(&["status"])["elements"]
-        .as_array()
-        .unwrap()
-        .len();
-    assert_eq!(elements, 2);
+    array.start_node(2);
+    wait("it is refused", || array.node_code(2) == Some(3));
+    let nodes = array.json(&["status"])["nodes"].as_array().unwrap().len();
+    assert_eq!(nodes, 2);
 }
 
-/// Files of a removed element are reported as lost for good, not as offline.
+/// Files of a removed node are reported as lost for good, not as offline.
 #[test]
-fn files_of_abandoned_element_are_lost_for_good() {
+fn files_of_abandoned_node_are_lost_for_good() {
     let options = Options {
         mount: false,
         ..Options::default()
@@ -675,8 +668,8 @@ fn files_of_abandoned_element_are_lost_for_good() {
     let Some(mut bench) = Bench::start(options, None) else {
         return;
     };
-    assert!(bench.put("/gone", &["--element", "1"]).ok);
-    bench.array.kill_element(1);
+    assert!(bench.put("/gone", &["--node", "1"]).ok);
+    bench.array.kill_node(1);
     let lost = |bench: &Bench| {
         let (code, shown) = bench.json("health");
         let names: Vec<Value> = shown["states"]
@@ -689,17 +682,17 @@ fn files_of_abandoned_element_are_lost_for_good() {
     };
     wait("it is away", || lost(&bench).0 == Some(4));
     let (_, names, files) = lost(&bench);
-    assert_eq!(names, ["data-unavailable", "element-away"]);
-    assert_eq!(files[0]["what"], "its elements do not answer");
+    assert_eq!(names, ["data-unavailable", "node-away"]);
+    assert_eq!(files[0]["what"], "its nodes do not answer");
     wait("it is given up", || {
-        bench.array.run(&["element", "remove", "1", "--lose"]).ok
+        bench.array.run(&["node", "remove", "1", "--lose"]).ok
     });
     let (code, names, files) = lost(&bench);
     assert_eq!(
         (code, names.as_slice()),
         (Some(4), &["data-lost".into()][..])
     );
-    assert_eq!(files[0]["what"], "its elements were taken out of the array");
+    assert_eq!(files[0]["what"], "its nodes were taken out of the array");
     assert!(bench.array.run(&["rm", "/gone"]).ok);
     wait("all is well", || lost(&bench).0 == Some(0));
 }
@@ -708,7 +701,7 @@ fn files_of_abandoned_element_are_lost_for_good() {
 #[test]
 fn failing_commands_and_processes_name_their_state() {
     let options = Options {
-        elements: 1,
+        nodes: 1,
         mount: false,
         remote: true,
         ..Options::default()
@@ -718,7 +711,7 @@ fn failing_commands_and_processes_name_their_state() {
     };
     let broken = array.path("broken");
     std::fs::create_dir(&broken).unwrap();
-    std::fs::write(broken.join("element.db"), vec![7; 8192]).unwrap();
+    std::fs::write(broken.join("node.db"), vec![7; 8192]).unwrap();
     let forged = array.path("forged");
     let token = std::fs::read_to_string(array.token_file()).unwrap();
     let line = token
@@ -731,8 +724,8 @@ fn failing_commands_and_processes_name_their_state() {
     let (address, own) = (array.address(), array.token_file());
     let port = address.split_once("//").unwrap().1.to_owned();
     let text = |path: &Path| path.display().to_string();
-    let element = |folder: PathBuf, id: &str, listen: &str| -> Vec<String> {
-        let words = ["element", "--id", id, "--listen", listen, "--folder"];
+    let node = |folder: PathBuf, id: &str, listen: &str| -> Vec<String> {
+        let words = ["node", "--id", id, "--listen", listen, "--folder"];
         words
             .map(str::to_owned)
             .into_iter()
@@ -750,15 +743,15 @@ fn failing_commands_and_processes_name_their_state() {
     let any = "127.0.0.1:0";
     let commands: BTreeMap<&str, Vec<String>> = [
         ("token-refused", vec!["ls".to_owned(), "/".to_owned()]),
-        ("other-folder", element(array.element_folder(0), "5", any)),
-        ("port-taken", element(array.path("fresh"), "6", &port)),
-        ("database-broken", element(broken, "7", any)),
+        ("other-folder", node(array.node_folder(0), "5", any)),
+        ("port-taken", node(array.path("fresh"), "6", &port)),
+        ("database-broken", node(broken, "7", any)),
         ("folder-in-use", server("server")),
     ]
     .into();
     for (state, args) in commands {
         if state == "other-folder" {
-            array.kill_element(0);
+            array.kill_node(0);
         }
         let mut command = Command::new(env!("CARGO_BIN_EXE_tidemill"));
         let token = if state == "token-refused" {

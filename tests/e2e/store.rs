@@ -71,7 +71,7 @@ fn names_and_jobs_resume_when_disk_has_space() {
     array.kill_server();
     disk.free();
     array.start_server();
-    array.wait_for_elements(2);
+    array.wait_for_nodes(2);
     for folder in 0..more {
         assert!(
             array.at(&format!("w/{folder}")).is_dir(),
@@ -122,7 +122,7 @@ fn files_and_jobs_are_removed_on_full_disk() {
     // The same applies at the start.
     array.kill_server();
     array.start_server();
-    array.wait_for_elements(2);
+    array.wait_for_nodes(2);
     array.sh("for n in $(seq 102 200); do rm w/f$n; done");
 
     disk.free();

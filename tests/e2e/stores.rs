@@ -1,14 +1,14 @@
-//! Tests elements whose files are in stores of each kind, with real servers: SFTP always, the others if they are installed
+//! Tests nodes whose files are in stores of each kind, with real servers: SFTP always, the others if they are installed
 //! (`scripts/stores.sh`).
 
 use crate::array::{Array, said, wait};
-use crate::outside::{bare, elements, noise, outside};
+use crate::outside::{bare, nodes, noise, outside};
 use crate::servers::{self, Server};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use tidemill_bridge::{Bridge, Listed};
 
-/// An array with two elements that store, element 2 of the burst tier, and element 3, whose files are in the store.
+/// An array with two nodes that store, node 2 of the burst tier, and node 3, whose files are in the store.
 struct There {
     array: Array,
     server: Server,
@@ -16,7 +16,7 @@ struct There {
     runtime: tokio::runtime::Runtime,
 }
 
-/// Writes a file of keys in the form for its element.
+/// Writes a file of keys in the form for its node.
 fn keys(array: &Array, lines: &str) -> PathBuf {
     let path = array.path("keys");
     std::fs::write(&path, lines).unwrap();
@@ -28,7 +28,7 @@ impl There {
     fn start(server: Server) -> Option<Self> {
         let mut array = bare()?;
         keys(&array, &server.keys);
-        array.add_element(&["--tier", "burst"]);
+        array.add_node(&["--tier", "burst"]);
         let runtime = tokio::runtime::Runtime::new().unwrap();
         let store = {
             let _in = runtime.enter();
@@ -42,7 +42,7 @@ impl There {
         };
         let arguments = there.arguments();
         let arguments = arguments.each_ref().map(String::as_str);
-        there.array.add_element(&arguments);
+        there.array.add_node(&arguments);
         there.array.start_mount();
         Some(there)
     }
@@ -61,7 +61,7 @@ impl There {
     fn drain(&self, folder: &str, names: &[&str]) {
         wait("all is outside only", || {
             let said = self.array.run(&["drain", folder, "--free", "--wait"]);
-            let only = |name: &&str| elements(&self.array, &format!("{folder}/{name}")) == [3];
+            let only = |name: &&str| nodes(&self.array, &format!("{folder}/{name}")) == [3];
             said.ok && names.iter().all(only)
         });
     }
@@ -91,7 +91,7 @@ impl There {
 }
 
 /// Drained files are stored there, complete, under their names; replaced and deleted files are replaced and deleted there; no file is
-/// lost when the element is killed or the store is offline.
+/// lost when the node is killed or the store is offline.
 fn files_of_an_array_are_there(server: Server) {
     let Some(mut there) = There::start(server) else {
         return;
@@ -122,15 +122,15 @@ fn files_of_an_array_are_there(server: Server) {
     array.sh("mkdir k; for i in $(seq 30); do head -c 50000 /dev/urandom > k/$i; done; sha256sum k/* > sums");
     there.server.gate.shut();
     assert!(array.run(&["drain", "/k"]).ok);
-    wait("it is told", || array.log("element-3.log").contains("k/"));
+    wait("it is told", || array.log("node-3.log").contains("k/"));
     array.sh("sha256sum --quiet -c sums");
     there.server.gate.open();
     wait("some are there", || !there.names("k").is_empty());
-    there.array.kill_element(3);
+    there.array.kill_node(3);
     let arguments = there.arguments();
     let arguments = arguments.each_ref().map(String::as_str);
-    there.array.restart_element(3, &arguments);
-    there.array.wait_for_elements(4);
+    there.array.restart_node(3, &arguments);
+    there.array.wait_for_nodes(4);
     let array = &there.array;
     let names: Vec<String> = (1..=30).map(|number| number.to_string()).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();

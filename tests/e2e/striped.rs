@@ -1,4 +1,4 @@
-//! Tests files on several elements, in an array of real processes.
+//! Tests files on several nodes, in an array of real processes.
 
 use crate::array::{Array, Options, wait};
 use crate::chance::Chance;
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 fn three(remote: bool) -> Option<Array> {
     Array::with(Options {
-        elements: 3,
+        nodes: 3,
         remote,
         ..Options::default()
     })
@@ -44,7 +44,7 @@ fn sealed(array: &Array, path: &str) {
 }
 
 #[test]
-fn striped_file_is_read_back_from_all_elements() {
+fn striped_file_is_read_back_from_all_nodes() {
     for remote in [false, true] {
         let Some(array) = three(remote) else { return };
         array.sh("mkdir d");
@@ -156,7 +156,7 @@ fn striped_file_of_dead_mount_is_sealed_with_its_bytes() {
 }
 
 #[test]
-fn tasks_read_striped_file_as_one_on_any_element() {
+fn tasks_read_striped_file_as_one_on_any_node() {
     for remote in [false, true] {
         let Some(array) = three(remote) else { return };
         array.sh("mkdir d");
@@ -164,10 +164,10 @@ fn tasks_read_striped_file_as_one_on_any_element() {
         let bytes = Chance(3).bytes((1 << 20) + 77);
         std::fs::write(array.at("d/f"), &bytes).unwrap();
         let sum = array.sh("sha256sum < d/f");
-        let task = |element: u32| {
+        let task = |node: u32| {
             format!(
-                r#"{{ name = "t{element}"; kernel = "/usr/bin/sha256sum"; stdin = "d/f"; input = ["d/f"];
-                   output = ["o{element}"]; stdout = "o{element}"; element = {element}; }}"#
+                r#"{{ name = "t{node}"; kernel = "/usr/bin/sha256sum"; stdin = "d/f"; input = ["d/f"];
+                   output = ["o{node}"]; stdout = "o{node}"; node = {node}; }}"#
             )
         };
         let free = r#"{ name = "free"; kernel = "/usr/bin/sha256sum"; stdin = "d/f"; input = ["d/f"];
@@ -183,7 +183,7 @@ fn tasks_read_striped_file_as_one_on_any_element() {
         let jobs = array.json(&["jobs", "1"]);
         let tasks = jobs["tasks"].as_array().unwrap().iter();
         // A task that ran at the same time as the first may have transferred it for both.
-        let there = tasks.filter(|task| task["element"] == 0);
+        let there = tasks.filter(|task| task["node"] == 0);
         let moved: u64 = there
             .map(|task| task["moved_bytes"].as_u64().unwrap())
             .sum();
@@ -216,7 +216,7 @@ fn rebuilt_array_has_its_striped_files() {
             copies.len() == 2 && copies.iter().all(|copy| copy["state"] == "current")
         })
     });
-    let lost = array.element_folder(0);
+    let lost = array.node_folder(0);
     array.wait_for_notes();
     let said = array.rebuild();
     assert_eq!(
@@ -228,8 +228,8 @@ fn rebuilt_array_has_its_striped_files() {
     assert!(std::fs::read(array.at("d/h")).unwrap() == bytes[..50_000]);
     let check = array.run(&["check", "--age", "0"]);
     assert!(check.ok, "{}{}", check.out, check.err);
-    // Each part has a copy on another element.
-    array.kill_element(0);
+    // Each part has a copy on another node.
+    array.kill_node(0);
     std::fs::rename(&lost, array.path("lost")).unwrap();
     assert!(got(&array, "/d/h") == bytes[..50_000]);
     assert!(std::fs::read(array.at("d/h")).unwrap() == bytes[..50_000]);
@@ -252,7 +252,7 @@ fn invalid_striping_is_refused_with_reason() {
         let said = array.run(&["put", "--stripe", bad, local.to_str().unwrap(), "/g"]);
         assert!(!said.ok, "{bad}");
     }
-    // The stripe count exceeds the number of elements.
+    // The stripe count exceeds the number of nodes.
     assert!(array.run(&["stripe", "/d", "4096,4"]).ok);
     let said = array.try_sh("echo x > d/g");
     assert!(
@@ -263,7 +263,7 @@ fn invalid_striping_is_refused_with_reason() {
     let local = array.path("local");
     let said = array.run(&["put", local.to_str().unwrap(), "/d/g"]);
     assert!(
-        !said.ok && said.err.contains("4 elements: 3 are up"),
+        !said.ok && said.err.contains("4 nodes: 3 are up"),
         "{}",
         said.err
     );
@@ -285,7 +285,7 @@ fn invalid_striping_is_refused_with_reason() {
 }
 
 #[test]
-fn parts_leave_drained_element_unnoticed_by_readers() {
+fn parts_leave_drained_node_unnoticed_by_readers() {
     for remote in [false, true] {
         let Some(mut array) = three(remote) else {
             return;
@@ -302,29 +302,29 @@ fn parts_leave_drained_element_unnoticed_by_readers() {
         // A file that is being written there is completed there, and is moved then.
         let mut writing = File::create(array.at("d/w")).unwrap();
         writing.write_all(&bytes[..100_000]).unwrap();
-        assert!(array.run(&["element", "drain", "0"]).ok);
+        assert!(array.run(&["node", "drain", "0"]).ok);
         writing.write_all(&bytes[100_000..]).unwrap();
         drop(writing);
         sealed(&array, "/d/w");
-        let said = array.run(&["element", "drain", "0", "--wait"]);
+        let said = array.run(&["node", "drain", "0", "--wait"]);
         assert!(said.ok, "{}", said.err);
         std::fs::write(array.at("d/new"), &bytes).unwrap();
         sealed(&array, "/d/new");
         for name in ["a", "b", "c", "w", "new"] {
             let layout = array.json(&["layout", &format!("/d/{name}")]);
             for part in layout["parts"].as_array().unwrap() {
-                assert_ne!(part["copies"][0]["element"], 0, "{name}: {layout}");
+                assert_ne!(part["copies"][0]["node"], 0, "{name}: {layout}");
             }
         }
         let mut rest = vec![0; bytes.len()];
         open.read_exact_at(&mut rest, 0).unwrap();
         assert!(rest == bytes);
         drop(open);
-        wait("the element is in no use", || {
-            array.run(&["element", "remove", "0"]).ok
+        wait("the node is in no use", || {
+            array.run(&["node", "remove", "0"]).ok
         });
-        array.kill_element(0);
-        std::fs::rename(array.element_folder(0), array.path("gone")).unwrap();
+        array.kill_node(0);
+        std::fs::rename(array.node_folder(0), array.path("gone")).unwrap();
         for name in ["a", "b", "c", "w", "new"] {
             assert!(
                 std::fs::read(array.at("d").join(name)).unwrap() == bytes,
@@ -374,16 +374,16 @@ fn remaining_bytes_of_damaged_striped_file_can_be_read() {
     assert!(std::fs::read(back).unwrap() == bytes);
 }
 
-/// Returns the element of each part of a file, from `layout`.
-fn elements(array: &Array, path: &str) -> Vec<u64> {
+/// Returns the node of each part of a file, from `layout`.
+fn nodes(array: &Array, path: &str) -> Vec<u64> {
     let layout = array.json(&["layout", path]);
     let parts = layout["parts"].as_array().unwrap().iter();
     parts
-        .map(|part| part["copies"][0]["element"].as_u64().unwrap())
+        .map(|part| part["copies"][0]["node"].as_u64().unwrap())
         .collect()
 }
 
-/// Stores a file with stripes of 64 KiB on three elements.
+/// Stores a file with stripes of 64 KiB on three nodes.
 fn with_stripes(array: &Array, bytes: &[u8]) {
     array.sh("mkdir d");
     assert!(array.run(&["stripe", "/d", "64KiB"]).ok);
@@ -398,7 +398,7 @@ fn part_of(bytes: &[u8], index: usize) -> Vec<u8> {
 }
 
 #[test]
-fn task_per_part_runs_on_its_element_and_moves_nothing() {
+fn task_per_part_runs_on_its_node_and_moves_nothing() {
     for remote in [false, true] {
         let Some(array) = three(remote) else { return };
         let bytes = Chance(5).bytes((1 << 20) + 77);
@@ -407,12 +407,12 @@ fn task_per_part_runs_on_its_element_and_moves_nothing() {
             kernel = "cp"; type = "program"; args = [ "{inputs}", "o{p}" ]; input = ( { file = "d/f"; part = "{p}"; name = "part"; } ); output = [ "o{p}" ]; } );"#;
         let job = array.submit(script);
         array.done(job);
-        let lies = elements(&array, "/d/f");
+        let lies = nodes(&array, "/d/f");
         let told = array.json(&["jobs", &job.to_string()]);
         for (index, task) in told["tasks"].as_array().unwrap().iter().enumerate() {
             let read = got(&array, &format!("/o{index}"));
             assert!(read == part_of(&bytes, index), "part {index}");
-            assert_eq!(task["element"].as_u64(), Some(lies[index]), "{task:#}");
+            assert_eq!(task["node"].as_u64(), Some(lies[index]), "{task:#}");
             assert_eq!(task["moved_bytes"].as_u64(), Some(0), "{task:#}");
             assert_eq!(task["read_bytes"].as_u64(), Some(read.len() as u64));
             assert_eq!(task["selections"][0], format!("part {index}"));
@@ -430,13 +430,13 @@ fn ranges_move_only_their_bytes_and_explain_shows_it() {
         let Some(array) = three(remote) else { return };
         let bytes = Chance(6).bytes((1 << 20) + 77);
         with_stripes(&array, &bytes);
-        let lies = elements(&array, "/d/f");
+        let lies = nodes(&array, "/d/f");
         // The end of the first stripe and the start of the second, and the last bytes; the task runs where the first part is not.
         let ranges = "65000-66000,1048600-1048652";
         let script = format!(
             r#"name = "j"; workdir = "/"; tasks = ( {{ name = "t"; kernel = "cat"; type = "program"; args = [ "head", "d/f" ]; stdout = "o";
                input = ( {{ file = "d/f"; bytes = "{ranges}"; }}, {{ file = "d/f"; part = 2; bytes = "0-9"; name = "head"; }} );
-               output = [ "o" ]; element = {}; }} );"#,
+               output = [ "o" ]; node = {}; }} );"#,
             lies[1]
         );
         let before = planned(&array, &script);
@@ -461,7 +461,7 @@ fn ranges_move_only_their_bytes_and_explain_shows_it() {
             said.out
         );
         assert!(said.out.contains("546 B pulled"), "{}", said.out);
-        // On another element more would be transferred: the requested bytes, not the file.
+        // On another node more would be transferred: the requested bytes, not the file.
         let explained = array.json(&["explain", &job.to_string()]);
         for estimate in explained["decisions"][0]["estimates"].as_array().unwrap() {
             let bytes = estimate["transfer_bytes"].as_u64().unwrap();
@@ -493,11 +493,11 @@ fn bytes_moved_for_striped_file_are_predicted() {
     let Some(array) = three(true) else { return };
     let bytes = Chance(4).bytes((1 << 20) + 77);
     with_stripes(&array, &bytes);
-    let lies = elements(&array, "/d/f");
-    let task = |name: &str, input: &str, element: u64| {
+    let lies = nodes(&array, "/d/f");
+    let task = |name: &str, input: &str, node: u64| {
         format!(
             r#"{{ name = "{name}"; kernel = "cp"; type = "program"; args = [ "{{inputs}}", "{name}.out" ]; input = ( {input} );
-               output = [ "{name}.out" ]; element = {element}; }}"#
+               output = [ "{name}.out" ]; node = {node}; }}"#
         )
     };
     let tasks = [
@@ -555,7 +555,7 @@ fn selection_beyond_file_is_refused_once_known() {
     assert!(said.contains("it has no part 3"), "{said}");
     let said = refused(r#"{ file = "whole"; part = 1; }"#);
     assert!(said.contains("it has no part 1"), "{said}");
-    // Only the element detects a wrong range of a future file, and does not try again.
+    // Only the node detects a wrong range of a future file, and does not try again.
     let late = r#"name = "j"; workdir = "/"; tasks = (
         { name = "make"; kernel = "cp"; type = "program"; args = [ "whole", "made" ]; input = [ "whole" ]; output = [ "made" ]; },
         { name = "fits"; kernel = "cp"; type = "program"; args = [ "made", "o" ]; input = ( { file = "made"; bytes = "2-3"; } ); output = [ "o" ]; },
@@ -682,13 +682,13 @@ fn existing_files_are_rewritten_striped_or_whole() {
                 copies.len() == 2 && copies.iter().all(|copy| copy["state"] == "current")
             })
         });
-        array.kill_element(0);
+        array.kill_node(0);
         let said = array.run(&["stripe", "--rewrite", "/d/f", "off"]);
         assert!(said.ok, "{}", said.err);
         assert_eq!(array.json(&["layout", "/d/f"])["layout"], "whole");
         assert!(got(&array, "/d/f") == bytes);
-        array.start_element(0);
-        array.wait_for_elements(3);
+        array.start_node(0);
+        array.wait_for_nodes(3);
         // A folder with all its contents, each file once.
         let done = array.json(&["stripe", "--rewrite", "/d", "8KiB"]);
         assert_eq!(done["files"], 3, "{done}");
@@ -717,7 +717,7 @@ fn job_reads_parts_of_version_at_submission() {
     // A restarted server uses the same versions.
     array.kill_server();
     array.start_server();
-    array.wait_for_elements(3);
+    array.wait_for_nodes(3);
     std::fs::write(array.at("go"), b"now").unwrap();
     array.done(job);
     let expected = [&part_of(&bytes, 1)[..], &bytes[70_000..=300_000]].concat();

@@ -37,14 +37,14 @@ impl Host {
         self.0.path().join(path).to_str().unwrap().to_owned()
     }
 
-    /// Starts an array whose element 1 shows software, and element 0 nothing.
+    /// Starts an array whose node 1 shows software, and node 0 nothing.
     fn array(&self) -> Option<Array> {
         let options = Options {
-            elements: 1,
+            nodes: 1,
             ..Options::default()
         };
         let mut array = Array::with(options)?;
-        array.add_element(&[
+        array.add_node(&[
             "--kernels-folders",
             &format!("{},/etc,/proc", self.at("sw")),
             "--kernels-path",
@@ -57,7 +57,7 @@ impl Host {
     }
 }
 
-/// Returns four similar tasks, each with a file of its own, on all elements in turn by default.
+/// Returns four similar tasks, each with a file of its own, on all nodes in turn by default.
 fn script(all: &str, task: &str) -> String {
     let tasks = (1..=4).map(|i| {
         format!("{{ name = \"t{i}\"; input = [ \"in{i}\" ]; output = [ \"out{i}\" ]; stdout = \"out{i}\"; {task} }}")
@@ -69,11 +69,9 @@ fn script(all: &str, task: &str) -> String {
     )
 }
 
-fn elements(job: &Value) -> Vec<u64> {
+fn nodes(job: &Value) -> Vec<u64> {
     let tasks = job["tasks"].as_array().unwrap().iter();
-    tasks
-        .map(|task| task["element"].as_u64().unwrap())
-        .collect()
+    tasks.map(|task| task["node"].as_u64().unwrap()).collect()
 }
 
 impl Host {
@@ -97,7 +95,7 @@ fn tasks_run_where_their_folders_are_and_find_them() {
     };
     let hello = host.hello();
     let job = array.done(array.submit(&hello));
-    assert_eq!(elements(&job), [1; 4]);
+    assert_eq!(nodes(&job), [1; 4]);
     let out = array.sh("cat w/out3");
     let path = format!("{}:{}:", host.at("sw/bin"), host.at("always"));
     let begin = format!("hello from the host\n{path}");
@@ -112,13 +110,13 @@ fn tasks_run_where_their_folders_are_and_find_them() {
     let waiting = array.submit(&late);
     array.kill_server();
     array.start_server();
-    array.wait_for_elements(2);
+    array.wait_for_nodes(2);
     array.sh("echo late > w/late");
-    assert_eq!(elements(&array.done(waiting)), [1; 4]);
+    assert_eq!(nodes(&array.done(waiting)), [1; 4]);
     assert_eq!(array.sh("cat w/then1"), out);
     // Software that the administrator provides for all is found without a request.
     let everywhere = array.done(array.submit(&script("", "kernel = \"everywhere\";")));
-    assert_eq!(elements(&everywhere), [1; 4]);
+    assert_eq!(nodes(&everywhere), [1; 4]);
     assert_eq!(array.sh("cat w/out1"), "always\n");
 }
 
@@ -157,7 +155,7 @@ fn surroundings_of_task_are_part_of_its_result_key() {
 fn folders_that_are_not_offered_are_refused() {
     let host = Host::new();
     let Some(array) = host.array() else { return };
-    let (element, server) = (array.element_folder(1), array.path("server"));
+    let (node, server) = (array.node_folder(1), array.path("server"));
     for asked in [
         &*host.at("secret"),
         &host.at("sw/link"),
@@ -167,15 +165,15 @@ fn folders_that_are_not_offered_are_refused() {
         "/proc/1",
         "/root",
         "/tmp",
-        &element.display().to_string(),
-        &format!("{}/objects", element.display()),
+        &node.display().to_string(),
+        &format!("{}/objects", node.display()),
         &server.display().to_string(),
     ] {
         for setting in ["folders", "path"] {
             let asks = format!("kernel = \"sh\"; type = \"program\"; {setting} = [ \"{asked}\" ];");
             let refused = array.try_submit(&script("", &asks));
             assert!(!refused.ok, "{asked}");
-            let why = format!("no storage element shows the folder `{asked}`; ");
+            let why = format!("no storage node shows the folder `{asked}`; ");
             assert!(refused.err.contains(&why), "{}", refused.err);
             assert!(refused.err.contains("--kernels-folders"), "{}", refused.err);
         }
@@ -188,11 +186,11 @@ fn invalid_surroundings_are_refused_with_alternatives() {
     let Some(array) = host.array() else { return };
     let offered = format!("shown are {} and the folders below", host.at("sw"));
     let pinned = format!(
-        "kernel = \"sort\"; element = 0; folders = [ \"{}\" ];",
+        "kernel = \"sort\"; node = 0; folders = [ \"{}\" ];",
         host.at("sw")
     );
     for (asks, why) in [
-        (&*pinned, "; element 1 does"),
+        (&*pinned, "; node 1 does"),
         (
             "kernel = \"sort\"; folders = [ \"/sw/../etc\" ];",
             "without \"..\"",
@@ -228,7 +226,7 @@ fn invalid_surroundings_are_refused_with_alternatives() {
         ("--kernels-folders", "sw", "sw is no folder's path"),
         ("--kernels-path", "/sw:/etc", "/sw:/etc is no folder's path"),
     ] {
-        let wrong = array.run(&["element", "--id", "7", flag, value]);
+        let wrong = array.run(&["node", "--id", "7", flag, value]);
         assert!(!wrong.ok && wrong.err.contains(why), "{}", wrong.err);
     }
 }
@@ -244,7 +242,7 @@ fn private_files_are_not_read_and_libraries_stay_inside() {
         ("sw/lib/key", &*sw),
         ("sw/link/words", &sw),
         ("sw/../secret/words", &sw),
-        ("sw/lib/words", "element = 1;"),
+        ("sw/lib/words", "node = 1;"),
     ] {
         let read = format!(
             "kernel = \"cat\"; type = \"program\"; args = [ \"{}\" ]; {folders}",

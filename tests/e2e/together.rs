@@ -17,7 +17,7 @@ struct Three {
 impl Three {
     fn start(remote: bool) -> Option<Self> {
         let array = Array::with(Options {
-            elements: 3,
+            nodes: 3,
             remote,
             ..Options::default()
         })?;
@@ -381,14 +381,14 @@ fn killed_server_loses_nothing_of_several_writers() {
         if round % 4 == 3 {
             three.array.kill_server();
             three.array.start_server();
-            three.array.wait_for_elements(3);
+            three.array.wait_for_nodes(3);
         }
         files[round % 3].sync_all().unwrap();
     }
     three.array.kill_server();
     drop(files);
     three.array.start_server();
-    three.array.wait_for_elements(3);
+    three.array.wait_for_nodes(3);
     three.sealed("/f");
     for mount in 0..3 {
         same(&three.at(mount, "f"), &expected, "after restarts");
@@ -396,7 +396,7 @@ fn killed_server_loses_nothing_of_several_writers() {
 }
 
 #[test]
-fn file_of_several_writers_is_rebuilt_from_elements() {
+fn file_of_several_writers_is_rebuilt_from_nodes() {
     let Some(mut three) = Three::start(false) else {
         return;
     };
@@ -415,7 +415,7 @@ fn file_of_several_writers_is_rebuilt_from_elements() {
     drop(files);
     three.sealed("/f");
     same(&three.at(0, "f"), &expected, "before");
-    wait("elements have heard of it", || {
+    wait("nodes have heard of it", || {
         let database = three.array.path("server/server.db");
         let script = format!("sqlite3 {} 'SELECT count(*) FROM note'", database.display());
         three.array.sh(&script).trim() == "0"

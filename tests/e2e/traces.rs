@@ -87,7 +87,7 @@ fn recorded_run_is_replayed_and_predicts_similar_run() {
 fn check(trace: &Value, job: &Value) {
     assert_eq!(trace["format"], "tidemill-trace");
     assert_eq!(trace["policy"], "min-wait");
-    assert_eq!(trace["elements"].as_array().unwrap().len(), 2);
+    assert_eq!(trace["nodes"].as_array().unwrap().len(), 2);
     let sizes: u64 = trace["files"]
         .as_array()
         .unwrap()

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use tidemill_client::objects::{Objects, Remote};
 use tidemill_client::{Credential, Error, Server};
-use tidemill_core::id::{ElementId, ObjectId};
+use tidemill_core::id::{NodeId, ObjectId};
 use tidemill_wire::route::SealBody;
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
@@ -318,13 +318,10 @@ fn chmod_revokes_granted_capability() {
             panic!("{opened:?}")
         };
         let status = runtime.block_on(server.status())?;
-        let element = status
-            .elements
-            .iter()
-            .find(|one| one.element == opened.element);
+        let node = status.nodes.iter().find(|one| one.node == opened.node);
         Ok(Remote {
-            element: ElementId(opened.element),
-            url: element.unwrap().url.as_str().into(),
+            node: NodeId(opened.node),
+            url: node.unwrap().url.as_str().into(),
             object: ObjectId(opened.object),
             capability: opened.capability,
         })
@@ -337,8 +334,8 @@ fn chmod_revokes_granted_capability() {
     let given = open().unwrap();
     assert_eq!(read(&given).unwrap(), "open to all\n");
     array.sh("chmod 600 file");
-    wait("the element has heard of it", || {
-        matches!(read(&given), Err(Error::ElementRefused { status: 403, .. }))
+    wait("the node has heard of it", || {
+        matches!(read(&given), Err(Error::NodeRefused { status: 403, .. }))
     });
     assert!(open().is_err());
     array.sh("chmod 644 file");
@@ -439,10 +436,10 @@ fn user_nobody_runs_jobs() {
         return;
     };
     array.sh("mkdir n; chmod 777 n; seq 1000 > n/new; seq 2000 > n/former");
-    let elements = array.element_folder(0);
+    let nodes = array.node_folder(0);
     let find = format!(
         "find {} -path '*/objects/*' -size 8893c -perm 444",
-        elements.parent().unwrap().display()
+        nodes.parent().unwrap().display()
     );
     wait("the file is sealed", || !array.sh(&find).is_empty());
     let former = PathBuf::from(array.sh(&find).trim());
@@ -595,7 +592,7 @@ impl<'a> Liar<'a> {
         }
     }
 
-    /// Writes five bytes and seals them as `size` at the server, before or after the element seals them.
+    /// Writes five bytes and seals them as `size` at the server, before or after the node seals them.
     fn seal_as(&self, name: &str, size: u64, server_first: bool) -> Result<(), Error> {
         self.runtime.block_on(async {
             let (ino, object) = self.server.reserve(1, 1).await?;
@@ -613,7 +610,7 @@ impl<'a> Liar<'a> {
                 panic!("it is not opened");
             };
             let remote = Remote {
-                element: ElementId(opened.element),
+                node: NodeId(opened.node),
                 url: opened.url.as_str().into(),
                 object: ObjectId(opened.object),
                 capability: opened.capability,

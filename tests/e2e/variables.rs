@@ -56,10 +56,10 @@ fn records_are_counted(array: &Array) {
 }
 
 #[test]
-fn variables_are_shown_with_parts_and_elements() {
+fn variables_are_shown_with_parts_and_nodes() {
     for remote in [false, true] {
         let Some(array) = Array::with(Options {
-            elements: 3,
+            nodes: 3,
             remote,
             ..Options::default()
         }) else {
@@ -80,17 +80,17 @@ fn variables_are_shown_with_parts_and_elements() {
             (&big["type"], &big["chunk_shape"]),
             (&"float32".into(), &serde_json::json!([2, 4, 3]))
         );
-        // The places are those of the layout, and all bytes of the chunks are on some element.
+        // The places are those of the layout, and all bytes of the chunks are on some node.
         let layout = array.json(&["layout", "/netcdf4.nc"]);
-        let elements: Vec<&Value> = layout["parts"]
+        let nodes: Vec<&Value> = layout["parts"]
             .as_array()
             .unwrap()
             .iter()
-            .map(|part| &part["copies"][0]["element"])
+            .map(|part| &part["copies"][0]["node"])
             .collect();
         for place in big["where"].as_array().unwrap() {
             let part = usize::try_from(place["part"].as_u64().unwrap()).unwrap();
-            assert_eq!(&place["element"], elements[part]);
+            assert_eq!(&place["node"], nodes[part]);
         }
         let whole = array.json(&[
             "variables",
@@ -149,7 +149,7 @@ fn folder_of_array_may_be_zarr() {
                 .as_array()
                 .unwrap()
                 .iter()
-                .all(|place| place["element"].is_u64()),
+                .all(|place| place["node"].is_u64()),
             "{found}"
         );
     }

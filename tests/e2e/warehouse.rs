@@ -1,4 +1,4 @@
-//! Tests elements in memory: which files are stored there, where files are stored when the memory is full, and which files the end of
+//! Tests nodes in memory: which files are stored there, where files are stored when the memory is full, and which files the end of
 //! their host loses.
 
 use crate::array::{Array, folder_of_nobody, said, wait};
@@ -11,27 +11,27 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::thread::JoinHandle;
 
-/// Id of the element in memory of these arrays; elements 0 and 1 are on a disk.
+/// Id of the node in memory of these arrays; nodes 0 and 1 are on a disk.
 const MEMORY: u64 = 2;
 const MEMORY_INDEX: usize = 2;
 const MIB: usize = 1 << 20;
 
-/// Starts an array with an element in memory of 128 MiB, and a folder that requests it.
+/// Starts an array with a node in memory of 128 MiB, and a folder that requests it.
 fn start() -> Option<Array> {
     let mut array = Array::start()?;
-    array.add_element(&["--medium", "memory", "--capacity", "128MiB"]);
+    array.add_node(&["--medium", "memory", "--capacity", "128MiB"]);
     array.sh("mkdir m d; chmod 777 m; setfattr -n user.tidemill.medium -v memory m; mkdir m/below");
-    wait("the mount knows the element in memory", || {
+    wait("the mount knows the node in memory", || {
         array.sh("echo probe > m/probe");
-        element_of(&array, "/m/probe") == MEMORY
+        node_of(&array, "/m/probe") == MEMORY
     });
     Some(array)
 }
 
-/// Returns the element with the first copy of a file.
-fn element_of(array: &Array, path: &str) -> u64 {
+/// Returns the node with the first copy of a file.
+fn node_of(array: &Array, path: &str) -> u64 {
     let layout = array.json(&["layout", path]);
-    layout["parts"][0]["copies"][0]["element"].as_u64().unwrap()
+    layout["parts"][0]["copies"][0]["node"].as_u64().unwrap()
 }
 
 /// Returns bytes that differ from place to place, so that a wrong place is detected.
@@ -40,27 +40,23 @@ fn bytes(count: usize, seed: u64) -> Vec<u8> {
     words.flat_map(u64::to_le_bytes).collect()
 }
 
-fn element(array: &Array, id: u64) -> Value {
+fn node(array: &Array, id: u64) -> Value {
     let status = array.json(&["status"]);
-    let elements = status["elements"].as_array().unwrap().iter();
-    elements
-        .clone()
-        .find(|one| one["element"] == id)
-        .unwrap()
-        .clone()
+    let nodes = status["nodes"].as_array().unwrap().iter();
+    nodes.clone().find(|one| one["node"] == id).unwrap().clone()
 }
 
 /// Files are stored in memory if their folder asks for it, and only then. Tasks never run there, every kill leaves the
-/// files unchanged, and draining the element moves them to disks.
+/// files unchanged, and draining the node moves them to disks.
 #[test]
 fn files_in_memory_on_request_survive_every_kill() {
     let Some(mut array) = start() else { return };
     let content = bytes(3 * MIB, 1);
     std::fs::write(array.at("m/below/f"), &content).unwrap();
     array.sh("for i in 1 2 3 4; do echo $i > d/f$i; done");
-    assert_eq!(element_of(&array, "/m/below/f"), MEMORY);
+    assert_eq!(node_of(&array, "/m/below/f"), MEMORY);
     for i in 1..=4 {
-        assert!(element_of(&array, &format!("/d/f{i}")) < MEMORY);
+        assert!(node_of(&array, &format!("/d/f{i}")) < MEMORY);
     }
     let told = array.sh("getfattr --only-values -n user.tidemill.medium m/below/f");
     assert_eq!(told, "memory");
@@ -69,13 +65,13 @@ fn files_in_memory_on_request_survive_every_kill() {
             .try_sh("setfattr -n user.tidemill.medium -v tape d")
             .ok
     );
-    let shown = element(&array, MEMORY);
+    let shown = node(&array, MEMORY);
     assert_eq!(
         (&shown["medium"], &shown["cores"]),
         (&"memory".into(), &0.into())
     );
     assert!(array.run(&["status"]).out.contains("store, memory"));
-    // A task runs on another element in any case, and so its output is stored there.
+    // A task runs on another node in any case, and so its output is stored there.
     let job = array.submit(
         r#"name = "j"; workdir = "/m"; tasks = (
             { name = "t"; kernel = "/bin/cat"; args = ["below/f"]; input = ["below/f"]; output = ["out"]; stdout = "out"; },
@@ -83,11 +79,11 @@ fn files_in_memory_on_request_survive_every_kill() {
               cores = 0; } );"#,
     );
     array.done(job);
-    assert!(element_of(&array, "/m/out") < MEMORY && element_of(&array, "/m/light") < MEMORY);
+    assert!(node_of(&array, "/m/out") < MEMORY && node_of(&array, "/m/light") < MEMORY);
     assert!(std::fs::read(array.at("m/light")).unwrap() == content);
-    // A reader with an open file can read on while its element is offline; after the restart, the element has all its files.
+    // A reader with an open file can read on while its node is offline; after the restart, the node has all its files.
     let open = std::fs::File::open(array.at("m/below/f")).unwrap();
-    array.kill_element(MEMORY_INDEX);
+    array.kill_node(MEMORY_INDEX);
     let mut read = vec![0; content.len()];
     open.read_exact_at(&mut read, 0).unwrap();
     assert!(read == content);
@@ -95,25 +91,25 @@ fn files_in_memory_on_request_survive_every_kill() {
     array.kill_mount();
     array.kill_server();
     array.start_server();
-    array.start_element(MEMORY_INDEX);
-    array.wait_for_elements(3);
+    array.start_node(MEMORY_INDEX);
+    array.wait_for_nodes(3);
     array.start_mount();
     assert!(std::fs::read(array.at("m/below/f")).unwrap() == content);
     assert!(array.run(&["check", "--age", "0"]).ok);
     // A rewritten file begins with its old content, and is in memory as well.
     array.sh("printf more >> m/below/f");
-    assert_eq!(element_of(&array, "/m/below/f"), MEMORY);
-    let drained = array.run(&["element", "drain", "2", "--wait"]);
+    assert_eq!(node_of(&array, "/m/below/f"), MEMORY);
+    let drained = array.run(&["node", "drain", "2", "--wait"]);
     assert!(drained.ok, "{}{}", drained.out, drained.err);
     wait("it is in no use any more", || {
-        array.run(&["element", "remove", "2"]).ok
+        array.run(&["node", "remove", "2"]).ok
     });
-    assert!(element_of(&array, "/m/below/f") < MEMORY);
+    assert!(node_of(&array, "/m/below/f") < MEMORY);
     let mut more = content;
     more.extend(b"more");
     assert!(std::fs::read(array.at("m/below/f")).unwrap() == more);
     array.sh("echo late > m/late");
-    assert!(element_of(&array, "/m/late") < MEMORY);
+    assert!(node_of(&array, "/m/late") < MEMORY);
 }
 
 /// Writes 40 MiB in pieces, at the end or at their offsets; returns the content.
@@ -148,7 +144,7 @@ fn file_that_outgrows_memory_continues_elsewhere() {
     array.sh(
         "setpriv --reuid 65534 --regid 65534 --clear-groups sh -c 'head -c 80000000 /dev/zero | tr \"\\0\" x > m/theirs'",
     );
-    assert_eq!(element_of(&array, "/m/theirs"), MEMORY);
+    assert_eq!(node_of(&array, "/m/theirs"), MEMORY);
     // In place, by appends and by writes at any offset, three at a time.
     let names = ["m/appended", "m/written", "m/another"];
     let writers = [
@@ -161,12 +157,12 @@ fn file_that_outgrows_memory_continues_elsewhere() {
         let read = std::fs::read(array.at(name)).unwrap();
         assert!(read == content, "{name}: {} bytes", read.len());
     }
-    let elements = names.map(|name| element_of(&array, &format!("/{name}")));
+    let nodes = names.map(|name| node_of(&array, &format!("/{name}")));
     assert!(
-        elements.iter().filter(|&&one| one == MEMORY).count() <= 1,
-        "{elements:?}"
+        nodes.iter().filter(|&&one| one == MEMORY).count() <= 1,
+        "{nodes:?}"
     );
-    assert_eq!(element_of(&array, "/m/theirs"), MEMORY);
+    assert_eq!(node_of(&array, "/m/theirs"), MEMORY);
     let theirs = array.sh("wc -c < m/theirs; tr -d x < m/theirs | wc -c");
     assert_eq!(theirs, "80000000\n0\n");
     // The Linux kernel writes pages of a memory map, and a file only becomes longer.
@@ -191,10 +187,10 @@ for at in range(0, 60 << 20, 4096):
     // Files that were moved to disks use no memory any more.
     array.sh("rm m/theirs m/appended m/written m/another m/mapped");
     wait("memory is free again", || {
-        element(&array, MEMORY)["free_bytes"].as_u64() > Some(100 << 20)
+        node(&array, MEMORY)["free_bytes"].as_u64() > Some(100 << 20)
     });
     std::fs::write(array.at("m/new"), b"fits").unwrap();
-    assert_eq!(element_of(&array, "/m/new"), MEMORY);
+    assert_eq!(node_of(&array, "/m/new"), MEMORY);
     wait("nothing is left over", || {
         array.run(&["check", "--age", "0"]).ok
     });
@@ -228,13 +224,13 @@ fn files_lost_with_host_memory_are_reported() {
          echo gone > m/gone; echo disk > d/disk; echo old > m/again; sync m/gone m/again",
     );
     let copies = array.json(&["layout", "/m/two/kept"]);
-    assert_eq!(copies["parts"][0]["copies"][0]["element"], MEMORY);
+    assert_eq!(copies["parts"][0]["copies"][0]["node"], MEMORY);
     let mut open = std::fs::File::create(array.at("m/open")).unwrap();
     open.write_all(b"half").unwrap();
     array.kill_mount();
     array.lose_memory(MEMORY_INDEX);
-    array.start_element(MEMORY_INDEX);
-    array.wait_for_elements(3);
+    array.start_node(MEMORY_INDEX);
+    array.wait_for_nodes(3);
     drop(open);
     array.start_mount();
     let named = ["/m/again", "/m/gone", "/m/open", "/m/probe"];
@@ -251,13 +247,13 @@ fn files_lost_with_host_memory_are_reported() {
     // The loss is recorded permanently.
     array.kill_server();
     array.start_server();
-    array.wait_for_elements(3);
+    array.wait_for_nodes(3);
     assert_eq!(lost(&array), named);
     // A file with another copy is recreated in memory, and a file that is written again is available again.
     array.sh("echo new > m/again; rm m/gone m/open m/probe");
     wait("all is well", || array.run(&["health"]).ok);
     assert_eq!(array.sh("cat m/again m/two/kept"), "new\nkept\n");
-    assert_eq!(element_of(&array, "/m/again"), MEMORY);
+    assert_eq!(node_of(&array, "/m/again"), MEMORY);
     wait("nothing is left over", || {
         array.run(&["check", "--age", "0"]).ok
     });
@@ -292,8 +288,8 @@ fn ordinary_user_gets_shared_memory_up_to_limit() {
         require::tell("users may not mount, or not run the program");
         return;
     }
-    let up = tidemill(&["up", "--elements", "1", "--warehouse", "64MiB"]);
-    let target = std::fs::read_link(folder.path().join("element-999"));
+    let up = tidemill(&["up", "--nodes", "1", "--warehouse", "64MiB"]);
+    let target = std::fs::read_link(folder.path().join("node-999"));
     let script = format!(
         "set -e; cd {dir}/mnt; mkdir m; setfattr -n user.tidemill.medium -v memory m; echo small > m/small
          seq 20000000 | head -c 100000000 > m/large; seq 20000000 | head -c 100000000 | cmp - m/large; cat m/small"
@@ -302,11 +298,11 @@ fn ordinary_user_gets_shared_memory_up_to_limit() {
     let place = |path: &str| {
         let layout = tidemill(&["--json", "layout", path]).out;
         let layout: Value = serde_json::from_str(&layout).unwrap_or_default();
-        layout["parts"][0]["copies"][0]["element"].as_u64()
+        layout["parts"][0]["copies"][0]["node"].as_u64()
     };
     let places = (place("/m/small"), place("/m/large"));
     let down = tidemill(&["down"]);
-    // A later start knows that the memory element exists.
+    // A later start knows that the memory node exists.
     let again = tidemill(&["up"]);
     let read = run("cat", &[&format!("{dir}/mnt/m/small")]);
     let down_again = tidemill(&["down"]);

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use tidemill_client::Endpoint;
 
 const START: &str = "Start here:
-  tidemill up                        a server, four elements and a mount on this machine
+  tidemill up                        a server, four nodes and a mount on this machine
   cp *.fits ~/.local/share/tidemill/mnt/     copy data in (as root: /var/lib/tidemill/mnt)
   tidemill submit --watch job.conf   work on it where it is stored
   tidemill lineage /mosaic.fits      show the origin of a file
@@ -114,7 +114,7 @@ pub(crate) enum Command {
     Plan(command::plan::Args),
     Bench(command::bench::Args),
     Server(command::server::Args),
-    Element(command::element::Args),
+    Node(command::node::Args),
     Mount(command::mount::Args),
     Preload(command::preload::Args),
     Agent(command::agent::Args),

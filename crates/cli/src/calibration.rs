@@ -1,4 +1,4 @@
-//! The calibration file: how fast kernels are on this machine and on elements. `tidemill bench kernel` writes it,
+//! The calibration file: how fast kernels are on this machine and on nodes. `tidemill bench kernel` writes it,
 //! `tidemill plan offload` reads it. Field by field in `docs/formats.md`.
 
 use serde::{Deserialize, Serialize};
@@ -8,7 +8,7 @@ use std::{fs, io};
 /// Version of the format. Files of other versions are refused: a new measurement takes a minute.
 pub(crate) const VERSION: u32 = 1;
 
-/// Measurements of one machine and of elements.
+/// Measurements of one machine and of nodes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Calibration {
@@ -22,9 +22,9 @@ pub(crate) struct Calibration {
     /// Kernels on that machine.
     #[serde(default, rename = "kernel")]
     pub(crate) kernels: Vec<KernelSpeed>,
-    /// Elements with their kernels.
-    #[serde(default, rename = "element")]
-    pub(crate) elements: Vec<ElementSpeed>,
+    /// Nodes with their kernels.
+    #[serde(default, rename = "node")]
+    pub(crate) nodes: Vec<NodeSpeed>,
 }
 
 /// A kernel on one machine.
@@ -65,13 +65,13 @@ impl KernelSpeed {
     }
 }
 
-/// An element as seen from the machine that measured.
+/// A node as seen from the machine that measured.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct ElementSpeed {
+pub(crate) struct NodeSpeed {
     /// Id of its array, in hexadecimal.
     pub(crate) array: String,
-    /// Id of the element.
+    /// Id of the node.
     pub(crate) id: u32,
     /// Bytes per second that the machine read from it.
     pub(crate) link_bytes_per_sec: f64,
@@ -79,7 +79,7 @@ pub(crate) struct ElementSpeed {
     pub(crate) link_latency_ns: u64,
     /// Median time until a command is connected with the array, in nanoseconds; 0 if it was not measured.
     pub(crate) connect_ns: u64,
-    /// Kernels on the element. Their `start_ns` lasts from the submission until the watching client knows the end of the
+    /// Kernels on the node. Their `start_ns` lasts from the submission until the watching client knows the end of the
     /// job.
     #[serde(default, rename = "kernel")]
     pub(crate) kernels: Vec<KernelSpeed>,
@@ -136,7 +136,7 @@ impl Calibration {
             cores,
             command_ns: 0,
             kernels: Vec::new(),
-            elements: Vec::new(),
+            nodes: Vec::new(),
         }
     }
 
@@ -172,8 +172,8 @@ impl Calibration {
             _ => {}
         }
         let read: Self = toml::from_str(text).map_err(wrong)?;
-        let on_elements = read.elements.iter().flat_map(|element| &element.kernels);
-        for kernel in read.kernels.iter().chain(on_elements) {
+        let on_nodes = read.nodes.iter().flat_map(|node| &node.kernels);
+        for kernel in read.kernels.iter().chain(on_nodes) {
             let (rate, share) = (kernel.bytes_per_sec, kernel.share);
             let field = if !(rate > 0.0 && rate.is_finite()) {
                 "bytes_per_sec"
@@ -219,17 +219,17 @@ impl Calibration {
         self.kernels.iter().find(|kernel| kernel.name == name)
     }
 
-    /// Returns an element of an array.
-    pub(crate) fn element(&self, array: &str, id: u32) -> Option<&ElementSpeed> {
-        self.elements
+    /// Returns a node of an array.
+    pub(crate) fn node(&self, array: &str, id: u32) -> Option<&NodeSpeed> {
+        self.nodes
             .iter()
-            .find(|element| element.array == array && element.id == id)
+            .find(|node| node.array == array && node.id == id)
     }
 
-    /// Replaces the measured link of an element, and its kernels by name.
-    pub(crate) fn keep_element(&mut self, new: ElementSpeed) {
-        let same = |old: &&mut ElementSpeed| old.array == new.array && old.id == new.id;
-        if let Some(old) = self.elements.iter_mut().find(same) {
+    /// Replaces the measured link of a node, and its kernels by name.
+    pub(crate) fn keep_node(&mut self, new: NodeSpeed) {
+        let same = |old: &&mut NodeSpeed| old.array == new.array && old.id == new.id;
+        if let Some(old) = self.nodes.iter_mut().find(same) {
             old.link_bytes_per_sec = new.link_bytes_per_sec;
             old.link_latency_ns = new.link_latency_ns;
             old.connect_ns = new.connect_ns;
@@ -237,7 +237,7 @@ impl Calibration {
                 keep(&mut old.kernels, kernel);
             }
         } else {
-            self.elements.push(new);
+            self.nodes.push(new);
         }
     }
 }
@@ -264,9 +264,9 @@ mod tests {
         let read = parse(TEXT).unwrap();
         assert_eq!((read.version, read.command_ns), (VERSION, 9_000_000));
         assert_eq!(read.kernel("max").unwrap().start_ns, 900_000);
-        let element = read.element("00000000000000aa", 2).unwrap();
-        assert_eq!(element.kernels[0].name, "max");
-        assert!(read.element("00000000000000ab", 2).is_none());
+        let node = read.node("00000000000000aa", 2).unwrap();
+        assert_eq!(node.kernels[0].name, "max");
+        assert!(read.node("00000000000000ab", 2).is_none());
         assert_eq!(toml::to_string(&read).unwrap(), TEXT);
     }
 
@@ -306,11 +306,11 @@ mod tests {
         keep(&mut all.kernels, again.clone());
         assert_eq!(all.kernels.len(), parse(TEXT).unwrap().kernels.len());
         assert_eq!(all.kernel(&again.name).unwrap().start_ns, 1);
-        let mut element = all.elements[0].clone();
-        element.kernels[0].name = "od".into();
-        all.keep_element(element);
-        assert_eq!(all.elements.len(), 1);
-        assert_eq!(all.elements[0].kernels.len(), 2);
+        let mut node = all.nodes[0].clone();
+        node.kernels[0].name = "od".into();
+        all.keep_node(node);
+        assert_eq!(all.nodes.len(), 1);
+        assert_eq!(all.nodes[0].kernels.len(), 2);
     }
 
     #[test]

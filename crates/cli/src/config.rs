@@ -1,6 +1,6 @@
 //! The configuration file `tidemill.toml`, and how its values combine with flags and environment.
 //!
-//! Every key is also a flag of the same name: keys of `[element]` are flags of `tidemill element`, and keys of
+//! Every key is also a flag of the same name: keys of `[node]` are flags of `tidemill node`, and keys of
 //! `[client]` are flags of every command. The precedence is flag, environment (`TIDEMILL_*`), file, default; clap
 //! handles the first two. This module reads the file and never writes it.
 
@@ -9,7 +9,7 @@ use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use tidemill_element::outside::packs::Packing;
+use tidemill_node::outside::packs::Packing;
 use tidemill_plan::units::{MoneyPerJoule, Price, Watts};
 
 /// Contents of the file. Any other key is an error.
@@ -24,8 +24,8 @@ pub(crate) struct Config {
     pub(crate) client: Client,
     /// `tidemill server`.
     pub(crate) server: Server,
-    /// `tidemill element`.
-    pub(crate) element: Element,
+    /// `tidemill node`.
+    pub(crate) node: Node,
     /// `tidemill mount`.
     pub(crate) mount: Mount,
     /// `tidemill up`.
@@ -61,7 +61,7 @@ pub(crate) struct Server {
     pub(crate) host_cores: Option<u32>,
     pub(crate) host_listen: Option<std::net::SocketAddr>,
     pub(crate) policy: Option<String>,
-    pub(crate) element_timeout: Option<u64>,
+    pub(crate) node_timeout: Option<u64>,
     pub(crate) keep_jobs: Option<Length>,
     pub(crate) link: Option<Size>,
     pub(crate) copies: Option<Copies>,
@@ -81,11 +81,11 @@ pub(crate) struct Server {
     pub(crate) wake_limit: Option<Length>,
     pub(crate) jobs_each: Option<u32>,
     pub(crate) rooms_each: Option<Size>,
-    /// Commands for single elements, by number.
-    pub(crate) elements: BTreeMap<String, SleepCommands>,
+    /// Commands for single nodes, by number.
+    pub(crate) nodes: BTreeMap<String, SleepCommands>,
 }
 
-/// Commands that suspend and wake the host of one element.
+/// Commands that suspend and wake the host of one node.
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub(crate) struct SleepCommands {
@@ -95,7 +95,7 @@ pub(crate) struct SleepCommands {
 
 #[derive(Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
-pub(crate) struct Element {
+pub(crate) struct Node {
     pub(crate) id: Option<u32>,
     pub(crate) folder: Option<PathBuf>,
     pub(crate) listen: Option<std::net::SocketAddr>,
@@ -108,7 +108,7 @@ pub(crate) struct Element {
     pub(crate) kernels_folders: Option<Vec<PathBuf>>,
     pub(crate) kernels_path: Option<Vec<PathBuf>>,
     pub(crate) kernels_environment: Option<Vec<String>>,
-    pub(crate) medium: Option<ElementMedium>,
+    pub(crate) medium: Option<NodeMedium>,
     pub(crate) capacity: Option<Size>,
     pub(crate) intermediate_memory: Option<Size>,
     pub(crate) link: Option<Size>,
@@ -120,8 +120,8 @@ pub(crate) struct Element {
     pub(crate) pulled: Option<Size>,
     pub(crate) in_place: Option<bool>,
     pub(crate) scrub_rate: Option<OrOff<Size>>,
-    pub(crate) role: Option<ElementRole>,
-    pub(crate) tier: Option<ElementTier>,
+    pub(crate) role: Option<NodeRole>,
+    pub(crate) tier: Option<NodeTier>,
     pub(crate) outside: Option<String>,
     pub(crate) outside_keys: Option<PathBuf>,
     pub(crate) outside_as: Option<Packing>,
@@ -149,7 +149,7 @@ impl FromStr for Resources {
     }
 }
 
-/// Processor priority of kernels on an element.
+/// Processor priority of kernels on a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum KernelPriority {
@@ -159,23 +159,23 @@ pub(crate) enum KernelPriority {
     Normal,
 }
 
-/// Medium for an element's objects.
+/// Medium for a node's objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum ElementMedium {
+pub(crate) enum NodeMedium {
     /// Its folder's file system
     Disk,
     /// This machine's memory: lost with the machine
     Memory,
 }
 
-/// Tier of an element.
+/// Tier of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum ElementTier {
-    /// Files stay on the element
+pub(crate) enum NodeTier {
+    /// Files stay on the node
     Store,
-    /// New files are written there first, and drain to elements that store
+    /// New files are written there first, and drain to nodes that store
     Burst,
 }
 
@@ -185,14 +185,14 @@ pub(crate) enum ElementTier {
 pub(crate) enum BurstFull {
     /// Wait until files have drained
     Wait,
-    /// Write them to elements that store
+    /// Write them to nodes that store
     Store,
 }
 
-/// Role of an element.
+/// Role of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum ElementRole {
+pub(crate) enum NodeRole {
     /// Keeps data and runs kernels
     Store,
     /// Only lends cores
@@ -211,13 +211,13 @@ pub(crate) struct Mount {
     pub(crate) hard: Option<bool>,
 }
 
-/// Power of elements and price of energy, which no machine reports.
+/// Power of nodes and price of energy, which no machine reports.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub(crate) struct Submit {
-    /// Power of an element with all cores busy.
+    /// Power of a node with all cores busy.
     pub(crate) busy_power: Option<Watts>,
-    /// Power of an element with no core busy.
+    /// Power of a node with no core busy.
     pub(crate) idle_power: Option<Watts>,
     /// Price of energy.
     pub(crate) energy_price: Option<Price<MoneyPerJoule>>,
@@ -226,7 +226,7 @@ pub(crate) struct Submit {
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub(crate) struct Up {
-    pub(crate) elements: Option<u32>,
+    pub(crate) nodes: Option<u32>,
     pub(crate) warehouse: Option<Size>,
     pub(crate) burst: Option<PathBuf>,
     pub(crate) outside: Option<String>,
@@ -369,7 +369,7 @@ mod tests {
 
     #[test]
     fn unknown_config_key_is_named_with_its_line() {
-        let text = "dir = \"/a\"\n[element]\ncores = 2\nkores = 3\n";
+        let text = "dir = \"/a\"\n[node]\ncores = 2\nkores = 3\n";
         let error = Config::parse(text, Path::new("t.toml"))
             .unwrap_err()
             .to_string();
@@ -377,14 +377,14 @@ mod tests {
             error.contains("t.toml:4:") && error.contains("`kores`"),
             "{error}"
         );
-        let error = Config::parse("[elements]\n", Path::new("t.toml"))
+        let error = Config::parse("[nodes]\n", Path::new("t.toml"))
             .unwrap_err()
             .to_string();
         assert!(
-            error.contains("t.toml:1:") && error.contains("`elements`"),
+            error.contains("t.toml:1:") && error.contains("`nodes`"),
             "{error}"
         );
-        let error = Config::parse("\n[up]\nelements = -1\n", Path::new("t.toml"))
+        let error = Config::parse("\n[up]\nnodes = -1\n", Path::new("t.toml"))
             .unwrap_err()
             .to_string();
         assert!(error.contains("t.toml:3:"), "{error}");

@@ -45,22 +45,22 @@ impl ArrayDir {
         self.server().join("server.sock")
     }
 
-    /// An element's folder.
-    pub(crate) fn element(&self, id: u32) -> PathBuf {
-        self.0.join(format!("element-{id}"))
+    /// A node's folder.
+    pub(crate) fn node(&self, id: u32) -> PathBuf {
+        self.0.join(format!("node-{id}"))
     }
 
-    /// File with the capacity of the element in memory, as text; it exists only with such an element.
+    /// File with the capacity of the node in memory, as text; it exists only with such a node.
     pub(crate) fn warehouse(&self) -> PathBuf {
         self.0.join("warehouse")
     }
 
-    /// File with the address of the store of the external element. A second line can name the file of its keys.
+    /// File with the address of the store of the external node. A second line can name the file of its keys.
     pub(crate) fn outside(&self) -> PathBuf {
         self.0.join("outside.uri")
     }
 
-    /// File with the folder of the element of the burst tier; it exists only with such an element.
+    /// File with the folder of the node of the burst tier; it exists only with such a node.
     pub(crate) fn burst(&self) -> PathBuf {
         self.0.join("burst")
     }
@@ -70,15 +70,15 @@ impl ArrayDir {
         self.0.join("calibration.toml")
     }
 
-    /// Ids of the elements that have a folder here, in order.
-    pub(crate) fn elements(&self) -> Vec<u32> {
+    /// Ids of the nodes that have a folder here, in order.
+    pub(crate) fn nodes(&self) -> Vec<u32> {
         let names = std::fs::read_dir(&self.0).into_iter().flatten().flatten();
         let mut ids: Vec<u32> = names
             .filter_map(|entry| {
                 entry
                     .file_name()
                     .to_str()?
-                    .strip_prefix("element-")?
+                    .strip_prefix("node-")?
                     .parse()
                     .ok()
             })

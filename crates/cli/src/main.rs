@@ -25,14 +25,14 @@ use tidemill_wire::condition;
 /// Exit code if the command ran, but its job or check failed.
 pub(crate) const FAILED: u8 = 1;
 
-/// Exit code if the element was taken out of the array: a restart has no use.
+/// Exit code if the node was taken out of the array: a restart has no use.
 const GONE: u8 = 3;
 
-/// State of a removed element.
-const REMOVED: &str = condition::ELEMENT_REMOVED.name;
+/// State of a removed node.
+const REMOVED: &str = condition::NODE_REMOVED.name;
 
 fn main() -> ExitCode {
-    // Elements start this program again to run kernels; this check must be the first action.
+    // Nodes start this program again to run kernels; this check must be the first action.
     tidemill_kernel::child::main_if_child();
     let matches = args::command_line().try_get_matches();
     let cli = match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
@@ -60,9 +60,9 @@ fn main() -> ExitCode {
 fn state(error: &anyhow::Error) -> (Option<&'static str>, u8) {
     let name = error.chain().find_map(|cause| {
         let client = cause.downcast_ref().and_then(of_client);
-        let element = || cause.downcast_ref().and_then(of_element);
+        let node = || cause.downcast_ref().and_then(of_node);
         let server = || cause.downcast_ref().and_then(of_server);
-        client.or_else(element).or_else(server)
+        client.or_else(node).or_else(server)
     });
     match name {
         Some(REMOVED) => (name, GONE),
@@ -83,11 +83,11 @@ fn of_client(error: &tidemill_client::Error) -> Option<&'static str> {
     }
 }
 
-fn of_element(error: &tidemill_element::Error) -> Option<&'static str> {
-    use tidemill_element::Error;
+fn of_node(error: &tidemill_node::Error) -> Option<&'static str> {
+    use tidemill_node::Error;
     match error {
         Error::InUse(_) => Some("folder-in-use"),
-        Error::OtherElement { .. } | Error::OtherArray { .. } => Some("other-folder"),
+        Error::OtherNode { .. } | Error::OtherArray { .. } => Some("other-folder"),
         Error::Listen { .. } => Some("port-taken"),
         Error::Db(_) => Some("database-broken"),
         Error::Removed { .. } => Some(REMOVED),

@@ -23,7 +23,7 @@ const EXITING: u64 = 4;
 /// The bit of SIGKILL among pending signals.
 const KILLED: u64 = 1 << 8;
 
-/// Flags of the commands that stay in the foreground: `server`, `element`, `mount`.
+/// Flags of the commands that stay in the foreground: `server`, `node`, `mount`.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub(crate) struct Foreground {
     /// File for process id and start time. A second process with the same file does not start

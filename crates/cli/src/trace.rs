@@ -8,7 +8,7 @@ use tidemill_core::dispatch::COPIES_BYTES_MAX;
 use tidemill_core::policy;
 use tidemill_core::resources::Needs;
 use tidemill_plan::sim::trace::{
-    FORMAT, Trace, TraceElement, TraceFile, TraceHistory, TraceKernelKind, TraceOutput, TracePart,
+    FORMAT, Trace, TraceFile, TraceHistory, TraceKernelKind, TraceNode, TraceOutput, TracePart,
     TraceTask, VERSION,
 };
 use tidemill_wire::convert::role_name;
@@ -35,8 +35,8 @@ pub(crate) async fn fetch(server: &Server, job: u64) -> anyhow::Result<Trace> {
 pub(crate) fn trace(reply: v1::JobTrace) -> anyhow::Result<Trace> {
     let job = reply.job.context("the server's answer is not whole")?;
     anyhow::ensure!(
-        !reply.elements.is_empty(),
-        "the job has no trace: no element was online when it was submitted, or the server's database was recovered since; submit it again"
+        !reply.nodes.is_empty(),
+        "the job has no trace: no node was online when it was submitted, or the server's database was recovered since; submit it again"
     );
     // Histories use the kernel's name in the script; traces name stored code by its path.
     let names: BTreeMap<String, String> = job
@@ -50,23 +50,23 @@ pub(crate) fn trace(reply: v1::JobTrace) -> anyhow::Result<Trace> {
         .iter()
         .map(|file| (file.object, file.path.clone()))
         .collect();
-    let states = reply.elements.iter().filter_map(|one| one.traced.as_ref());
+    let states = reply.nodes.iter().filter_map(|one| one.traced.as_ref());
     let random_state = states.filter_map(|state| state.source).next();
     let submitted = job.submitted;
     let policy = Some(job.policy).filter(|policy| !policy.is_empty());
     // A release that did not ask for programs lists none.
-    let asked = reply.elements.iter().any(|one| !one.programs.is_empty());
-    let elements = reply.elements.iter().map(|one| {
+    let asked = reply.nodes.iter().any(|one| !one.programs.is_empty());
+    let nodes = reply.nodes.iter().map(|one| {
         let programs = || one.programs.iter().cloned().collect();
-        TraceElement {
+        TraceNode {
             programs: asked.then(programs),
-            ..element(one, &names, &paths)
+            ..node(one, &names, &paths)
         }
     });
     let files = reply.files.into_iter().map(|file| TraceFile {
         path: file.path,
         size_bytes: file.size,
-        element: file.element,
+        node: file.node,
         unit_bytes: file.layout.as_ref().map_or(0, |layout| layout.unit),
         parts: file.layout.map_or_else(Vec::new, parts),
     });
@@ -79,7 +79,7 @@ pub(crate) fn trace(reply: v1::JobTrace) -> anyhow::Result<Trace> {
         submitted_ns: u64::try_from(submitted).unwrap_or(0),
         makespan_ns: since(submitted, job.ended),
         random_state,
-        elements: elements.collect(),
+        nodes: nodes.collect(),
         files: files.collect(),
         tasks: tasks
             .map(|(one, traced)| task(one, traced, submitted))
@@ -89,7 +89,7 @@ pub(crate) fn trace(reply: v1::JobTrace) -> anyhow::Result<Trace> {
 
 fn parts(layout: v1::Layout) -> Vec<TracePart> {
     let part = |part: v1::LayoutPart| TracePart {
-        element: part.element,
+        node: part.node,
         size_bytes: part.size,
     };
     layout.parts.into_iter().map(part).collect()
@@ -103,15 +103,15 @@ fn kernel(task: &v1::Task, traced: &v1::TracedTask) -> String {
     }
 }
 
-fn element(
-    element: &v1::Element,
+fn node(
+    node: &v1::Node,
     names: &BTreeMap<String, String>,
     paths: &BTreeMap<u64, String>,
-) -> TraceElement {
-    let state = element.traced.clone().unwrap_or_default();
+) -> TraceNode {
+    let state = node.traced.clone().unwrap_or_default();
     let copies = state.copies.iter().filter_map(|object| paths.get(object));
     let history = names.iter().filter_map(|(kernel, name)| {
-        let known = element.history.get(name)?;
+        let known = node.history.get(name)?;
         let history = TraceHistory {
             runs: known.runs,
             total_ns: known.total_ns,
@@ -119,16 +119,16 @@ fn element(
         };
         Some((kernel.clone(), history))
     });
-    TraceElement {
-        element: element.element,
-        host: element.role == role_name(tidemill_core::event::Role::Host),
-        cores: element.cores,
-        memory_bytes: element.memory_bytes,
-        resources: element.resources.clone(),
+    TraceNode {
+        node: node.node,
+        host: node.role == role_name(tidemill_core::event::Role::Host),
+        cores: node.cores,
+        memory_bytes: node.memory_bytes,
+        resources: node.resources.clone(),
         programs: None,
-        link_bytes_per_sec: element.link_bytes_per_sec,
-        device_bytes_per_sec: element.device_bytes_per_sec,
-        watts_milli: element.watts_milli,
+        link_bytes_per_sec: node.link_bytes_per_sec,
+        device_bytes_per_sec: node.device_bytes_per_sec,
+        watts_milli: node.watts_milli,
         pulled_bytes_max: COPIES_BYTES_MAX,
         history: history.collect(),
         copies: copies.cloned().collect(),
@@ -167,7 +167,7 @@ fn task(task: v1::Task, traced: v1::TracedTask, submitted: i64) -> anyhow::Resul
             })
             .collect(),
         pinned: traced.pinned,
-        element: task.element,
+        node: task.node,
         sent_ns: if traced.sent == 0 {
             at(task.start)
         } else {

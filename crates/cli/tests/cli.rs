@@ -132,7 +132,7 @@ fn completions_know_every_command() {
         let output = run(home.path(), &["completions", shell]);
         assert!(output.status.success());
         let text = String::from_utf8(output.stdout).unwrap();
-        for command in ["submit", "lineage", "element", "completions"] {
+        for command in ["submit", "lineage", "node", "completions"] {
             assert!(text.contains(command), "{shell} does not know {command}");
         }
     }

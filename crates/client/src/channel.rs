@@ -1,6 +1,6 @@
-//! Channels of rooms: ordered messages between programs, which an element stores (next: `element/src`).
+//! Channels of rooms: ordered messages between programs, which a node stores (next: `node/src`).
 //!
-//! The server returns the element and the right; after that it is not asked. Sent messages have their numbers when [`Channel::send`]
+//! The server returns the node and the right; after that it is not asked. Sent messages have their numbers when [`Channel::send`]
 //! returns, and survive the kill of every process. A request whose answer was lost is repeated, and has its effect once.
 
 use crate::error::Error;
@@ -11,7 +11,7 @@ use http_body_util::BodyExt;
 use hyper::{Method, Request};
 use std::hash::{BuildHasher as _, RandomState};
 use std::time::{Duration, Instant};
-use tidemill_core::id::{ElementId, ObjectId};
+use tidemill_core::id::{NodeId, ObjectId};
 use tidemill_wire::route::{CAPABILITY_HEADER, ChannelReading, ChannelState, Sent, hex};
 use tidemill_wire::v1;
 
@@ -101,7 +101,7 @@ impl Channel {
     /// Creates a channel with a capacity in bytes (0: 16 MiB), in memory if its room's folder asks for that and memory is available.
     ///
     /// # Errors
-    /// A channel of that name exists, there are too many, or the room or every element has too little space. No part of the channel remains
+    /// A channel of that name exists, there are too many, or the room or every node has too little space. No part of the channel remains
     /// then.
     pub async fn create(
         server: &Server,
@@ -151,7 +151,7 @@ impl Channel {
             let body = response.into_body().collect().await;
             Ok(body.map_err(|error| lost(remote, &error))?.to_bytes())
         };
-        let late = |_| Error::Element {
+        let late = |_| Error::Node {
             url: remote.url.to_string(),
             reason: "it does not answer".to_owned(),
         };
@@ -159,7 +159,7 @@ impl Channel {
         answer.map_err(late)?
     }
 
-    /// Sends a request to the element until a time, also across restarts of the element or the server.
+    /// Sends a request to the node until a time, also across restarts of the node or the server.
     async fn asked(
         &mut self,
         until: Instant,
@@ -174,14 +174,14 @@ impl Channel {
             };
             match asked {
                 // The right has expired, or was revoked.
-                Err(Error::ElementRefused { status: 403, .. }) if !renewed => {
+                Err(Error::NodeRefused { status: 403, .. }) if !renewed => {
                     renewed = true;
                     self.remote = None;
                 }
                 Err(error) if error.is_lost() && Instant::now() < until => {
                     tokio::time::sleep(RETRY_PAUSE).await;
-                    // A restarted element may have another address. Without a server the right remains in use as it is.
-                    if matches!(error, Error::Element { .. })
+                    // A restarted node may have another address. Without a server the right remains in use as it is.
+                    if matches!(error, Error::Node { .. })
                         && let Ok(remote) = self.open().await
                     {
                         self.remote = Some(remote);
@@ -210,7 +210,7 @@ impl Channel {
     /// Sends messages, all or none, and waits for room. Returns the number of the first message; the others follow it.
     ///
     /// # Errors
-    /// [`Error::ChannelFull`] if there is no room in time. If neither the element nor the server can be reached in time, it is unknown
+    /// [`Error::ChannelFull`] if there is no room in time. If neither the node nor the server can be reached in time, it is unknown
     /// whether the messages were stored.
     pub async fn send(&mut self, messages: &[Bytes], wait: Duration) -> Result<u64, Error> {
         if std::mem::replace(&mut self.unsure, true) {
@@ -247,7 +247,7 @@ impl Channel {
     /// Receives messages in their order, and waits for the next ones; none if none arrived in time.
     ///
     /// # Errors
-    /// Neither the element nor the server can be reached in time, or the channel was deleted.
+    /// Neither the node nor the server can be reached in time, or the channel was deleted.
     pub async fn receive(
         &mut self,
         reading: &ChannelReading,
@@ -322,7 +322,7 @@ impl Channel {
 
 fn remote(channel: &v1::Channel) -> Remote {
     Remote {
-        element: ElementId(channel.element),
+        node: NodeId(channel.node),
         url: channel.url.as_str().into(),
         object: ObjectId(channel.object),
         capability: channel.capability.clone(),

@@ -1,5 +1,5 @@
-//! The file `token` in the server's folder: all that an element or a mount on another host needs. It contains the array's token, which
-//! proves their permission to the server, and the certificate of the array's authority, by which they verify the server and its elements.
+//! The file `token` in the server's folder: all that a node or a mount on another host needs. It contains the array's token, which
+//! proves their permission to the server, and the certificate of the array's authority, by which they verify the server and its nodes.
 //! `tidemill token create` makes files of the same form for users. This module only reads files.
 //!
 //! ```text
@@ -47,7 +47,7 @@ pub enum CredentialError {
     /// The file cannot be read or, by the server, be written.
     #[error(
         "can't use the token: {path}: {reason}; ask the array's administrator for one of your own (`tidemill token create`), \
-         or, for a mount or an element, copy `token` from the server's folder; name it with --token-file"
+         or, for a mount or a node, copy `token` from the server's folder; name it with --token-file"
     )]
     Read {
         /// The file.

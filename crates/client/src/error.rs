@@ -50,7 +50,7 @@ pub enum Error {
         /// Problem, place, and remedy.
         message: String,
     },
-    /// An element that a namespace operation needs is suspended, and is being resumed: repeat the request in a moment.
+    /// A node that a namespace operation needs is suspended, and is being resumed: repeat the request in a moment.
     #[error("{0}")]
     Waking(String),
     /// An answer that does not fit the question.
@@ -73,27 +73,27 @@ pub enum Error {
         "{0}: the writer went back and changed bytes after they were read; read the file again, now that it is closed"
     )]
     WrittenOver(String),
-    /// An element cannot be reached.
-    #[error("can't reach element at {url}: {reason}")]
-    Element {
+    /// A node cannot be reached.
+    #[error("can't reach node at {url}: {reason}")]
+    Node {
         /// Its URL.
         url: String,
         /// Error of the connection.
         reason: String,
     },
-    /// An element refused a request.
-    #[error("element at {url} answered {status}: {message}")]
-    ElementRefused {
+    /// A node refused a request.
+    #[error("node at {url} answered {status}: {message}")]
+    NodeRefused {
         /// Its URL.
         url: String,
         /// The HTTP status.
         status: u16,
-        /// Message of the element.
+        /// Message of the node.
         message: String,
     },
-    /// The file's element is not part of the array or is down.
-    #[error("element {0} is down: its files are unavailable until it is up (`tidemill status`)")]
-    ElementDown(tidemill_core::id::ElementId),
+    /// The file's node is not part of the array or is down.
+    #[error("node {0} is down: its files are unavailable until it is up (`tidemill status`)")]
+    NodeDown(tidemill_core::id::NodeId),
     /// A channel is full.
     #[error(
         "channel {0} is full: wait until its readers have received more messages, or forget a reader (`tidemill channel list ROOM`)"
@@ -117,17 +117,17 @@ impl Error {
         match self {
             Self::Name { errno, .. } => *errno,
             Self::Local { source, .. } => source.raw_os_error().unwrap_or(Errno::IO.raw_os_error()),
-            Self::ElementRefused { status: 404, .. } => Errno::NOENT.raw_os_error(),
-            Self::ElementRefused { status: 403, .. } => Errno::ACCESS.raw_os_error(),
-            Self::ElementRefused { status: 413, .. } => Errno::FBIG.raw_os_error(),
-            Self::ElementRefused { status: 501, .. } => Errno::OPNOTSUPP.raw_os_error(),
-            Self::ElementRefused { status: 507, .. } => Errno::NOSPC.raw_os_error(),
+            Self::NodeRefused { status: 404, .. } => Errno::NOENT.raw_os_error(),
+            Self::NodeRefused { status: 403, .. } => Errno::ACCESS.raw_os_error(),
+            Self::NodeRefused { status: 413, .. } => Errno::FBIG.raw_os_error(),
+            Self::NodeRefused { status: 501, .. } => Errno::OPNOTSUPP.raw_os_error(),
+            Self::NodeRefused { status: 507, .. } => Errno::NOSPC.raw_os_error(),
             Self::Refused(status) if status.code() == tonic::Code::ResourceExhausted => {
                 Errno::NOSPC.raw_os_error()
             }
             Self::ChannelFull(_) => Errno::AGAIN.raw_os_error(),
             Self::Unreachable { .. } => Errno::COMM.raw_os_error(),
-            Self::ElementDown(_) | Self::Element { .. } | Self::Waking(_) => {
+            Self::NodeDown(_) | Self::Node { .. } | Self::Waking(_) => {
                 Errno::HOSTUNREACH.raw_os_error()
             }
             _ => Errno::IO.raw_os_error(),
@@ -138,18 +138,18 @@ impl Error {
     #[must_use]
     pub fn is_lost(&self) -> bool {
         match self {
-            Self::Unreachable { .. } | Self::Element { .. } | Self::ElementDown(_) => true,
-            Self::ElementRefused { status, .. } => *status == 503,
+            Self::Unreachable { .. } | Self::Node { .. } | Self::NodeDown(_) => true,
+            Self::NodeRefused { status, .. } => *status == 503,
             _ => false,
         }
     }
 
-    /// Whether the asked element does not have the object, or not any more, while another element may.
+    /// Whether the asked node does not have the object, or not any more, while another node may.
     #[must_use]
     pub fn is_elsewhere(&self) -> bool {
         matches!(
             self,
-            Self::ElementRefused {
+            Self::NodeRefused {
                 status: 404 | 410,
                 ..
             }
@@ -195,7 +195,7 @@ mod tests {
     fn refusal_status_maps_to_errno() {
         let errno = |status| {
             let (url, message) = (String::new(), String::new());
-            let refused = Error::ElementRefused {
+            let refused = Error::NodeRefused {
                 url,
                 status,
                 message,

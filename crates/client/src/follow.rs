@@ -1,5 +1,5 @@
 //! Reads a file while it is written: bytes are passed on as soon as they exist, until the writer has closed the file. Requests are sent to
-//! elements and to the server (next: `element/src`, `server/src`).
+//! nodes and to the server (next: `node/src`, `server/src`).
 //!
 //! No process sees the writes of a program in place, so the object is polled, and the server is asked for its state when no bytes have been
 //! added. If several mounts write the file, they are asked to publish their writes. The bytes that were passed on are compared with the
@@ -173,7 +173,7 @@ impl Transfer {
         })
     }
 
-    /// Passes on the bytes that are added to a version, until it is sealed. Bytes that its elements cannot return are read later.
+    /// Passes on the bytes that are added to a version, until it is sealed. Bytes that its nodes cannot return are read later.
     async fn read_on(
         &self,
         path: &str,
@@ -319,7 +319,7 @@ impl Following {
                 }
                 At::NotYet => Ok(Bytes::new()),
                 At::End => return Ok(Some(Bytes::new())),
-                At::Away(element) => Err(Error::ElementDown(element)),
+                At::Away(node) => Err(Error::NodeDown(node)),
             };
             match read {
                 Ok(bytes) if alone && !bytes.is_empty() => {
@@ -331,7 +331,7 @@ impl Following {
                 }
                 Ok(bytes) if sealed || !bytes.is_empty() => return Ok(Some(bytes)),
                 Ok(_) => {}
-                // The element may return, or another right is needed.
+                // The node may return, or another right is needed.
                 Err(error) => tracing::debug!("what is written can't be read yet: {error}"),
             }
             tokio::time::sleep(pause).await;

@@ -1,9 +1,9 @@
-//! Connections to the server and to elements, used by all that talk to them: element, mount, command line. The crate decides nothing about
+//! Connections to the server and to nodes, used by all that talk to them: node, mount, command line. The crate decides nothing about
 //! placement or order.
 //!
-//! [`Server`] is the control connection (gRPC), [`Objects`] moves bytes between this process and elements (HTTP), and [`tls`] verifies the
+//! [`Server`] is the control connection (gRPC), [`Objects`] moves bytes between this process and nodes (HTTP), and [`tls`] verifies the
 //! peers of both. [`LocalNames`] is a direct connection to the namespace of a server on this host, and [`users`] looks up users of this
-//! host. [`transfer`] combines server and elements for whole files, [`channel`] for messages. [`blocks`] caches blocks of files in stores
+//! host. [`transfer`] combines server and nodes for whole files, [`channel`] for messages. [`blocks`] caches blocks of files in stores
 //! outside.
 //!
 //! The limits for the peers of a listener are here, too: [`guests`] for connections, [`turns`] for requests, [`sparse`] for log lines.

@@ -1,4 +1,4 @@
-//! Object files in place: on the host where their element stores them. The module opens, locks, copies and names them.
+//! Object files in place: on the host where their node stores them. The module opens, locks, copies and names them.
 //!
 //! A sealed file never changes for its openers. But a mount whose programs read a version may take that version's file for the version that
 //! they write next, if no other process has it open (`docs/decisions/0007-one-inode-per-file.md`). The earlier version then continues

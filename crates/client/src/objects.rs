@@ -1,4 +1,4 @@
-//! Bytes of objects, to and from elements over HTTP (next: `element/src`). Routes: see `tidemill_wire::route`.
+//! Bytes of objects, to and from nodes over HTTP (next: `node/src`). Routes: see `tidemill_wire::route`.
 
 use crate::error::{Error, deepest};
 use crate::silence::{Broken, Listened, Silence};
@@ -12,7 +12,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
-use tidemill_core::id::{ElementId, ObjectId};
+use tidemill_core::id::{NodeId, ObjectId};
 use tidemill_wire::copies::{self, CopyItem};
 use tidemill_wire::route::{
     self, CAPABILITY_HEADER, Listed, SOURCE_HEADER, SealBody, SealItem, SealReply, SealResult,
@@ -24,7 +24,7 @@ const RANGE_BYTES: u64 = 4 << 20;
 /// Query for a damaged object.
 const DAMAGED: &str = "?damaged=true";
 
-/// Connections to elements. Cheap to clone; connections are kept and used again.
+/// Connections to nodes. Cheap to clone; connections are kept and used again.
 #[derive(Clone, Debug)]
 pub struct Objects {
     client: Client<Connector, Full<Bytes>>,
@@ -37,9 +37,9 @@ pub type Connection = TokioIo<hyper::upgrade::Upgraded>;
 /// An object and its address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Remote {
-    /// The element that stores it.
-    pub element: ElementId,
-    /// The element's URL, `https://host:port` or `http://host:port`.
+    /// The node that stores it.
+    pub node: NodeId,
+    /// The node's URL, `https://host:port` or `http://host:port`.
     pub url: Arc<str>,
     /// The object.
     pub object: ObjectId,
@@ -48,7 +48,7 @@ pub struct Remote {
 }
 
 impl Objects {
-    /// Opens no connection before it is needed. `trust` verifies elements that speak TLS; without it they cannot be used.
+    /// Opens no connection before it is needed. `trust` verifies nodes that speak TLS; without it they cannot be used.
     #[must_use]
     pub fn new(trust: Option<&Trust>) -> Self {
         let connector = Connector::new(trust, Inside::Http1, "");
@@ -68,7 +68,7 @@ impl Objects {
     /// Reads up to `length` bytes at `offset`; fewer only at the object's end.
     ///
     /// # Errors
-    /// The element cannot be reached or refuses.
+    /// The node cannot be reached or refuses.
     pub async fn read(&self, remote: &Remote, offset: u64, length: u64) -> Result<Bytes, Error> {
         self.read_range_as(remote, "", (offset, length)).await
     }
@@ -90,7 +90,7 @@ impl Objects {
     /// Returns the bytes of each, in order.
     ///
     /// # Errors
-    /// The element cannot be reached or refuses; a range is beyond the object's end.
+    /// The node cannot be reached or refuses; a range is beyond the object's end.
     pub async fn read_ranges(
         &self,
         remote: &Remote,
@@ -130,7 +130,7 @@ impl Objects {
         let request = base(remote, Method::GET, suffix).header("range", range);
         let response = self.send(remote, request, Bytes::new()).await;
         match response {
-            Err(Error::ElementRefused { status: 416, .. }) => Ok(Bytes::new()),
+            Err(Error::NodeRefused { status: 416, .. }) => Ok(Bytes::new()),
             Err(error) => Err(error),
             Ok(response) => Ok(response
                 .into_body()
@@ -144,7 +144,7 @@ impl Objects {
     /// Reads the whole object, and passes each piece to `piece`. Returns the number of bytes.
     ///
     /// # Errors
-    /// The element cannot be reached, refuses, or sends fewer bytes than it announced; or the error of `piece`.
+    /// The node cannot be reached, refuses, or sends fewer bytes than it announced; or the error of `piece`.
     pub async fn read_all(
         &self,
         remote: &Remote,
@@ -199,7 +199,7 @@ impl Objects {
     /// Writes at `offset` of an unsealed object.
     ///
     /// # Errors
-    /// The element cannot be reached or refuses.
+    /// The node cannot be reached or refuses.
     pub async fn write(&self, remote: &Remote, offset: u64, data: Bytes) -> Result<(), Error> {
         let request = base(remote, Method::PUT, &format!("?offset={offset}"));
         self.send(remote, request, data).await.map(drop)
@@ -208,16 +208,16 @@ impl Objects {
     /// Sets the length of an unsealed object.
     ///
     /// # Errors
-    /// The element cannot be reached or refuses.
+    /// The node cannot be reached or refuses.
     pub async fn truncate(&self, remote: &Remote, size: u64) -> Result<(), Error> {
         let request = base(remote, Method::POST, &format!("/truncate?size={size}"));
         self.send(remote, request, Bytes::new()).await.map(drop)
     }
 
-    /// Creates an unsealed object from the first `bytes` of a sealed object of the same element.
+    /// Creates an unsealed object from the first `bytes` of a sealed object of the same node.
     ///
     /// # Errors
-    /// The element cannot be reached or refuses.
+    /// The node cannot be reached or refuses.
     pub async fn copy(
         &self,
         remote: &Remote,
@@ -233,10 +233,10 @@ impl Objects {
             .map(drop)
     }
 
-    /// Creates a sealed object from a file of the store outside in which the element stores its objects. Returns its length in bytes.
+    /// Creates a sealed object from a file of the store outside in which the node stores its objects. Returns its length in bytes.
     ///
     /// # Errors
-    /// The element cannot be reached or refuses.
+    /// The node cannot be reached or refuses.
     pub async fn link(&self, remote: &Remote, path: &str) -> Result<u64, Error> {
         let request = base(remote, Method::POST, "/outside");
         let response = self.send_work(remote, request, Bytes::from(path.to_owned()));
@@ -246,7 +246,7 @@ impl Objects {
     /// Calls `fallocate(2)` on an unsealed object. Returns its length in bytes.
     ///
     /// # Errors
-    /// The element cannot be reached or refuses.
+    /// The node cannot be reached or refuses.
     pub async fn allocate(
         &self,
         remote: &Remote,
@@ -259,20 +259,20 @@ impl Objects {
         size_of(remote, response, "allocate").await
     }
 
-    /// Reserves room for an unsealed object of `size` bytes, on an element that counts room.
+    /// Reserves room for an unsealed object of `size` bytes, on a node that counts room.
     ///
     /// # Errors
-    /// The element cannot be reached or refuses: 507 if there is not enough room.
+    /// The node cannot be reached or refuses: 507 if there is not enough room.
     pub async fn reserve(&self, remote: &Remote, size: u64) -> Result<(), Error> {
         let request = base(remote, Method::POST, &format!("/reserve?size={size}"));
         self.send(remote, request, Bytes::new()).await.map(drop)
     }
 
-    /// Makes an element reduce, for a user, an array that is partly in an object. The formats of the request and the answer are private to
-    /// the element and the caller.
+    /// Makes a node reduce, for a user, an array that is partly in an object. The formats of the request and the answer are private to
+    /// the node and the caller.
     ///
     /// # Errors
-    /// The element cannot be reached or refuses.
+    /// The node cannot be reached or refuses.
     pub async fn reduce(
         &self,
         remote: &Remote,
@@ -283,10 +283,10 @@ impl Objects {
         self.work(remote, &path, order).await
     }
 
-    /// Makes an element fold, for a user, pieces of a variable that are partly in an object, as [`Self::reduce`].
+    /// Makes a node fold, for a user, pieces of a variable that are partly in an object, as [`Self::reduce`].
     ///
     /// # Errors
-    /// The element cannot be reached or refuses.
+    /// The node cannot be reached or refuses.
     pub async fn fold(
         &self,
         remote: &Remote,
@@ -304,10 +304,10 @@ impl Objects {
         Ok(body.map_err(|error| lost(remote, &error))?.to_bytes())
     }
 
-    /// Opens a dedicated connection to the element of an object. Its protocol is private to the element and the caller.
+    /// Opens a dedicated connection to the node of an object. Its protocol is private to the node and the caller.
     ///
     /// # Errors
-    /// The element cannot be reached or refuses.
+    /// The node cannot be reached or refuses.
     pub async fn connection(&self, remote: &Remote, path: &str) -> Result<Connection, Error> {
         let request = base(remote, Method::POST, path)
             .header("connection", "upgrade")
@@ -322,7 +322,7 @@ impl Objects {
     /// Makes the bytes of an object, sealed or not, survive power loss.
     ///
     /// # Errors
-    /// The element cannot be reached or refuses.
+    /// The node cannot be reached or refuses.
     pub async fn sync(&self, remote: &Remote) -> Result<(), Error> {
         let request = base(remote, Method::POST, "/sync");
         self.send_work(remote, request, Bytes::new())
@@ -333,7 +333,7 @@ impl Objects {
     /// Seals an object. Returns its final length.
     ///
     /// # Errors
-    /// The element cannot be reached or refuses.
+    /// The node cannot be reached or refuses.
     pub async fn seal(&self, remote: &Remote, body: &SealBody) -> Result<u64, Error> {
         let body = serde_json::to_vec(body).map_err(|_| Error::Answer("seal"))?;
         let request =
@@ -342,28 +342,28 @@ impl Objects {
         size_of(remote, response, "seal").await
     }
 
-    /// Seals many objects of one element in one request (at most `route::SEAL_ALL_MAX`). Returns the outcome of each, in order.
+    /// Seals many objects of one node in one request (at most `route::SEAL_ALL_MAX`). Returns the outcome of each, in order.
     ///
     /// # Errors
-    /// The element cannot be reached or refuses the whole request.
+    /// The node cannot be reached or refuses the whole request.
     pub async fn seal_all(
         &self,
-        element: ElementId,
+        node: NodeId,
         url: &Arc<str>,
         items: &[SealItem],
     ) -> Result<Vec<SealResult>, Error> {
         let capability = items.first().map_or("", |item| &item.capability);
-        let to = (element, url);
+        let to = (node, url);
         let bytes = self
             .post_all(to, route::SEAL_ALL, capability, serde_json::to_vec(items))
             .await?;
         serde_json::from_slice(&bytes).map_err(|_| Error::Answer("seal"))
     }
 
-    /// Whether the element has an object with this hash (BLAKE3), as it was sealed. The element may have to read it first.
+    /// Whether the node has an object with this hash (BLAKE3), as it was sealed. The node may have to read it first.
     ///
     /// # Errors
-    /// The element cannot be reached or refuses; its object may be damaged.
+    /// The node cannot be reached or refuses; its object may be damaged.
     pub async fn confirm(&self, remote: &Remote, hash: &[u8]) -> Result<bool, Error> {
         let request = base(
             remote,
@@ -372,39 +372,39 @@ impl Objects {
         );
         match self.send_work(remote, request, Bytes::new()).await {
             Ok(_) => Ok(true),
-            Err(Error::ElementRefused { status: 409, .. }) => Ok(false),
+            Err(Error::NodeRefused { status: 409, .. }) => Ok(false),
             Err(error) => Err(error),
         }
     }
 
-    /// Fetches the data for copies of many small objects of one element (at most `copies::OBJECTS_MAX`), in the format of
+    /// Fetches the data for copies of many small objects of one node (at most `copies::OBJECTS_MAX`), in the format of
     /// `tidemill_wire::copies`: their hashes and perhaps their bytes.
     ///
     /// # Errors
-    /// The element cannot be reached or refuses the whole request.
+    /// The node cannot be reached or refuses the whole request.
     pub async fn copies(
         &self,
-        element: ElementId,
+        node: NodeId,
         url: &Arc<str>,
         items: &[CopyItem],
         with_bytes: bool,
     ) -> Result<Bytes, Error> {
         let capability = items.first().map_or("", |item| &item.capability);
         let path = format!("{}?bytes={with_bytes}", copies::COPIES);
-        self.post_all((element, url), &path, capability, serde_json::to_vec(items))
+        self.post_all((node, url), &path, capability, serde_json::to_vec(items))
             .await
     }
 
-    /// Sends a request about many objects of one element. Returns the answer.
+    /// Sends a request about many objects of one node. Returns the answer.
     async fn post_all(
         &self,
-        (element, url): (ElementId, &Arc<str>),
+        (node, url): (NodeId, &Arc<str>),
         path: &str,
         capability: &str,
         body: serde_json::Result<Vec<u8>>,
     ) -> Result<Bytes, Error> {
         let remote = Remote {
-            element,
+            node,
             url: Arc::clone(url),
             object: ObjectId::STATUS,
             capability: Vec::new(),
@@ -413,7 +413,7 @@ impl Objects {
         let request = Request::builder()
             .method(Method::POST)
             .uri(format!("{}{path}", address(&remote)))
-            // Each request needs a capability in its header; the element checks the capabilities of all objects in the body.
+            // Each request needs a capability in its header; the node checks the capabilities of all objects in the body.
             .header(CAPABILITY_HEADER, capability)
             .header("content-type", "application/json");
         let response = self.send_work(&remote, request, body.into()).await?;
@@ -433,10 +433,10 @@ impl Objects {
         self.read_as(remote, DAMAGED, piece).await
     }
 
-    /// Returns the objects in one of an element's folders. `remote` is object 0 with the right to remove it, which only the server has.
+    /// Returns the objects in one of a node's folders. `remote` is object 0 with the right to remove it, which only the server has.
     ///
     /// # Errors
-    /// The element cannot be reached or refuses.
+    /// The node cannot be reached or refuses.
     pub async fn list(&self, remote: &Remote, folder: u32) -> Result<Vec<Listed>, Error> {
         let request = Request::builder()
             .method(Method::GET)
@@ -448,7 +448,7 @@ impl Objects {
         serde_json::from_slice(&bytes).map_err(|_| Error::Answer("list"))
     }
 
-    /// Sends a request that an element answers at once. It fails if the element is silent for a minute.
+    /// Sends a request that a node answers at once. It fails if the node is silent for a minute.
     pub(crate) async fn send(
         &self,
         remote: &Remote,
@@ -459,7 +459,7 @@ impl Objects {
             .await
     }
 
-    /// As [`Self::send`], for a request for which an element processes whole objects before it answers.
+    /// As [`Self::send`], for a request for which a node processes whole objects before it answers.
     async fn send_work(
         &self,
         remote: &Remote,
@@ -470,7 +470,7 @@ impl Objects {
             .await
     }
 
-    /// Sends a request with a time limit. All requests to elements use it, so that each wait for an element has a limit.
+    /// Sends a request with a time limit. All requests to nodes use it, so that each wait for a node has a limit.
     pub(crate) async fn send_within(
         &self,
         limit: Duration,
@@ -478,12 +478,10 @@ impl Objects {
         request: hyper::http::request::Builder,
         body: Bytes,
     ) -> Result<Response<Listened>, Error> {
-        let request = request
-            .body(Full::new(body))
-            .map_err(|error| Error::Element {
-                url: remote.url.to_string(),
-                reason: error.to_string(),
-            })?;
+        let request = request.body(Full::new(body)).map_err(|error| Error::Node {
+            url: remote.url.to_string(),
+            reason: error.to_string(),
+        })?;
         let answered = tokio::time::timeout(limit, self.client.request(request)).await;
         let response = answered
             .map_err(|_| lost(remote, &Broken::Silent(limit)))?
@@ -498,7 +496,7 @@ impl Objects {
             .collect()
             .await
             .map(http_body_util::Collected::to_bytes);
-        Err(Error::ElementRefused {
+        Err(Error::NodeRefused {
             url: remote.url.to_string(),
             status: status.as_u16(),
             message: refusal(status, &body.unwrap_or_default()),
@@ -533,10 +531,10 @@ fn base(remote: &Remote, method: Method, suffix: &str) -> hyper::http::request::
         .header(CAPABILITY_HEADER, route::hex(&remote.capability))
 }
 
-/// Returns an element's URL with the name that its certificate must have; see [`Connector`].
+/// Returns a node's URL with the name that its certificate must have; see [`Connector`].
 pub(crate) fn address(remote: &Remote) -> String {
     match remote.url.strip_prefix("https://") {
-        Some(rest) => format!("https://{}@{rest}", tls::element(remote.element)),
+        Some(rest) => format!("https://{}@{rest}", tls::node(remote.node)),
         None => remote.url.to_string(),
     }
 }
@@ -558,7 +556,7 @@ pub(crate) fn lost(remote: &Remote, error: &(dyn std::error::Error + 'static)) -
         Some(problem) => problem.to_string(),
         None => deepest(error),
     };
-    Error::Element {
+    Error::Node {
         url: remote.url.to_string(),
         reason,
     }

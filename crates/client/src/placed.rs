@@ -4,17 +4,17 @@ use crate::Error;
 use crate::transfer::{Transfer, Wanted, seal_body};
 use rustix::io::Errno;
 use tidemill_core::copies;
-use tidemill_core::id::{ElementId, ObjectId};
+use tidemill_core::id::{NodeId, ObjectId};
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
 /// Place of a new version.
 #[derive(Clone, Copy, Debug)]
 pub struct Spot<'a> {
-    /// The element that stores it.
-    pub element: ElementId,
+    /// The node that stores it.
+    pub node: NodeId,
     /// The folder, and the name in it.
     pub at: (u64, &'a str),
-    /// The full path, for the element's notes.
+    /// The full path, for the node's notes.
     pub path: &'a str,
     /// Owner, group and mode of a new file.
     pub rights: (u32, u32, u32),
@@ -23,7 +23,7 @@ pub struct Spot<'a> {
 }
 
 impl Transfer {
-    /// Creates a version whose object `put` puts on the element, and returns the object. `None`: another file has the name by now, or the
+    /// Creates a version whose object `put` puts on the node, and returns the object. `None`: another file has the name by now, or the
     /// file is being written.
     ///
     /// # Errors
@@ -71,12 +71,12 @@ impl Transfer {
 
     async fn open_spot(&self, spot: &Spot<'_>) -> Result<v1::Opened, Error> {
         let (ino, object) = self.new_ids().await?;
-        let element = Some(spot.element.0);
+        let node = Some(spot.node.0);
         let op = match spot.over {
             Some((ino, _)) => Op::NewVersion(v1::NewVersion {
                 ino,
                 object: object.0,
-                element,
+                node,
                 linked: true,
                 ..v1::NewVersion::default()
             }),
@@ -89,7 +89,7 @@ impl Transfer {
                     mode,
                     ino,
                     object: object.0,
-                    element,
+                    node,
                     uid,
                     gid,
                     linked: true,

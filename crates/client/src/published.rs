@@ -1,7 +1,7 @@
 //! The server's description of a version that several mounts write: which bytes of the file are where
 //! (`docs/decisions/0025-concurrent-writers.md`).
 
-use tidemill_core::id::{ElementId, ObjectId};
+use tidemill_core::id::{NodeId, ObjectId};
 use tidemill_core::layout::{Extents, Layout, LayoutError, Part, decode_pieces};
 use tidemill_wire::convert;
 use tidemill_wire::v1;
@@ -60,7 +60,7 @@ impl Visible {
             return Ok(false);
         }
         for part in &told.parts[self.extents.parts.len().min(told.parts.len())..] {
-            let part = Part::on(ObjectId(part.object), 0, ElementId(part.element));
+            let part = Part::on(ObjectId(part.object), 0, NodeId(part.node));
             self.extents.parts.push(part);
         }
         for news in &told.news {

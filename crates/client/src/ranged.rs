@@ -1,4 +1,4 @@
-//! Random access to a version of a file: its header, some of its pieces (next: `element/src`).
+//! Random access to a version of a file: its header, some of its pieces (next: `node/src`).
 
 use crate::striped::{Parts, unless_silent, whole};
 use crate::transfer::{Transfer, silent};
@@ -6,14 +6,14 @@ use crate::{Error, objects::Remote};
 use bytes::Bytes;
 use std::ops::Range;
 use std::time::Duration;
-use tidemill_core::id::{ElementId, ObjectId};
+use tidemill_core::id::{NodeId, ObjectId};
 use tidemill_core::layout::{Layout, Part};
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
-/// Time that an element may take for a fold: its turn, and the time limit of one request there.
+/// Time that a node may take for a fold: its turn, and the time limit of one request there.
 const FOLDED_MAX: Duration = Duration::from_secs(75);
 
-/// Number of requests to a busy element, and the pause between them.
+/// Number of requests to a busy node, and the pause between them.
 const BUSY_MAX: u32 = 60;
 const BUSY_WAIT: Duration = Duration::from_secs(1);
 
@@ -62,8 +62,8 @@ impl Transfer {
             let layout = parts.layout().clone();
             return Ok((Source::Parts(parts), layout, version));
         }
-        let (object, element) = (ObjectId(opened.object), ElementId(opened.element));
-        let layout = Layout::Whole(Part::on(object, opened.size, element));
+        let (object, node) = (ObjectId(opened.object), NodeId(opened.node));
+        let layout = Layout::Whole(Part::on(object, opened.size, node));
         Ok((Source::Whole(Transfer::remote(&opened)?), layout, version))
     }
 }
@@ -98,53 +98,53 @@ impl<'a> Ranged<'a> {
         self.open.version
     }
 
-    /// Returns the element that a part is read from.
+    /// Returns the node that a part is read from.
     #[must_use]
-    pub fn element(&self, part: usize) -> Option<ElementId> {
+    pub fn node(&self, part: usize) -> Option<NodeId> {
         match &self.source {
-            Source::Whole(remote) => Some(remote.element),
-            Source::Parts(parts) => parts.remote(part).map(|remote| remote.element),
+            Source::Whole(remote) => Some(remote.node),
+            Source::Parts(parts) => parts.remote(part).map(|remote| remote.node),
         }
     }
 
-    /// Reads a range of bytes, which must all exist; from another copy if the first element cannot return them.
+    /// Reads a range of bytes, which must all exist; from another copy if the first node cannot return them.
     ///
     /// # Errors
     /// No copy can be read.
     pub async fn read(&mut self, range: Range<u64>) -> Result<Bytes, Error> {
         loop {
-            let (element, error) = match self.once(range.clone()).await {
+            let (node, error) = match self.once(range.clone()).await {
                 Ok(bytes) => return Ok(bytes),
                 Err(failed) => failed,
             };
             let gone = error.is_lost() || error.is_elsewhere();
-            if !gone || self.open.avoid.contains(&element) {
+            if !gone || self.open.avoid.contains(&node) {
                 return Err(error);
             }
-            tracing::debug!(element, "a copy is looked for: {error}");
-            self.open.avoid.push(element);
+            tracing::debug!(node, "a copy is looked for: {error}");
+            self.open.avoid.push(node);
             (self.source, self.layout, _) = self.transfer.opened(&self.open).await?;
         }
     }
 
-    /// Makes an element that stores a part fold the pieces in it, for a user; another element with a copy if the first one fails. The error
-    /// includes the last element.
+    /// Makes a node that stores a part fold the pieces in it, for a user; another node with a copy if the first one fails. The error
+    /// includes the last node.
     ///
     /// # Errors
-    /// No element can do it.
+    /// No node can do it.
     pub async fn fold(
         &mut self,
         part: usize,
         user: (u32, u32),
         batch: Bytes,
-    ) -> Result<Bytes, (ElementId, Error)> {
+    ) -> Result<Bytes, (NodeId, Error)> {
         let mut busy = 0;
         loop {
             let remote = match &self.source {
                 Source::Whole(remote) => Some(remote),
                 Source::Parts(parts) => parts.remote(part),
             };
-            let none = (ElementId(0), Error::Answer("Open"));
+            let none = (NodeId(0), Error::Answer("Open"));
             let remote = remote.ok_or(none)?.clone();
             let asked = self.transfer.objects().fold(&remote, user, batch.clone());
             let asked = tokio::time::timeout(FOLDED_MAX, asked).await;
@@ -153,7 +153,7 @@ impl<'a> Ranged<'a> {
                 Err(error) => error,
             };
             let status = match &error {
-                Error::ElementRefused { status, .. } => *status,
+                Error::NodeRefused { status, .. } => *status,
                 _ => 0,
             };
             if matches!(status, 429 | 503) && busy < BUSY_MAX {
@@ -161,17 +161,17 @@ impl<'a> Ranged<'a> {
                 tokio::time::sleep(BUSY_WAIT).await;
                 continue;
             }
-            let element = remote.element;
+            let node = remote.node;
             let elsewhere =
                 error.is_lost() || error.is_elsewhere() || matches!(status, 422 | 500..);
-            if !elsewhere || self.open.avoid.contains(&element.0) {
-                return Err((element, error));
+            if !elsewhere || self.open.avoid.contains(&node.0) {
+                return Err((node, error));
             }
-            tracing::debug!(element = element.0, "a copy is looked for: {error}");
-            self.open.avoid.push(element.0);
+            tracing::debug!(node = node.0, "a copy is looked for: {error}");
+            self.open.avoid.push(node.0);
             match self.transfer.opened(&self.open).await {
                 Ok((source, layout, _)) => (self.source, self.layout) = (source, layout),
-                Err(_) => return Err((element, error)),
+                Err(_) => return Err((node, error)),
             }
         }
     }
@@ -183,9 +183,9 @@ impl<'a> Ranged<'a> {
             Source::Whole(remote) => {
                 let length = range.end.saturating_sub(range.start);
                 let read = objects.read(remote, range.start, length);
-                let patient = self.open.avoid.contains(&remote.element.0);
+                let patient = self.open.avoid.contains(&remote.node.0);
                 let bytes = unless_silent(read, remote, patient).await;
-                whole(bytes, remote, length).map_err(|error| (remote.element.0, error))
+                whole(bytes, remote, length).map_err(|error| (remote.node.0, error))
             }
         }
     }

@@ -1,5 +1,5 @@
-//! Rewrites an existing file over other elements. Its readers do not notice: until the new version is sealed they read the version before,
-//! and the bytes are the same. Requests are sent to elements and the server (next: `element/src`, `server/src`).
+//! Rewrites an existing file over other nodes. Its readers do not notice: until the new version is sealed they read the version before,
+//! and the bytes are the same. Requests are sent to nodes and the server (next: `node/src`, `server/src`).
 
 use crate::objects::Remote;
 use crate::transfer::{PIECE_BYTES, Transfer, is_no_right, is_refused, seal_body};
@@ -36,7 +36,7 @@ impl Transfer {
     /// each piece. Returns the number of bytes.
     ///
     /// # Errors
-    /// Another client writes the file, the caller may not, or an element fails; then nothing has changed.
+    /// Another client writes the file, the caller may not, or a node fails; then nothing has changed.
     pub async fn rewrite(
         &self,
         path: impl AsRef<[u8]>,
@@ -107,7 +107,7 @@ impl Transfer {
         }
     }
 
-    /// Copies all bytes and seals them at their elements. Returns the lengths of the parts.
+    /// Copies all bytes and seals them at their nodes. Returns the lengths of the parts.
     async fn write_again(
         &self,
         new: &v1::Opened,
@@ -141,7 +141,7 @@ impl Transfer {
         self.seal_again(to, attr, path).await
     }
 
-    /// Reads a range of the file completely: from another copy if an element cannot return it.
+    /// Reads a range of the file completely: from another copy if a node cannot return it.
     async fn read_window(&self, from: &mut Source, range: Range<u64>) -> Result<Bytes, Error> {
         let mut renewed = false;
         loop {
@@ -149,12 +149,12 @@ impl Transfer {
             let avoid = &mut from.open.avoid;
             match read {
                 Ok(bytes) => return Ok(bytes),
-                // Another element may have a copy of this very version.
-                Err((element, error))
-                    if (error.is_lost() || error.is_elsewhere()) && !avoid.contains(&element) =>
+                // Another node may have a copy of this very version.
+                Err((node, error))
+                    if (error.is_lost() || error.is_elsewhere()) && !avoid.contains(&node) =>
                 {
-                    tracing::debug!(element, "a copy is looked for: {error}");
-                    avoid.push(element);
+                    tracing::debug!(node, "a copy is looked for: {error}");
+                    avoid.push(node);
                 }
                 // The right has expired in the meantime.
                 Err((_, error)) if is_no_right(&error) && !renewed => renewed = true,
@@ -166,13 +166,13 @@ impl Transfer {
 
     async fn read_once(&self, from: &Source, range: Range<u64>) -> Result<Bytes, (u32, Error)> {
         let Source { open, opened } = from;
-        let at = |error| (opened.element, error);
+        let at = |error| (opened.node, error);
         match place(opened).map_err(at)? {
             Place::Striped(parts) => parts.window(self.objects(), &open.avoid, range).await,
             Place::Whole(remote) => {
                 let length = range.end - range.start;
                 let read = self.objects().read(&remote, range.start, length);
-                let patient = open.avoid.contains(&opened.element);
+                let patient = open.avoid.contains(&opened.node);
                 let bytes = crate::striped::unless_silent(read, &remote, patient).await;
                 crate::striped::whole(bytes, &remote, length).map_err(at)
             }

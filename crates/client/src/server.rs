@@ -122,7 +122,7 @@ impl Server {
         self.trust.as_ref()
     }
 
-    /// Returns connections to the elements of this array.
+    /// Returns connections to the nodes of this array.
     #[must_use]
     pub fn objects(&self) -> Objects {
         Objects::new(self.trust.as_ref())
@@ -204,7 +204,7 @@ impl Server {
         PlacesClient::new(self.channel.clone())
     }
 
-    /// Returns the client of the array's elements.
+    /// Returns the client of the array's nodes.
     #[must_use]
     pub fn array(&self) -> ArrayClient<TokenChannel> {
         ArrayClient::new(self.channel.clone())
@@ -212,7 +212,7 @@ impl Server {
             .max_encoding_message_size(MESSAGE_BYTES_MAX)
     }
 
-    /// Returns elements and policies.
+    /// Returns nodes and policies.
     ///
     /// # Errors
     /// The server cannot be reached.

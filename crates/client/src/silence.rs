@@ -1,4 +1,4 @@
-//! Time limits for an element that is silent while it answers a request.
+//! Time limits for a node that is silent while it answers a request.
 
 use bytes::Bytes;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
@@ -13,7 +13,7 @@ use tokio::time::{Instant, Sleep};
 pub(crate) struct Silence {
     /// From the request to the head of its answer.
     pub(crate) answer: Duration,
-    /// The same, if the element processes whole objects before it answers.
+    /// The same, if the node processes whole objects before it answers.
     pub(crate) work: Duration,
     /// Between two pieces of the answer's body.
     pub(crate) body: Duration,
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
     use crate::error::Error;
     use crate::objects::{Objects, Remote};
-    use tidemill_core::id::{ElementId, ObjectId};
+    use tidemill_core::id::{NodeId, ObjectId};
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpListener;
 
@@ -125,7 +125,7 @@ mod tests {
             }
         });
         let remote = Remote {
-            element: ElementId(3),
+            node: NodeId(3),
             url: url.into(),
             object: ObjectId(1),
             capability: vec![1],

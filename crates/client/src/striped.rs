@@ -1,4 +1,4 @@
-//! Whole files that are spread over several elements, read and written at all of them at once (next: `element/src`).
+//! Whole files that are spread over several nodes, read and written at all of them at once (next: `node/src`).
 
 use crate::objects::Remote;
 use crate::transfer::{
@@ -11,7 +11,7 @@ use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use std::future::Future;
 use std::io::Read;
 use std::ops::Range;
-use tidemill_core::id::{ElementId, ObjectId};
+use tidemill_core::id::{NodeId, ObjectId};
 use tidemill_core::layout::{Layout, Striped};
 use tidemill_wire::convert;
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
@@ -23,7 +23,7 @@ const WINDOWS: usize = 2;
 /// Number of requests of one window at once.
 const REQUESTS: usize = 16;
 
-/// Returns the result of a read. If the element takes too long to begin and another element may have a copy, returns an error.
+/// Returns the result of a read. If the node takes too long to begin and another node may have a copy, returns an error.
 pub(crate) async fn unless_silent(
     read: impl Future<Output = Result<Bytes, Error>>,
     remote: &Remote,
@@ -44,7 +44,7 @@ pub(crate) fn whole(
 ) -> Result<Bytes, Error> {
     let bytes = read?;
     if (bytes.len() as u64) < least {
-        return Err(Error::Element {
+        return Err(Error::Node {
             url: remote.url.to_string(),
             reason: format!(
                 "object {:016x} is shorter there than it was sealed",
@@ -72,9 +72,9 @@ impl Parts {
         self.remotes.get(part)
     }
 
-    /// Returns the element that a part is on.
-    fn element(&self, part: usize) -> u32 {
-        self.remotes[part].element.0
+    /// Returns the node that a part is on.
+    fn node(&self, part: usize) -> u32 {
+        self.remotes[part].node.0
     }
 
     /// Returns its stripes: whole files are written to no other layout with parts.
@@ -85,7 +85,7 @@ impl Parts {
         }
     }
 
-    /// Reads a range of the file. If a part cannot be read the error includes its element.
+    /// Reads a range of the file. If a part cannot be read the error includes its node.
     pub(crate) async fn window(
         &self,
         objects: &Objects,
@@ -94,12 +94,12 @@ impl Parts {
     ) -> Result<Bytes, (u32, Error)> {
         let layout = &self.layout;
         let fetch = |part: usize, span: Range<u64>| async move {
-            let (remote, element) = (&self.remotes[part], self.element(part));
+            let (remote, node) = (&self.remotes[part], self.node(part));
             let read = objects.read(remote, span.start, span.end - span.start);
-            let bytes = unless_silent(read, remote, avoid.contains(&element)).await;
+            let bytes = unless_silent(read, remote, avoid.contains(&node)).await;
             // Bytes that the part lacks after its end were never written.
             let sealed = self.layout.parts()[part].size.clamp(span.start, span.end) - span.start;
-            whole(bytes, remote, sealed).map_err(|error| (element, error))
+            whole(bytes, remote, sealed).map_err(|error| (node, error))
         };
         window(layout, range, fetch).await
     }
@@ -185,8 +185,8 @@ impl Transfer {
             return Err(Error::Answer("Open"));
         }
         let remote = |(part, url): (&v1::LayoutPart, &String)| {
-            let element = ElementId(part.element);
-            remote_at((element, url), ObjectId(part.object), &part.capability)
+            let node = NodeId(part.node);
+            remote_at((node, url), ObjectId(part.object), &part.capability)
         };
         let parts = layout.parts.iter().zip(&opened.part_urls);
         let remotes = parts.map(remote).collect::<Result<_, _>>()?;
@@ -197,7 +197,7 @@ impl Transfer {
         }))
     }
 
-    /// Reads a version that is spread over several elements, from `from` on. An error includes the element that was asked.
+    /// Reads a version that is spread over several nodes, from `from` on. An error includes the node that was asked.
     pub(crate) async fn read_parts(
         &self,
         parts: &Parts,
@@ -213,13 +213,13 @@ impl Transfer {
         };
         let mut windows = stream::iter(windows.map(window)).buffered(WINDOWS);
         while let Some(window) = windows.next().await {
-            let bytes = window.map_err(|(element, error)| (Some(element), error))?;
+            let bytes = window.map_err(|(node, error)| (Some(node), error))?;
             piece(bytes).map_err(|error| (None, error))?;
         }
         Ok(())
     }
 
-    /// Reads the remaining bytes of a damaged version that is spread over several elements. Returns the number of bytes.
+    /// Reads the remaining bytes of a damaged version that is spread over several nodes. Returns the number of bytes.
     pub(crate) async fn read_damaged_parts(
         &self,
         parts: &Parts,
@@ -235,7 +235,7 @@ impl Transfer {
         Ok(size)
     }
 
-    /// Writes the bytes of a reader to all elements that a version was opened on, and seals it there. Returns its length and the lengths of
+    /// Writes the bytes of a reader to all nodes that a version was opened on, and seals it there. Returns its length and the lengths of
     /// its parts.
     pub(crate) async fn write_parts<R: Read + Send + 'static>(
         &self,

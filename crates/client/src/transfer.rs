@@ -1,4 +1,4 @@
-//! Whole files between a local path and the array. Requests are sent to elements and the server (next: `element/src`, `server/src`).
+//! Whole files between a local path and the array. Requests are sent to nodes and the server (next: `node/src`, `server/src`).
 
 use crate::ids::Ids;
 use crate::objects::Remote;
@@ -11,7 +11,7 @@ use std::io::{Read, Write};
 use std::path::Path;
 use std::time::Duration;
 use tidemill_core::copies;
-use tidemill_core::id::{ElementId, ObjectId};
+use tidemill_core::id::{NodeId, ObjectId};
 use tidemill_core::layout::Stripes;
 use tidemill_core::shown::escaped;
 use tidemill_wire::route::SealBody;
@@ -25,13 +25,13 @@ pub const PIECE_BYTES: usize = 4 << 20;
 const SEAL_PATIENCE: Duration = Duration::from_secs(2);
 const SEAL_PAUSE: Duration = Duration::from_millis(5);
 
-/// Time that an element may send no byte before another element with a copy is asked.
+/// Time that a node may send no byte before another node with a copy is asked.
 pub(crate) const OTHERS_AFTER: Duration = Duration::from_secs(6);
 
 /// Interval at which the client asks whether a version has the required copies.
 const COPYING: Duration = Duration::from_millis(100);
 
-/// Time that the client waits for a suspended element.
+/// Time that the client waits for a suspended node.
 const AWAKE_MAX: Duration = Duration::from_secs(30);
 
 /// Time that the client waits for room in the burst tier.
@@ -53,8 +53,8 @@ impl Drop for AbortOnDrop {
 /// Options of a put.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Wanted {
-    /// The element that stores the file; by default the choice of its folder or its inode.
-    pub element: Option<ElementId>,
+    /// The node that stores the file; by default the choice of its folder or its inode.
+    pub node: Option<NodeId>,
     /// Number of copies of the file; by default the choice of its folder or of the array.
     pub copies: Option<copies::Wanted>,
     /// Stripes of the file; by default the choice of its folder.
@@ -86,7 +86,7 @@ impl Transfer {
     /// number of bytes.
     ///
     /// # Errors
-    /// The file cannot be read, the path cannot be written or an element fails; then nothing has changed.
+    /// The file cannot be read, the path cannot be written or a node fails; then nothing has changed.
     pub async fn put(
         &self,
         local: &Path,
@@ -136,19 +136,19 @@ impl Transfer {
         self.end((ino, object), wanted, written).await
     }
 
-    /// Creates a version of a file in the store outside of the named element, without fetching it. Returns its length in bytes, and the
+    /// Creates a version of a file in the store outside of the named node, without fetching it. Returns its length in bytes, and the
     /// object of the version.
     ///
     /// # Errors
     /// As those of [`Self::put`].
     pub async fn link(
         &self,
-        element: ElementId,
+        node: NodeId,
         outside: &str,
         (path, mode): (&[u8], u32),
     ) -> Result<(u64, u64), Error> {
         let wanted = Wanted {
-            element: Some(element),
+            node: Some(node),
             copies: Some(copies::Wanted::ONE),
             stripes: None,
         };
@@ -204,7 +204,7 @@ impl Transfer {
         let _ = self.one(Op::Abandon(v1::Abandon { ino, object })).await;
     }
 
-    /// Writes the bytes of a reader to the element that a version was opened on, and seals it there. Returns its length.
+    /// Writes the bytes of a reader to the node that a version was opened on, and seals it there. Returns its length.
     async fn write_whole<R: Read + Send + 'static>(
         &self,
         mut remote: Remote,
@@ -399,17 +399,17 @@ impl Transfer {
             let read = self.read_opened(&opened, &open.avoid, from, counted).await;
             let gone = |error: &Error| error.is_lost() || error.is_elsewhere();
             match read {
-                // The request has started the resumption of the element.
-                Err((Some(element), error))
-                    if error.is_lost() && self.awakes(element, &opened, &mut asleep).await? =>
+                // The request has started the resumption of the node.
+                Err((Some(node), error))
+                    if error.is_lost() && self.awakes(node, &opened, &mut asleep).await? =>
                 {
-                    open.avoid.retain(|&avoided| avoided != element);
+                    open.avoid.retain(|&avoided| avoided != node);
                     open.version = opened.attr.map_or(0, |attr| attr.version);
                 }
-                // Another element may have a copy of this very version.
-                Err((Some(element), error)) if gone(&error) && !open.avoid.contains(&element) => {
-                    tracing::debug!(element, "a copy is looked for: {error}");
-                    open.avoid.push(element);
+                // Another node may have a copy of this very version.
+                Err((Some(node), error)) if gone(&error) && !open.avoid.contains(&node) => {
+                    tracing::debug!(node, "a copy is looked for: {error}");
+                    open.avoid.push(node);
                     open.version = opened.attr.map_or(0, |attr| attr.version);
                 }
                 // A right to one of several objects has expired in the meantime.
@@ -423,8 +423,8 @@ impl Transfer {
         }
     }
 
-    /// Reads an opened version from `from` on. Elements in `avoid` have no time limit; others are left as soon as they are too slow. An
-    /// error includes the element that was asked.
+    /// Reads an opened version from `from` on. Nodes in `avoid` have no time limit; others are left as soon as they are too slow. An
+    /// error includes the node that was asked.
     async fn read_opened(
         &self,
         opened: &v1::Opened,
@@ -433,18 +433,18 @@ impl Transfer {
         piece: impl FnMut(Bytes) -> Result<(), Error>,
     ) -> Result<(), (Option<u32>, Error)> {
         let at = |error: Error| {
-            let element = match error {
-                Error::ElementDown(element) => element.0,
-                _ => opened.element,
+            let node = match error {
+                Error::NodeDown(node) => node.0,
+                _ => opened.node,
             };
-            (Some(element), error)
+            (Some(node), error)
         };
         if let Some(parts) = Self::parts(opened).map_err(at)? {
             return self.read_parts(&parts, avoid, from, piece).await;
         }
         let remote = Self::remote(opened).map_err(at)?;
-        // An element that hangs has no time limit if it is the only one.
-        let read = if avoid.contains(&opened.element) {
+        // A node that hangs has no time limit if it is the only one.
+        let read = if avoid.contains(&opened.node) {
             self.objects.read_from(&remote, from, piece).await
         } else {
             self.read_unless_silent(&remote, from, piece).await
@@ -519,25 +519,25 @@ impl Transfer {
         }
     }
 
-    /// Whether an unreachable element has resumed, or has a new address, so that the read can be repeated. Waits for a suspended element;
+    /// Whether an unreachable node has resumed, or has a new address, so that the read can be repeated. Waits for a suspended node;
     /// `until` is the end of that wait, once it has begun.
     async fn awakes(
         &self,
-        element: u32,
+        node: u32,
         opened: &v1::Opened,
         until: &mut Option<Instant>,
     ) -> Result<bool, Error> {
-        let asked = url_of(opened, element);
+        let asked = url_of(opened, node);
         loop {
             let status = self.server.status().await?;
-            let mut known = status.elements.iter();
-            let Some(known) = known.find(|known| known.element == element) else {
+            let mut known = status.nodes.iter();
+            let Some(known) = known.find(|known| known.node == node) else {
                 return Ok(false);
             };
             let up = known.up;
             let sleeps = known.sleep.as_ref().is_some_and(|sleep| sleep.suspended);
             let moved = asked != known.url;
-            // The call does not wait for an element that is up and still cannot be reached.
+            // The call does not wait for a node that is up and still cannot be reached.
             let awakes = sleeps || (up && (moved || until.is_some()));
             if !awakes {
                 return Ok(false);
@@ -553,7 +553,7 @@ impl Transfer {
         }
     }
 
-    /// Repeats the placement of a file until the suspended element has resumed, or until a full burst tier has room again.
+    /// Repeats the placement of a file until the suspended node has resumed, or until a full burst tier has room again.
     async fn placed(&self, op: impl Fn() -> Op) -> Result<Answer, Error> {
         let begun = Instant::now();
         let patience = |error: &Error| match error {
@@ -572,7 +572,7 @@ impl Transfer {
     }
 
     async fn begin(&self, path: &[u8], mode: u32, wanted: Wanted) -> Result<v1::Opened, Error> {
-        let element = wanted.element.map(|element| element.0);
+        let node = wanted.node.map(|node| node.0);
         let stripes = wanted.stripes.map(|stripes| v1::Stripes {
             unit: stripes.unit,
             width: u32::try_from(stripes.width).unwrap_or(u32::MAX),
@@ -585,7 +585,7 @@ impl Transfer {
             mode,
             ino: ino.0,
             object: object.0,
-            element,
+            node,
             stripes,
             uid: self.credentials.uid,
             gid: self.credentials.gid,
@@ -597,7 +597,7 @@ impl Transfer {
                 let new = v1::NewVersion {
                     ino,
                     object: object.0,
-                    element,
+                    node,
                     stripes,
                     ..v1::NewVersion::default()
                 };
@@ -612,53 +612,53 @@ impl Transfer {
     }
 
     pub(crate) fn remote(opened: &v1::Opened) -> Result<Remote, Error> {
-        let (element, object) = (ElementId(opened.element), ObjectId(opened.object));
-        remote_at((element, &opened.url), object, &opened.capability)
+        let (node, object) = (NodeId(opened.node), ObjectId(opened.object));
+        remote_at((node, &opened.url), object, &opened.capability)
     }
 }
 
-/// Returns an object on an element; an error if the element has no address, which means that it is down.
+/// Returns an object on a node; an error if the node has no address, which means that it is down.
 pub(crate) fn remote_at(
-    (element, url): (ElementId, &str),
+    (node, url): (NodeId, &str),
     object: ObjectId,
     capability: &[u8],
 ) -> Result<Remote, Error> {
     if url.is_empty() {
-        return Err(Error::ElementDown(element));
+        return Err(Error::NodeDown(node));
     }
     Ok(Remote {
-        element,
+        node,
         url: url.into(),
         object,
         capability: capability.to_vec(),
     })
 }
 
-/// Returns the address of an element that a version was opened on; empty if the element is not up.
-fn url_of(opened: &v1::Opened, element: u32) -> &str {
+/// Returns the address of a node that a version was opened on; empty if the node is not up.
+fn url_of(opened: &v1::Opened, node: u32) -> &str {
     let Some(layout) = &opened.layout else {
         return &opened.url;
     };
     let mut parts = layout.parts.iter().zip(&opened.part_urls);
-    let found = parts.find(|(part, _)| part.element == element);
+    let found = parts.find(|(part, _)| part.node == node);
     found.map_or("", |(_, url)| url)
 }
 
-/// Returns the error of an element that does not answer.
+/// Returns the error of a node that does not answer.
 pub(crate) fn silent(remote: &Remote) -> Error {
-    Error::Element {
+    Error::Node {
         url: remote.url.to_string(),
         reason: format!("it has not answered for {} s", OTHERS_AFTER.as_secs()),
     }
 }
 
-/// Whether an element refuses a right, or does not accept it any more.
+/// Whether a node refuses a right, or does not accept it any more.
 pub(crate) fn is_refused<T>(done: &Result<T, Error>) -> bool {
     done.as_ref().is_err_and(is_no_right)
 }
 
 pub(crate) fn is_no_right(error: &Error) -> bool {
-    matches!(error, Error::ElementRefused { status: 403, .. })
+    matches!(error, Error::NodeRefused { status: 403, .. })
 }
 
 /// As [`fill`], on another thread: the reader may block for as long as it likes while other tasks continue.
@@ -684,7 +684,7 @@ fn fill(file: &mut impl Read, buffer: &mut [u8]) -> std::io::Result<usize> {
     Ok(filled)
 }
 
-/// Returns the element's notes about a written file.
+/// Returns the node's notes about a written file.
 pub(crate) fn seal_body(attr: &v1::Attr, path: &str) -> SealBody {
     SealBody {
         inode: attr.ino,

@@ -57,14 +57,14 @@ where
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tidemill_core::id::{ElementId, ObjectId};
+    use tidemill_core::id::{NodeId, ObjectId};
     use tidemill_core::layout::{Extent, Extents, Part, Striped, Within};
 
     fn part(object: u64, size: u64) -> Part {
-        Part::on(ObjectId(object), size, ElementId(0))
+        Part::on(ObjectId(object), size, NodeId(0))
     }
 
-    /// Byte that an element has in a part: each byte shows its place. The part ends at its size.
+    /// Byte that a node has in a part: each byte shows its place. The part ends at its size.
     fn byte(part: usize, offset: u64) -> u8 {
         u8::try_from((part as u64 * 101 + offset * 7) % 251).unwrap()
     }

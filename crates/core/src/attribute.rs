@@ -1,4 +1,4 @@
-//! Attribute pages: constants for the attributes of objects and tasks on an element. Each attribute is named by a page and a number within
+//! Attribute pages: constants for the attributes of objects and tasks on a node. Each attribute is named by a page and a number within
 //! it (OSD-2; AnalyzeThis §3.1.1, Fig. 3). The values are bytes; text is UTF-8, integers are little-endian `u64`.
 
 /// Attributes of a data object.
@@ -23,7 +23,7 @@ pub mod object {
     pub const MODE: u32 = 8;
     /// Striped file and part number (`layout::PartOf::to_bytes`); absent if the object is a whole version.
     pub const PART: u32 = 9;
-    /// Whether the object is stored in the element's memory for intermediate files and is lost with it: 1.
+    /// Whether the object is stored in the node's memory for intermediate files and is lost with it: 1.
     pub const MEMORY: u32 = 10;
 }
 
@@ -53,7 +53,7 @@ pub mod task {
     pub const END: u32 = 10;
     /// Exit code, or 128 + signal (`u64`).
     pub const EXIT: u32 = 11;
-    /// Bytes pulled from other elements (`u64`).
+    /// Bytes pulled from other nodes (`u64`).
     pub const MOVED_BYTES: u32 = 12;
     /// Bytes of all inputs (`u64`).
     pub const READ_BYTES: u32 = 13;
@@ -76,7 +76,7 @@ pub mod task {
 pub mod name {
     /// Number of the page.
     pub const PAGE: u32 = 0x4;
-    /// Number of the change after which the note was written (`u64`): if two elements have notes, the higher number is valid.
+    /// Number of the change after which the note was written (`u64`): if two nodes have notes, the higher number is valid.
     pub const CHANGE: u32 = 1;
     /// Content of the note (protobuf, `NameNote`).
     pub const NOTE: u32 = 2;
@@ -98,9 +98,9 @@ pub mod status {
     pub const RUNNING: u32 = 4;
     /// Number of waiting labels (`u64`).
     pub const QUEUED: u32 = 5;
-    /// Bytes written to the device since the element was created, which wear the device (`u64`).
+    /// Bytes written to the device since the node was created, which wear the device (`u64`).
     pub const BYTES_WRITTEN: u32 = 6;
-    /// Bytes read by kernels since the element was created (`u64`).
+    /// Bytes read by kernels since the node was created (`u64`).
     pub const BYTES_READ: u32 = 7;
     /// Run-time history per kernel (text, JSON: name to `{runs, total_ns, input_bytes}`).
     pub const HISTORY: u32 = 8;

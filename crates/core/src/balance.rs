@@ -1,13 +1,13 @@
-//! Balance: plans moves of bytes between elements so that all are filled to the same share of their capacity. This module does no I/O.
+//! Balance: plans moves of bytes between nodes so that all are filled to the same share of their capacity. This module does no I/O.
 
-use crate::id::ElementId;
+use crate::id::NodeId;
 
-/// Element that is online and takes files.
+/// Node that is online and takes files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fill {
-    /// Id of the element.
-    pub element: ElementId,
-    /// Failure domain of the element: its host.
+    /// Id of the node.
+    pub node: NodeId,
+    /// Failure domain of the node: its host.
     pub host: String,
     /// Size of its files, in bytes.
     pub held_bytes: u64,
@@ -15,7 +15,7 @@ pub struct Fill {
     pub free_bytes: u64,
 }
 
-/// Bytes to move from one element to another.
+/// Bytes to move from one node to another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Flow {
     source: usize,
@@ -47,7 +47,7 @@ fn differ(more: &Fill, less: &Fill, percent: u32) -> bool {
 }
 
 impl Plan {
-    /// Plans the moves; none if no two elements differ by more than `within_percent` percent of their capacity.
+    /// Plans the moves; none if no two nodes differ by more than `within_percent` percent of their capacity.
     #[must_use]
     pub fn new(fills: &[Fill], within_percent: u32) -> Self {
         let differ = |more: &Fill| fills.iter().any(|less| differ(more, less, within_percent));
@@ -69,33 +69,27 @@ impl Plan {
 
     /// Returns the target of an object of `size` bytes on `source`, if the object is to be moved; `others` have copies of it, too. Copies
     /// on different hosts stay on different hosts.
-    pub fn take(
-        &mut self,
-        source: ElementId,
-        size: u64,
-        others: &[ElementId],
-    ) -> Option<ElementId> {
+    pub fn take(&mut self, source: NodeId, size: u64, others: &[NodeId]) -> Option<NodeId> {
         let fills = &self.fills;
-        let host = |element: &ElementId| {
-            let fill = fills.iter().find(|fill| fill.element == *element);
+        let host = |node: &NodeId| {
+            let fill = fills.iter().find(|fill| fill.node == *node);
             fill.map(|fill| fill.host.as_str())
         };
         let fits = |flow: &&mut Flow| {
             let target = &fills[flow.target];
             let mut holding = others.iter();
-            fills[flow.source].element == source
+            fills[flow.source].node == source
                 && flow.left >= size
-                && !holding.any(|other| {
-                    *other == target.element || host(other) == Some(target.host.as_str())
-                })
+                && !holding
+                    .any(|other| *other == target.node || host(other) == Some(target.host.as_str()))
         };
         let flow = self.flows.iter_mut().find(fits)?;
         flow.left -= size;
-        Some(fills[flow.target].element)
+        Some(fills[flow.target].node)
     }
 }
 
-/// Returns the moves from elements above their share to elements below it, the largest differences first.
+/// Returns the moves from nodes above their share to nodes below it, the largest differences first.
 fn flows(fills: &[Fill]) -> Vec<Flow> {
     let held: u128 = fills.iter().map(|fill| u128::from(fill.held_bytes)).sum();
     let could: u128 = fills.iter().map(Fill::could).sum();
@@ -139,26 +133,22 @@ mod tests {
     use super::*;
     use crate::random::Source;
 
-    fn fill(element: u32, held_bytes: u64, free_bytes: u64) -> Fill {
+    fn fill(node: u32, held_bytes: u64, free_bytes: u64) -> Fill {
         Fill {
-            element: ElementId(element),
-            host: format!("host {element}"),
+            node: NodeId(node),
+            host: format!("host {node}"),
             held_bytes,
             free_bytes,
         }
     }
 
     #[test]
-    fn balance_fills_empty_element_from_all_others() {
+    fn balance_fills_empty_node_from_all_others() {
         let mut plan = Plan::new(&[fill(0, 90, 10), fill(1, 60, 40), fill(2, 0, 100)], 10);
-        assert_eq!(plan.take(ElementId(0), 40, &[]), Some(ElementId(2)));
-        assert_eq!(plan.take(ElementId(0), 1, &[]), None, "it gave its part");
-        assert_eq!(
-            plan.take(ElementId(1), 10, &[ElementId(2)]),
-            None,
-            "it is there"
-        );
-        assert_eq!(plan.take(ElementId(1), 10, &[]), Some(ElementId(2)));
+        assert_eq!(plan.take(NodeId(0), 40, &[]), Some(NodeId(2)));
+        assert_eq!(plan.take(NodeId(0), 1, &[]), None, "it gave its part");
+        assert_eq!(plan.take(NodeId(1), 10, &[NodeId(2)]), None, "it is there");
+        assert_eq!(plan.take(NodeId(1), 10, &[]), Some(NodeId(2)));
         assert!(plan.is_done());
     }
 
@@ -167,8 +157,8 @@ mod tests {
         let mut fills = [fill(0, 90, 10), fill(1, 50, 50), fill(2, 0, 100)];
         fills[1].host = fills[2].host.clone();
         let mut plan = Plan::new(&fills, 10);
-        assert_eq!(plan.take(ElementId(0), 10, &[ElementId(1)]), None);
-        assert_eq!(plan.take(ElementId(0), 10, &[]), Some(ElementId(2)));
+        assert_eq!(plan.take(NodeId(0), 10, &[NodeId(1)]), None);
+        assert_eq!(plan.take(NodeId(0), 10, &[]), Some(NodeId(2)));
     }
 
     #[test]
@@ -188,13 +178,13 @@ mod tests {
             let mut roll = |sides: u64| dice.next_u64() % sides;
             let count = 2 + u32::try_from(roll(6)).unwrap();
             let mut fills = Vec::new();
-            for element in 0..count {
-                fills.push(fill(element, roll(1000), 1000 + roll(5000)));
+            for node in 0..count {
+                fills.push(fill(node, roll(1000), 1000 + roll(5000)));
             }
             let mut plan = Plan::new(&fills, 5);
             let before: u64 = fills.iter().map(|fill| fill.held_bytes).sum();
             for at in 0..fills.len() {
-                let source = fills[at].element;
+                let source = fills[at].node;
                 while let Some(target) = plan.take(source, 1, &[]) {
                     assert_ne!(source, target, "seed {seed}");
                     let target = &mut fills[target.0 as usize];

@@ -1,4 +1,4 @@
-//! The burst tier: elements that accept writes at the speed of their own device and copy the files to other elements. This module defines
+//! The burst tier: nodes that accept writes at the speed of their own device and copy the files to other nodes. This module defines
 //! when files drain and how many drained files must leave the tier; it does no I/O.
 
 pub mod share;
@@ -32,18 +32,18 @@ impl FromStr for Durable {
 /// Limits that define when files in the burst tier drain, and how many of them stay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Time from the seal of a version until it is copied to elements that store.
+    /// Time from the seal of a version until it is copied to nodes that store.
     pub after: Span,
-    /// Fill level of an element, in percent of its capacity, above which drained versions leave it, the oldest first.
+    /// Fill level of a node, in percent of its capacity, above which drained versions leave it, the oldest first.
     pub high: u8,
-    /// Fill level down to which versions leave the element.
+    /// Fill level down to which versions leave the node.
     pub low: u8,
-    /// Handling of new files when the tier is full: if true, they are stored on elements that store at once; if false, they wait until a
+    /// Handling of new files when the tier is full: if true, they are stored on nodes that store at once; if false, they wait until a
     /// file drains.
     pub pass: bool,
-    /// Share of an element's capacity, in percent, that all reservations of users together may take ([`crate::promise`]).
+    /// Share of a node's capacity, in percent, that all reservations of users together may take ([`crate::promise`]).
     pub reserve: u8,
-    /// Share of an element's processors, in percent, that maps of hooks leave to writers on the element ([`share`]); 0: maps do not wait.
+    /// Share of a node's processors, in percent, that maps of hooks leave to writers on the node ([`share`]); 0: maps do not wait.
     pub share: u8,
 }
 
@@ -83,7 +83,7 @@ impl Limits {
         }
     }
 
-    /// Returns the number of bytes that must leave an element so that it is not filled above the upper level and a new file can begin.
+    /// Returns the number of bytes that must leave a node so that it is not filled above the upper level and a new file can begin.
     #[must_use]
     pub fn to_go(&self, fill: Fill) -> u64 {
         let part = |percent: u8| {
@@ -100,12 +100,12 @@ impl Limits {
     }
 }
 
-/// Fill state of an element, in bytes.
+/// Fill state of a node, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Fill {
-    /// Space that the element's files could take.
+    /// Space that the node's files could take.
     pub capacity: u64,
-    /// Space that the element's files take.
+    /// Space that the node's files take.
     pub used: u64,
     /// Part of `used` that is already being removed.
     pub going: u64,
@@ -146,10 +146,10 @@ mod tests {
     fn to_go_counts_reserved_space_and_space_for_a_new_file() {
         assert_eq!(to_go(1000, 700, 0, (100, 0)), 0);
         assert_eq!(to_go(1000, 700, 0, (101, 0)), 201);
-        // No more bytes can leave than the element holds.
+        // No more bytes can leave than the node holds.
         assert_eq!(to_go(1000, 100, 0, (900, 0)), 100);
         assert_eq!(to_go(1000, 100, 100, (900, 0)), 0);
-        // The fill level is below the mark, but no file can begin: the element is small, or has many open files.
+        // The fill level is below the mark, but no file can begin: the node is small, or has many open files.
         assert_eq!(to_go(100, 62, 0, (16, 16)), 0);
         assert_eq!(to_go(64, 50, 0, (0, 16)), 50 - 38);
         assert_eq!(to_go(20, 5, 0, (0, 16)), 0);

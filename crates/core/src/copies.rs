@@ -1,8 +1,8 @@
-//! Copies: decides the next step for a sealed object that may have copies on several elements under one id. The steps lead to the wanted
-//! number of copies, on elements of different hosts first, and to no copy on an element that is to lose its copies. A move is a copy
+//! Copies: decides the next step for a sealed object that may have copies on several nodes under one id. The steps lead to the wanted
+//! number of copies, on nodes of different hosts first, and to no copy on a node that is to lose its copies. A move is a copy
 //! followed by a removal. This module does no I/O.
 
-use crate::id::{ElementId, ObjectId};
+use crate::id::{NodeId, ObjectId};
 use crate::layout::RESERVE_BYTES;
 use crate::random::Source;
 use std::fmt;
@@ -54,21 +54,21 @@ impl fmt::Display for Wanted {
     }
 }
 
-/// State of the copy of an object on one element.
+/// State of the copy of an object on one node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CopyState {
     /// A label is writing the copy.
     Coming,
     /// The copy is complete.
     Current,
-    /// The copy is complete and stored on an element of the burst tier. It does not count as one of the wanted copies and stays until its
+    /// The copy is complete and stored on a node of the burst tier. It does not count as one of the wanted copies and stays until its
     /// space is needed.
     Burst,
-    /// The element has been offline for longer than the array waits.
+    /// The node has been offline for longer than the array waits.
     Lost,
     /// The copy is complete and is to be removed as soon as there are enough other copies.
     Leaving,
-    /// The copy is to be removed like `Leaving`, and its element has been offline for longer than the array waits.
+    /// The copy is to be removed like `Leaving`, and its node has been offline for longer than the array waits.
     LostLeaving,
     /// The copy is about to be removed.
     Going,
@@ -76,27 +76,27 @@ pub enum CopyState {
     Damaged,
 }
 
-/// Element that is online.
+/// Node that is online.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Site {
-    /// Id of the element.
-    pub element: ElementId,
-    /// Failure domain of the element: its host.
+    /// Id of the node.
+    pub node: NodeId,
+    /// Failure domain of the node: its host.
     pub host: String,
     /// Free space, in bytes.
     pub free_bytes: u64,
-    /// Whether copies may be stored on the element: it keeps data, and answers.
+    /// Whether copies may be stored on the node: it keeps data, and answers.
     pub takes: bool,
-    /// Whether the element stores data in memory: it gets a copy only if it is named as the target.
+    /// Whether the node stores data in memory: it gets a copy only if it is named as the target.
     pub memory: bool,
-    /// Whether the element belongs to the burst tier, which gets no copies.
+    /// Whether the node belongs to the burst tier, which gets no copies.
     pub burst: bool,
-    /// Whether the element stores its files in a store outside of the array. Drained files prefer such an element. It gets other copies
-    /// only if no other element can take them.
+    /// Whether the node stores its files in a store outside of the array. Drained files prefer such a node. It gets other copies
+    /// only if no other node can take them.
     pub outside: bool,
 }
 
-/// Object and the elements that hold it.
+/// Object and the nodes that hold it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kept {
     /// Id of the object.
@@ -105,11 +105,11 @@ pub struct Kept {
     pub size: u64,
     /// Wanted number of copies.
     pub wanted: usize,
-    /// Elements that have or will have a copy, the first copy first.
-    pub holders: Vec<(ElementId, CopyState)>,
-    /// Element that is to have one of the copies, if one was named.
-    pub target: Option<ElementId>,
-    /// Number of elements that could have copies, including elements that are full or temporarily offline.
+    /// Nodes that have or will have a copy, the first copy first.
+    pub holders: Vec<(NodeId, CopyState)>,
+    /// Node that is to have one of the copies, if one was named.
+    pub target: Option<NodeId>,
+    /// Number of nodes that could have copies, including nodes that are full or temporarily offline.
     pub places: usize,
 }
 
@@ -120,27 +120,27 @@ pub enum Next {
     Enough,
     /// No step before a label has ended.
     Wait,
-    /// Make another copy, or replace the corrupt copy of that element.
+    /// Make another copy, or replace the corrupt copy of that node.
     Make {
-        /// Element that has a copy.
-        from: ElementId,
-        /// Element that is to have a copy.
-        to: ElementId,
+        /// Node that has a copy.
+        from: NodeId,
+        /// Node that is to have a copy.
+        to: NodeId,
     },
     /// Remove copies that are surplus or are to be removed.
     Remove {
-        /// Elements that lose their copies.
-        goes: Vec<ElementId>,
-        /// Element whose copy stays and becomes the first one.
-        first: ElementId,
+        /// Nodes that lose their copies.
+        goes: Vec<NodeId>,
+        /// Node whose copy stays and becomes the first one.
+        first: NodeId,
     },
-    /// There are more copies than wanted, but no copy may be removed before an element with a copy is online again.
+    /// There are more copies than wanted, but no copy may be removed before a node with a copy is online again.
     Later,
-    /// No element that is online has a copy.
+    /// No node that is online has a copy.
     NoSource,
-    /// No element that is online can take a copy.
+    /// No node that is online can take a copy.
     NoPlace,
-    /// A moved copy has reached its target, but the copy at the source is still needed: no other element can hold the wanted number of
+    /// A moved copy has reached its target, but the copy at the source is still needed: no other node can hold the wanted number of
     /// copies.
     Stay,
 }
@@ -152,7 +152,7 @@ impl Kept {
         self.of(&[CopyState::Current]).count()
     }
 
-    /// Returns the number of copies that can be read, now or when their elements are online again.
+    /// Returns the number of copies that can be read, now or when their nodes are online again.
     #[must_use]
     pub fn has(&self) -> usize {
         let there = [CopyState::Current, CopyState::Burst, CopyState::Leaving];
@@ -165,7 +165,7 @@ impl Kept {
         self.left() >= self.enough()
     }
 
-    /// Returns the wanted number of copies, or the number of possible elements if that is smaller.
+    /// Returns the wanted number of copies, or the number of possible nodes if that is smaller.
     fn enough(&self) -> usize {
         self.wanted.min(self.places).max(1)
     }
@@ -184,21 +184,21 @@ impl Kept {
         self.target.is_some() || self.of(&old).next().is_some()
     }
 
-    fn of<'a>(&'a self, states: &'a [CopyState]) -> impl Iterator<Item = ElementId> + 'a {
+    fn of<'a>(&'a self, states: &'a [CopyState]) -> impl Iterator<Item = NodeId> + 'a {
         let holders = self.holders.iter();
         let wanted = holders.filter(|(_, state)| states.contains(state));
-        wanted.map(|(element, _)| *element)
+        wanted.map(|(node, _)| *node)
     }
 
-    /// Returns the next step, given the elements that are online.
+    /// Returns the next step, given the nodes that are online.
     #[must_use]
     pub fn next(&self, sites: &[Site]) -> Next {
-        let site = |element: ElementId| sites.iter().find(|site| site.element == element);
+        let site = |node: NodeId| sites.iter().find(|site| site.node == node);
         let current = self.of(&[CopyState::Current]);
         let up: Vec<&Site> = current.filter_map(site).collect();
         let target = self.target.filter(|target| {
             let mut current = self.of(&[CopyState::Current]);
-            !current.any(|element| element == *target)
+            !current.any(|node| node == *target)
         });
         let others = [CopyState::Burst, CopyState::Leaving];
         let others = self.of(&others).filter_map(site);
@@ -215,17 +215,15 @@ impl Kept {
             return settled;
         }
         if let Some(target) = target
-            && self
-                .of(&[CopyState::Coming])
-                .any(|element| element == target)
+            && self.of(&[CopyState::Coming]).any(|node| node == target)
         {
             return Next::Wait;
         }
         let Some(from) = from else {
             return Next::NoSource;
         };
-        let has = |element: ElementId| self.holders.iter().any(|(holder, _)| *holder == element);
-        let takes = |one: &&Site| one.takes && self.fits(one) && !has(one.element);
+        let has = |node: NodeId| self.holders.iter().any(|(holder, _)| *holder == node);
+        let takes = |one: &&Site| one.takes && self.fits(one) && !has(one.node);
         let to = match target {
             Some(target) => site(target).filter(takes),
             None => {
@@ -235,24 +233,24 @@ impl Kept {
         };
         match to {
             Some(to) => Next::Make {
-                from: from.element,
-                to: to.element,
+                from: from.node,
+                to: to.node,
             },
             None if target.is_none() && self.target.is_some() => Next::Stay,
             None => Next::NoPlace,
         }
     }
 
-    /// Returns the next step if no other copy is to be made now. `up` lists the elements that are online and have current copies.
+    /// Returns the next step if no other copy is to be made now. `up` lists the nodes that are online and have current copies.
     fn settled(&self, up: &[&Site]) -> Option<Next> {
-        let leaving: Vec<ElementId> = self
+        let leaving: Vec<NodeId> = self
             .of(&[CopyState::Leaving, CopyState::LostLeaving])
             .collect();
-        // Copies that are to be removed are removed even if there are too few elements for the wanted number of copies.
+        // Copies that are to be removed are removed even if there are too few nodes for the wanted number of copies.
         if up.len() >= self.enough() && !leaving.is_empty() {
             return Some(Next::Remove {
                 goes: leaving,
-                first: up[0].element,
+                first: up[0].node,
             });
         }
         if up.len() > self.wanted.max(1) {
@@ -273,11 +271,11 @@ impl Kept {
         })
     }
 
-    /// Returns the element for another copy: an element on a host without a copy, if there is one.
+    /// Returns the node for another copy: a node on a host without a copy, if there is one.
     fn best<'a>(
         &self,
         takes: impl Iterator<Item = &'a Site>,
-        site: &impl Fn(ElementId) -> Option<&'a Site>,
+        site: &impl Fn(NodeId) -> Option<&'a Site>,
     ) -> Option<&'a Site> {
         let stays = self.of(&[CopyState::Current, CopyState::Coming]);
         let hosts = stays.filter_map(site).map(|one| one.host.as_str());
@@ -286,66 +284,62 @@ impl Kept {
         takes.min_by_key(|one| {
             let shared = hosts.contains(&one.host.as_str());
             let other = one.outside != drains;
-            (shared, other, self.draw(one.element), one.element)
+            (shared, other, self.draw(one.node), one.node)
         })
     }
 
     /// Returns the step for corrupt copies. A corrupt copy is rewritten where it is stored, so that the places of the object do not change.
     /// If there are enough copies without a corrupt copy, and it is not the first, it is removed instead.
     fn mend(&self, damaged: &[&Site], from: Option<&Site>) -> Option<Next> {
-        let from = from?.element;
+        let from = from?.node;
         let coming = self.of(&[CopyState::Coming]).count();
         let enough = self.left() + coming >= self.wanted;
-        let first = self.holders.first().map(|(element, _)| *element);
-        let surplus = |one: &&&Site| enough && Some(one.element) != first;
+        let first = self.holders.first().map(|(node, _)| *node);
+        let surplus = |one: &&&Site| enough && Some(one.node) != first;
         if let Some(one) = damaged.iter().find(surplus) {
             return Some(Next::Remove {
-                goes: vec![one.element],
+                goes: vec![one.node],
                 first: first.unwrap_or(from),
             });
         }
-        let to = damaged.iter().find(|one| self.fits(one))?.element;
+        let to = damaged.iter().find(|one| self.fits(one))?.node;
         Some(Next::Make { from, to })
     }
 
-    /// Returns whether an element has space for the object.
+    /// Returns whether a node has space for the object.
     fn fits(&self, site: &Site) -> bool {
         site.free_bytes >= self.size.saturating_add(RESERVE_BYTES)
     }
 
-    /// Records that a label now makes a copy on element `to`.
-    pub fn comes(&mut self, to: ElementId) {
-        match self.holders.iter_mut().find(|(element, _)| *element == to) {
+    /// Records that a label now makes a copy on node `to`.
+    pub fn comes(&mut self, to: NodeId) {
+        match self.holders.iter_mut().find(|(node, _)| *node == to) {
             Some((_, state)) => *state = CopyState::Coming,
             None => self.holders.push((to, CopyState::Coming)),
         }
     }
 
     /// Records that the copies on `goes` are now being removed, and that the copy on `first`, which stays, is the first one.
-    pub fn go(&mut self, goes: &[ElementId], first: ElementId) {
-        for (element, state) in &mut self.holders {
-            if goes.contains(element) {
+    pub fn go(&mut self, goes: &[NodeId], first: NodeId) {
+        for (node, state) in &mut self.holders {
+            if goes.contains(node) {
                 *state = CopyState::Going;
             }
         }
-        if let Some(at) = self
-            .holders
-            .iter()
-            .position(|(element, _)| *element == first)
-        {
+        if let Some(at) = self.holders.iter().position(|(node, _)| *node == first) {
             self.holders.swap(0, at);
         }
     }
 
-    /// Returns a pseudorandom number for each pair of object and element, so that copies of many objects spread over equal elements.
-    fn draw(&self, element: ElementId) -> u64 {
-        let element = Source::seeded(element.0.into()).next_u64();
-        Source::seeded(self.object.0 ^ element).next_u64()
+    /// Returns a pseudorandom number for each pair of object and node, so that copies of many objects spread over equal nodes.
+    fn draw(&self, node: NodeId) -> u64 {
+        let node = Source::seeded(node.0.into()).next_u64();
+        Source::seeded(self.object.0 ^ node).next_u64()
     }
 
     /// Returns the step that removes surplus copies: never the first copy, and preferably a copy that shares its host with another one.
     fn surplus(&self, up: &[&Site]) -> Next {
-        let first = self.holders.first().map(|(element, _)| *element);
+        let first = self.holders.first().map(|(node, _)| *node);
         let mut stays: Vec<&Site> = up.to_vec();
         let mut goes = Vec::new();
         while stays.len() > self.wanted.max(1) {
@@ -355,14 +349,14 @@ impl Kept {
                 others.any(|(_, one)| one.host == stays[at].host)
             };
             let candidates = (0..stays.len()).rev();
-            let mut candidates = candidates.filter(|&at| Some(stays[at].element) != first);
+            let mut candidates = candidates.filter(|&at| Some(stays[at].node) != first);
             let last = candidates.clone().next();
             let Some(at) = candidates.find(|&at| shared(at)).or(last) else {
                 break;
             };
-            goes.push(stays.remove(at).element);
+            goes.push(stays.remove(at).node);
         }
-        let first = first.unwrap_or(stays[0].element);
+        let first = first.unwrap_or(stays[0].node);
         Next::Remove { goes, first }
     }
 }
@@ -376,7 +370,7 @@ mod tests {
 
     fn sites(hosts: &[&str]) -> Vec<Site> {
         let site = |(id, host): (u32, &&str)| Site {
-            element: ElementId(id),
+            node: NodeId(id),
             host: (*host).to_owned(),
             free_bytes: MUCH,
             takes: true,
@@ -393,7 +387,7 @@ mod tests {
             object: ObjectId(7),
             size: 100,
             wanted,
-            holders: holders.map(|&(id, state)| (ElementId(id), state)).collect(),
+            holders: holders.map(|&(id, state)| (NodeId(id), state)).collect(),
             target: None,
             places: usize::MAX,
         }
@@ -408,8 +402,8 @@ mod tests {
 
     fn removed(goes: &[u32], first: u32) -> Next {
         Next::Remove {
-            goes: goes.iter().copied().map(ElementId).collect(),
-            first: ElementId(first),
+            goes: goes.iter().copied().map(NodeId).collect(),
+            first: NodeId(first),
         }
     }
 
@@ -420,10 +414,10 @@ mod tests {
         for object in 0..20 {
             let mut kept = kept(1, &[(0, CopyState::Burst)]);
             kept.object = ObjectId(object);
-            assert!(matches!(kept.next(&some), Next::Make { to, .. } if to == ElementId(3)));
+            assert!(matches!(kept.next(&some), Next::Make { to, .. } if to == NodeId(3)));
             let mut kept = self::kept(2, &[(1, Current)]);
             kept.object = ObjectId(object);
-            assert!(matches!(kept.next(&some), Next::Make { to, .. } if to == ElementId(2)));
+            assert!(matches!(kept.next(&some), Next::Make { to, .. } if to == NodeId(2)));
         }
     }
 
@@ -447,7 +441,7 @@ mod tests {
         );
         let leaving = kept(1, &[(0, Leaving), (2, Current)]);
         assert_eq!(leaving.next(&some), removed(&[0], 2));
-        // A copy is removed only after another copy exists on an element that is online.
+        // A copy is removed only after another copy exists on a node that is online.
         assert_eq!(made(kept(1, &[(0, Leaving)]).next(&some)), (0, 2));
         let away = kept(1, &[(0, Leaving), (3, Current)]);
         assert_ne!(away.next(&some), removed(&[0], 3));
@@ -461,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_prefer_other_hosts_then_other_elements() {
+    fn copies_prefer_other_hosts_then_other_nodes() {
         let two = sites(&["a", "a", "a", "b"]);
         assert_eq!(made(kept(2, &[(0, Current)]).next(&two)), (0, 3));
         let third = kept(3, &[(0, Current), (3, Coming)]).next(&two);
@@ -475,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn objects_spread_over_equal_elements() {
+    fn objects_spread_over_equal_nodes() {
         let many = sites(&["a", "b", "c", "d", "e"]);
         let mut counts = [0; 5];
         for object in 0..400 {
@@ -495,7 +489,7 @@ mod tests {
         left.remove(0);
         let lost = kept(2, &[(0, Lost), (1, Current)]);
         assert_eq!(made(lost.next(&left)), (1, 2));
-        // An element that is only temporarily offline is waited for.
+        // A node that is only temporarily offline is waited for.
         let away = kept(2, &[(0, Current), (1, Current)]);
         assert_eq!(away.next(&left), Next::Enough);
         assert_eq!(kept(2, &[(0, Lost)]).next(&left), Next::NoSource);
@@ -509,7 +503,7 @@ mod tests {
         // The first copy is rewritten, too, and before any other copy is made.
         let mut first = kept(2, &[(0, Damaged), (1, Current)]);
         assert_eq!(made(first.next(&all)), (1, 0));
-        first.comes(ElementId(0));
+        first.comes(NodeId(0));
         assert_eq!(first.holders.len(), 2);
         assert_eq!(first.next(&all), Next::Wait);
         assert_eq!(
@@ -521,8 +515,8 @@ mod tests {
         assert_eq!(
             three.next(&all),
             Next::Remove {
-                goes: vec![ElementId(1)],
-                first: ElementId(0)
+                goes: vec![NodeId(1)],
+                first: NodeId(0)
             }
         );
         let three = kept(2, &[(0, Damaged), (1, Current), (2, Current)]);
@@ -534,23 +528,23 @@ mod tests {
     }
 
     #[test]
-    fn damaged_copy_is_recreated_elsewhere_if_its_element_is_full() {
+    fn damaged_copy_is_recreated_elsewhere_if_its_node_is_full() {
         let mut all = sites(&["a", "b", "c"]);
         all[0].free_bytes = 0;
         let mut damaged = kept(2, &[(0, Damaged), (1, Current)]);
         assert_eq!(made(damaged.next(&all)), (1, 2));
-        damaged.holders.push((ElementId(2), Current));
+        damaged.holders.push((NodeId(2), Current));
         assert_eq!(damaged.next(&all), Next::Later);
         all[0].free_bytes = MUCH;
         assert_eq!(made(damaged.next(&all)), (1, 0));
-        // The same holds if the copy's element is offline.
+        // The same holds if the copy's node is offline.
         all.remove(0);
         let away = kept(2, &[(0, Damaged), (1, Current)]);
         assert_eq!(made(away.next(&all)), (1, 2));
     }
 
     #[test]
-    fn full_silent_and_compute_elements_get_no_copies() {
+    fn full_silent_and_compute_nodes_get_no_copies() {
         let mut all = sites(&["a", "b", "c"]);
         all[1].free_bytes = RESERVE_BYTES + 99;
         all[2].takes = false;
@@ -577,20 +571,20 @@ mod tests {
         let mut sole = kept(1, &[(0, Leaving)]);
         assert_eq!((sole.left(), sole.has(), sole.only_moves()), (0, 1, true));
         assert_eq!(made(sole.next(&all)), (0, 1));
-        sole.holders.push((ElementId(1), Coming));
+        sole.holders.push((NodeId(1), Coming));
         assert_eq!(sole.next(&all), Next::Wait);
         sole.holders[1].1 = Current;
         assert_eq!(sole.next(&all), removed(&[0], 1));
-        // The element of the copy is temporarily offline: both copies are kept until it is online again.
+        // The node of the copy is temporarily offline: both copies are kept until it is online again.
         assert_eq!(sole.next(&all[..1]), Next::Later);
-        sole.holders = vec![(ElementId(1), Current), (ElementId(0), Going)];
+        sole.holders = vec![(NodeId(1), Current), (NodeId(0), Going)];
         assert_eq!(sole.next(&all), Next::Enough);
         assert_eq!(kept(1, &[(0, Leaving)]).next(&all[..1]), Next::NoPlace);
         assert_eq!(kept(1, &[(0, Leaving)]).next(&all[1..]), Next::NoSource);
     }
 
     #[test]
-    fn leaving_copy_on_lost_element_is_recreated_from_others() {
+    fn leaving_copy_on_lost_node_is_recreated_from_others() {
         let left = &sites(&["a", "b", "c"])[1..];
         let two = kept(2, &[(0, LostLeaving), (1, Current)]);
         assert_eq!((two.has(), two.only_moves()), (1, false));
@@ -604,7 +598,7 @@ mod tests {
     fn leaving_copy_needs_no_more_copies_than_places() {
         let all = sites(&["a", "b"]);
         let mut two = kept(2, &[(0, Leaving), (1, Current)]);
-        // Another element exists, but it is full or offline.
+        // Another node exists, but it is full or offline.
         assert_eq!(two.next(&all), Next::NoPlace);
         two.places = 1;
         assert_eq!(two.next(&all), removed(&[0], 1));
@@ -614,16 +608,16 @@ mod tests {
     fn move_uses_only_its_target() {
         let mut all = sites(&["a", "b", "c"]);
         let mut moved = Kept {
-            target: Some(ElementId(2)),
+            target: Some(NodeId(2)),
             ..kept(1, &[(0, Leaving)])
         };
         assert!(moved.can_wait());
         assert_eq!(made(moved.next(&all)), (0, 2));
-        moved.holders.push((ElementId(2), Coming));
+        moved.holders.push((NodeId(2), Coming));
         assert_eq!(moved.next(&all), Next::Wait);
         moved.holders[1].1 = Current;
         assert_eq!(moved.next(&all), removed(&[0], 2));
-        // The wanted number of copies needs the element that is to be emptied.
+        // The wanted number of copies needs the node that is to be emptied.
         moved.wanted = 2;
         moved.places = 2;
         assert_eq!(made(moved.next(&all)).1, 1);
@@ -634,7 +628,7 @@ mod tests {
         assert_eq!(moved.next(&all), Next::NoPlace);
     }
 
-    /// For all behaviour of the elements, the steps lead to copies at the wanted places, and at least one copy exists at all times.
+    /// For all behaviour of the nodes, the steps lead to copies at the wanted places, and at least one copy exists at all times.
     #[test]
     fn copy_steps_reach_wanted_count_and_never_lose_last_copy() {
         for seed in 0..2000 {
@@ -656,13 +650,13 @@ mod tests {
             one.places = stay;
             let mut sites = all.clone();
             for site in &mut sites {
-                site.takes = !leaving.contains(&site.element.0);
+                site.takes = !leaving.contains(&site.node.0);
             }
             let first = u32::try_from(roll(count.into())).unwrap();
-            one.holders.push((ElementId(first), state(first)));
+            one.holders.push((NodeId(first), state(first)));
             let other = (first + 1) % count;
             if roll(2) == 0 {
-                one.holders.push((ElementId(other), state(other)));
+                one.holders.push((NodeId(other), state(other)));
             }
             let end = loop {
                 match one.next(&sites) {

@@ -1,25 +1,25 @@
-//! Elements that are suspended while nobody needs them. This module decides when an element is suspended, when it is resumed, and when
-//! resuming more elements pays (LABIOS §3.3, worker manager, and §4.2.3). It does no I/O: the server carries out the actions, by a
+//! Nodes that are suspended while nobody needs them. This module decides when a node is suspended, when it is resumed, and when
+//! resuming more nodes pays (LABIOS §3.3, worker manager, and §4.2.3). It does no I/O: the server carries out the actions, by a
 //! monotonic clock.
 
 use crate::time::{Span, Time};
 
-/// Time that an element is assumed to take to resume before it has been resumed once. Later this time is learned. The power that a
-/// suspended element draws is configured by its administrator.
+/// Time that a node is assumed to take to resume before it has been resumed once. Later this time is learned. The power that a
+/// suspended node draws is configured by its administrator.
 pub const WAKE_UNKNOWN: Span = Span::from_secs(10);
 
 /// Time limits of suspending and resuming.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Maximum time from the request to suspend until the element is suspended or refuses.
+    /// Maximum time from the request to suspend until the node is suspended or refuses.
     pub fall: Span,
-    /// Maximum time from the request to resume until the element is online.
+    /// Maximum time from the request to resume until the node is online.
     pub wake: Span,
     /// Pause before the next attempt to resume after a failed one; it doubles with each attempt.
     pub pause: Span,
     /// Longest pause.
     pub pause_max: Span,
-    /// Number of failed attempts after which the element counts as offline, like an element that was killed.
+    /// Number of failed attempts after which the node counts as offline, like a node that was killed.
     pub tries: u32,
 }
 
@@ -35,37 +35,37 @@ impl Default for Limits {
     }
 }
 
-/// Phase of an element.
+/// Phase of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// The element is awake, or it is offline without having reported that it is suspended.
+    /// The node is awake, or it is offline without having reported that it is suspended.
     Awake,
-    /// The element was asked to suspend and gets no new work.
+    /// The node was asked to suspend and gets no new work.
     Falling { until: Time },
-    /// The element is suspended.
+    /// The node is suspended.
     Asleep,
-    /// The element is being resumed; the first attempt began at `since`.
+    /// The node is being resumed; the first attempt began at `since`.
     Waking { since: Time, until: Time },
-    /// The element did not resume; the next attempt begins at `until`.
+    /// The node did not resume; the next attempt begins at `until`.
     Resting { since: Time, until: Time },
 }
 
-/// Event of an element.
+/// Event of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// The element is online.
+    /// The node is online.
     Up,
-    /// The element reports that it is suspended.
+    /// The node reports that it is suspended.
     Fell,
-    /// The element was asked to suspend and refuses, because it has work.
+    /// The node was asked to suspend and refuses, because it has work.
     Stays,
-    /// The element's connection has ended without a report that it is suspended.
+    /// The node's connection has ended without a report that it is suspended.
     Left,
-    /// Nothing needs the element, and it may be suspended.
+    /// Nothing needs the node, and it may be suspended.
     Tired,
-    /// Some work needs the element.
+    /// Some work needs the node.
     Wanted,
-    /// The attempt to resume the element failed.
+    /// The attempt to resume the node failed.
     Failed,
     /// Time has passed.
     Tick,
@@ -74,29 +74,29 @@ pub enum Event {
 /// Action that the server carries out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Ask the element to suspend.
+    /// Ask the node to suspend.
     Suspend,
-    /// Record that the element is suspended, and power off its host if that was requested.
+    /// Record that the node is suspended, and power off its host if that was requested.
     Keep,
-    /// Resume the element.
+    /// Resume the node.
     Wake,
-    /// Delete the record that the element was suspended: it is awake.
+    /// Delete the record that the node was suspended: it is awake.
     Forget,
-    /// Treat the element as offline from now on, because it has not resumed.
+    /// Treat the node as offline from now on, because it has not resumed.
     GiveUp,
 }
 
-/// Statistics of the time that an element takes to resume.
+/// Statistics of the time that a node takes to resume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Wakes {
-    /// Number of times that the element was resumed.
+    /// Number of times that the node was resumed.
     pub count: u64,
     /// Sum of these times, in nanoseconds.
     pub total_ns: u64,
 }
 
 impl Wakes {
-    /// Returns the mean time; `None` if the element was never resumed.
+    /// Returns the mean time; `None` if the node was never resumed.
     #[must_use]
     pub fn mean(&self) -> Option<Span> {
         self.total_ns.checked_div(self.count).map(Span)
@@ -108,21 +108,21 @@ impl Wakes {
     }
 }
 
-/// State of one element that may be suspended.
+/// State of one node that may be suspended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sleeper {
     phase: Phase,
-    /// Whether some work waits for the element. It is also set while the element is being suspended, to resume it afterwards.
+    /// Whether some work waits for the node. It is also set while the node is being suspended, to resume it afterwards.
     wanted: bool,
-    /// Number of failed attempts to resume the element.
+    /// Number of failed attempts to resume the node.
     tries: u32,
-    /// Time at which some work last needed the element.
+    /// Time at which some work last needed the node.
     used: Time,
     wakes: Wakes,
 }
 
 impl Sleeper {
-    /// Returns an element that is awake and was in use until `now`.
+    /// Returns a node that is awake and was in use until `now`.
     #[must_use]
     pub fn awake(wakes: Wakes, now: Time) -> Self {
         Self {
@@ -134,7 +134,7 @@ impl Sleeper {
         }
     }
 
-    /// Returns an element that was suspended according to its last report.
+    /// Returns a node that was suspended according to its last report.
     #[must_use]
     pub fn asleep(wakes: Wakes, now: Time) -> Self {
         Self {
@@ -154,7 +154,7 @@ impl Sleeper {
             }
             Event::Left => {
                 if matches!(self.phase, Phase::Falling { .. }) {
-                    // The element may still report that it is suspended; until then it counts as offline.
+                    // The node may still report that it is suspended; until then it counts as offline.
                     self.phase = Phase::Awake;
                 }
                 None
@@ -194,7 +194,7 @@ impl Sleeper {
                 self.tries = 0;
                 Some(Action::Keep)
             }
-            // The element can be resumed, no matter how many attempts failed.
+            // The node can be resumed, no matter how many attempts failed.
             Phase::Asleep => None,
             Phase::Waking { .. } | Phase::Resting { .. } => {
                 self.tries = 0;
@@ -239,7 +239,7 @@ impl Sleeper {
     fn on_tick(&mut self, now: Time, limits: &Limits) -> Option<Action> {
         match self.phase {
             Phase::Falling { until } if now >= until => {
-                // The element reports any later change of its state.
+                // The node reports any later change of its state.
                 self.rise(now);
                 None
             }
@@ -250,39 +250,39 @@ impl Sleeper {
         }
     }
 
-    /// Returns whether the element is not missing: it is suspended, or it is being resumed and the attempts have not been exhausted.
+    /// Returns whether the node is not missing: it is suspended, or it is being resumed and the attempts have not been exhausted.
     #[must_use]
     pub fn sleeps(&self, limits: &Limits) -> bool {
         let awake = matches!(self.phase, Phase::Awake | Phase::Falling { .. });
         !awake && self.tries < limits.tries
     }
 
-    /// Returns whether the element is being suspended, so that it gets no new work.
+    /// Returns whether the node is being suspended, so that it gets no new work.
     #[must_use]
     pub fn falls(&self) -> bool {
         matches!(self.phase, Phase::Falling { .. })
     }
 
-    /// Returns whether the element is being resumed.
+    /// Returns whether the node is being resumed.
     #[must_use]
     pub fn wakes(&self) -> bool {
         matches!(self.phase, Phase::Waking { .. } | Phase::Resting { .. })
     }
 
-    /// Returns the time for which nothing has needed the element, if it is awake.
+    /// Returns the time for which nothing has needed the node, if it is awake.
     #[must_use]
     pub fn unused(&self, now: Time) -> Option<Span> {
         (self.phase == Phase::Awake && !self.wanted).then(|| now.since(self.used))
     }
 
-    /// Returns the learned times that the element takes to resume.
+    /// Returns the learned times that the node takes to resume.
     #[must_use]
     pub fn learnt(&self) -> Wakes {
         self.wakes
     }
 }
 
-/// Power of an element, in thousandths of a watt.
+/// Power of a node, in thousandths of a watt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Power {
     /// Power at full load and during resume.
@@ -297,7 +297,7 @@ pub struct Power {
 pub const RUN_MICROJOULES_MAX: u64 = 1 << 52;
 
 impl Power {
-    /// Returns the energy of this processor time above the idle energy of the element, in millionths of a joule: each core has its share of
+    /// Returns the energy of this processor time above the idle energy of the node, in millionths of a joule: each core has its share of
     /// the difference. Returns `None` if the busy or the idle power is not configured.
     #[must_use]
     pub fn above_idle(&self, cpu: Span, cores: u32) -> Option<u64> {
@@ -324,19 +324,19 @@ impl Power {
     }
 }
 
-/// Properties of an element that decide whether resuming it pays.
+/// Properties of a node that decide whether resuming it pays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Worker {
     /// Work per second: in bytes, or in billionths of a second of core time.
     pub rate: u64,
-    /// Power of the element; `None` if it is not configured.
+    /// Power of the node; `None` if it is not configured.
     pub power: Option<Power>,
-    /// Time that the element takes to resume; zero if it is awake.
+    /// Time that the node takes to resume; zero if it is awake.
     pub wake: Span,
 }
 
 impl Worker {
-    /// Returns an element whose work is counted in core time.
+    /// Returns a node whose work is counted in core time.
     #[must_use]
     pub fn of_cores(cores: u32, power: Power, wake: Span) -> Self {
         let known = power.busy_milli > 0 && power.suspended_milli > 0;
@@ -348,22 +348,22 @@ impl Worker {
     }
 }
 
-/// Effect of resuming some elements.
+/// Effect of resuming some nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allocation {
-    /// Number of suspended elements to resume, in the order of the list. 0 is static allocation, a larger number is elastic.
+    /// Number of suspended nodes to resume, in the order of the list. 0 is static allocation, a larger number is elastic.
     pub woken: usize,
     /// Time until all work is done; `None` means never.
     pub time: Option<Span>,
-    /// Energy that all elements draw until then, in millijoules; `None` if the power of an element is unknown.
+    /// Energy that all nodes draw until then, in millijoules; `None` if the power of a node is unknown.
     pub energy_milli: Option<u128>,
 }
 
 const SECOND_NS: u128 = 1_000_000_000;
 
-/// Returns how many suspended elements to resume for `work`. The awake elements continue to work while the others resume. If the power of
-/// each element is known, the number is chosen that makes the total energy until the end of the work smallest. Otherwise the number is
-/// chosen with which the resumed elements then work for at least as long as they took to resume.
+/// Returns how many suspended nodes to resume for `work`. The awake nodes continue to work while the others resume. If the power of
+/// each node is known, the number is chosen that makes the total energy until the end of the work smallest. Otherwise the number is
+/// chosen with which the resumed nodes then work for at least as long as they took to resume.
 #[must_use]
 pub fn allocate(work: u64, awake: &[Worker], asleep: &[Worker]) -> Allocation {
     let mut best = reckon(work, awake, asleep, 0);
@@ -392,13 +392,13 @@ fn last_to_wake(asleep: &[Worker], woken: usize) -> Span {
     wake.max().unwrap_or_default()
 }
 
-/// Returns the effect of resuming `woken` of the suspended elements.
+/// Returns the effect of resuming `woken` of the suspended nodes.
 #[must_use]
 pub fn reckon(work: u64, awake: &[Worker], asleep: &[Worker], woken: usize) -> Allocation {
     let woken = woken.min(asleep.len());
     let (wakes, sleeps) = asleep.split_at(woken);
     let all = awake.iter().chain(wakes);
-    // Each element begins when it is awake: the work ends at the first time at which all elements together have done it.
+    // Each node begins when it is awake: the work ends at the first time at which all nodes together have done it.
     let mut starts: Vec<(Span, u64)> = all.map(|worker| (worker.wake, worker.rate)).collect();
     starts.sort_unstable();
     let (mut now, mut rate, mut left) = (Span::default(), 0_u128, u128::from(work) * SECOND_NS);
@@ -425,7 +425,7 @@ pub fn reckon(work: u64, awake: &[Worker], asleep: &[Worker], woken: usize) -> A
             } else {
                 power.suspended_milli
             };
-            // An element that is resumed in vain draws power until it is awake.
+            // A node that is resumed in vain draws power until it is awake.
             let until = if busy { time.max(worker.wake) } else { time };
             Some(u128::from(milli) * u128::from(until.0))
         });

@@ -2,7 +2,7 @@
 //! network traffic; a simulator does the same in virtual time.
 
 use crate::folder;
-use crate::id::{ElementId, Inode, JobId, LabelId, ObjectId, TaskId};
+use crate::id::{Inode, JobId, LabelId, NodeId, ObjectId, TaskId};
 use crate::label::{Failure, Kernel, Label, Limits, Operation, Outcome, Owner, Sealed};
 use crate::layout::{Layout, Selection, Striped};
 use crate::object::Placed;
@@ -11,17 +11,17 @@ use crate::surroundings::Surroundings;
 use crate::time::Time;
 use std::collections::BTreeMap;
 
-/// Purpose of an element in the placement of work.
+/// Purpose of a node in the placement of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Role {
-    /// Element that stores files and runs kernels.
+    /// Node that stores files and runs kernels.
     Store,
     /// The server's own cores: they run reduce and unaligned tasks under the hybrid policy and store only the outputs of these tasks
     /// (AnalyzeThis §3.2, "Hybrid").
     Host,
 }
 
-/// Number of runs of a kernel on an element, and their duration.
+/// Number of runs of a kernel on a node, and their duration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct History {
     /// Number of runs that succeeded.
@@ -32,22 +32,22 @@ pub struct History {
     pub input_bytes: u64,
 }
 
-/// Status object of an element: the dispatcher's knowledge of the element.
+/// Status object of a node: the dispatcher's knowledge of the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ElementView {
-    /// Purpose of the element.
+pub struct NodeView {
+    /// Purpose of the node.
     pub role: Role,
-    /// Resources of the element for kernels that run at the same time.
+    /// Resources of the node for kernels that run at the same time.
     pub offers: Offers,
     /// Capacity, in bytes.
     pub capacity_bytes: u64,
     /// Free space, in bytes.
     pub free_bytes: u64,
-    /// Rate at which it can pull from another element, in bytes per second (measured, or configured).
+    /// Rate at which it can pull from another node, in bytes per second (measured, or configured).
     pub link_bytes_per_sec: u64,
     /// Rate of its device in bytes per second, as configured; 0 if no rate is configured.
     pub device_bytes_per_sec: u64,
-    /// Power that the element draws at full load, in thousandths of a watt, as configured; 0 if no power is configured.
+    /// Power that the node draws at full load, in thousandths of a watt, as configured; 0 if no power is configured.
     pub watts_milli: u64,
     /// Run-time history per kernel name.
     pub history: BTreeMap<String, History>,
@@ -56,48 +56,48 @@ pub struct ElementView {
 /// Event that the driver passes to the dispatcher.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// An element joined or reconnected. The labels on the element still belong to it. The dispatcher revoked them when the element was
+    /// A node joined or reconnected. The labels on the node still belong to it. The dispatcher revoked them when the node was
     /// declared down: a label that nothing has replaced since then counts as sent again, and the other labels are aborted. After this
-    /// event, `Dispatcher::wants` returns the labels that the element should have among those that were sent.
-    ElementUp {
-        /// Id of the element.
-        element: ElementId,
-        /// Status of the element.
-        view: ElementView,
+    /// event, `Dispatcher::wants` returns the labels that the node should have among those that were sent.
+    NodeUp {
+        /// Id of the node.
+        node: NodeId,
+        /// Status of the node.
+        view: NodeView,
     },
-    /// An element is lost: its connection ended and the element did not reconnect in time. The driver also sends this event for an element
+    /// A node is lost: its connection ended and the node did not reconnect in time. The driver also sends this event for a node
     /// of the array that did not connect in time after a restart of the server. Until one of the two events arrives, the dispatcher waits
-    /// for an element that it only knows by its id.
-    ElementDown {
-        /// Id of the element.
-        element: ElementId,
+    /// for a node that it only knows by its id.
+    NodeDown {
+        /// Id of the node.
+        node: NodeId,
     },
-    /// An element is suspended. It is not lost: its data is not recreated, its work is not revoked, and tasks that need data of this
-    /// element alone wait.
-    ElementAsleep {
-        /// Id of the element.
-        element: ElementId,
+    /// A node is suspended. It is not lost: its data is not recreated, its work is not revoked, and tasks that need data of this
+    /// node alone wait.
+    NodeAsleep {
+        /// Id of the node.
+        node: NodeId,
     },
-    /// An element has a new status object.
-    ElementStatus {
-        /// Id of the element.
-        element: ElementId,
-        /// New status of the element.
-        view: ElementView,
+    /// A node has a new status object.
+    NodeStatus {
+        /// Id of the node.
+        node: NodeId,
+        /// New status of the node.
+        view: NodeView,
     },
-    /// An element reports programs of its host. The state of a program that is not listed does not change. When an element connects, the
+    /// A node reports programs of its host. The state of a program that is not listed does not change. When a node connects, the
     /// dispatcher knows nothing about its programs.
     Programs {
-        /// Id of the element.
-        element: ElementId,
+        /// Id of the node.
+        node: NodeId,
         /// Programs that the host has.
         found: Vec<String>,
         /// Programs that the host does not have.
         missing: Vec<String>,
     },
     /// A job was accepted, or is restored after a restart of the server. The driver must have checked the policy's name with
-    /// `policy::by_name`; an unknown name counts as the array's default. After a restart, all jobs are restored before the first element is
-    /// admitted: labels on an element that belong to no job are aborted.
+    /// `policy::by_name`; an unknown name counts as the array's default. After a restart, all jobs are restored before the first node is
+    /// admitted: labels on a node that belong to no job are aborted.
     Submitted(Box<JobSpec>),
     /// A file that jobs wait for was sealed.
     FileSealed {
@@ -106,17 +106,17 @@ pub enum Event {
         /// Sealed version of the file.
         placed: Placed,
     },
-    /// An element began a label.
+    /// A node began a label.
     Started {
-        /// Id of the element.
-        element: ElementId,
+        /// Id of the node.
+        node: NodeId,
         /// Id of the label.
         label: LabelId,
     },
-    /// An element ended a label.
+    /// A node ended a label.
     Finished {
-        /// Id of the element.
-        element: ElementId,
+        /// Id of the node.
+        node: NodeId,
         /// Id of the label.
         label: LabelId,
         /// Result of the label.
@@ -127,23 +127,23 @@ pub enum Event {
         /// Id of the job.
         job: JobId,
     },
-    /// An element is to execute an operation that belongs to no job. The dispatcher drops the operation if it can't be sent now.
+    /// A node is to execute an operation that belongs to no job. The dispatcher drops the operation if it can't be sent now.
     Errand {
-        /// Id of the element.
-        element: ElementId,
+        /// Id of the node.
+        node: NodeId,
         /// User whose rights the operation has.
         owner: Owner,
         /// Operation to execute.
         operation: Operation,
     },
-    /// An element has gained or lost a copy of an object that another element holds. The driver need not send this event for objects that
+    /// A node has gained or lost a copy of an object that another node holds. The driver need not send this event for objects that
     /// no job reads.
     Copied {
         /// Id of the object.
         object: ObjectId,
-        /// Id of the element.
-        element: ElementId,
-        /// Whether the element has the copy.
+        /// Id of the node.
+        node: NodeId,
+        /// Whether the node has the copy.
         there: bool,
     },
     /// An object that jobs read consists of these parts, in this order. Events about copies of the object refer to copies of its parts.
@@ -153,17 +153,17 @@ pub enum Event {
         /// Layout of the object. [`Event::Copied`] reports copies of the parts other than the first copies.
         layout: Layout,
     },
-    /// An element is being drained and gets no more tasks, or gets tasks again. Work that the element already has continues.
+    /// A node is being drained and gets no more tasks, or gets tasks again. Work that the node already has continues.
     Emptied {
-        /// Id of the element.
-        element: ElementId,
-        /// Whether the element is being drained.
+        /// Id of the node.
+        node: NodeId,
+        /// Whether the node is being drained.
         emptied: bool,
     },
     /// A label that belongs to no job is under way since before a restart.
     ErrandSent {
-        /// Id of the element.
-        element: ElementId,
+        /// Id of the node.
+        node: NodeId,
         /// Id of the label.
         label: LabelId,
         /// Operation of the label.
@@ -203,13 +203,13 @@ pub struct TaskSpec {
     pub stdin: Option<String>,
     /// Name of the output that takes its standard output.
     pub stdout: Option<String>,
-    /// Element on which the task must run, if the script names one.
-    pub element: Option<ElementId>,
+    /// Node on which the task must run, if the script names one.
+    pub node: Option<NodeId>,
     /// Maximum number of retries after failures that a retry can cure.
     pub retries: u32,
-    /// Resources that must be free on the element before the task runs.
+    /// Resources that must be free on the node before the task runs.
     pub needs: Needs,
-    /// Programs that the element's host must have, in order, each once; then folders that the host must expose, each with a final slash.
+    /// Programs that the node's host must have, in order, each once; then folders that the host must expose, each with a final slash.
     pub programs: Vec<String>,
     /// Bounds on a run.
     pub limits: Limits,
@@ -247,8 +247,8 @@ pub enum Ended {
     Sent {
         /// Id of the label.
         label: LabelId,
-        /// Element to which the label was sent.
-        element: ElementId,
+        /// Node to which the label was sent.
+        node: NodeId,
         /// Ids that its outputs will have, in the order of `outputs`.
         objects: Vec<ObjectId>,
         /// Number of tries before this one.
@@ -329,12 +329,8 @@ impl OutputSpec {
                 memory: self.memory,
             };
             let (object, size) = (one.object, one.size);
-            let element = placed.element;
-            let placed = Placed {
-                object,
-                element,
-                size,
-            };
+            let node = placed.node;
+            let placed = Placed { object, node, size };
             (output, placed)
         };
         let files = folder::files(&self.name, first, sealed).unwrap_or_default();
@@ -347,9 +343,9 @@ impl OutputSpec {
 pub enum TaskState {
     /// Some input does not exist yet.
     Waiting,
-    /// All inputs exist, and no element has been chosen for the task yet.
+    /// All inputs exist, and no node has been chosen for the task yet.
     Ready,
-    /// An element has the task in its queue.
+    /// A node has the task in its queue.
     Sent,
     /// The task runs.
     Running,
@@ -374,18 +370,18 @@ pub enum JobState {
     Cancelled,
 }
 
-/// Estimated costs of running a task on an element.
+/// Estimated costs of running a task on a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Estimate {
-    /// Id of the element.
-    pub element: ElementId,
+    /// Id of the node.
+    pub node: NodeId,
     /// Time until a core is free, in nanoseconds.
     pub wait_ns: u64,
     /// Time to pull inputs that are stored elsewhere, in nanoseconds.
     pub transfer_ns: u64,
     /// Size of inputs that are stored elsewhere, in bytes.
     pub transfer_bytes: u64,
-    /// Time to run the kernel on this element according to its history, in nanoseconds; 0 if it has no history.
+    /// Time to run the kernel on this node according to its history, in nanoseconds; 0 if it has no history.
     pub run_ns: u64,
 }
 
@@ -396,43 +392,43 @@ pub struct Decision {
     pub task: TaskId,
     /// Label of this try.
     pub label: LabelId,
-    /// Element to which the task was sent.
-    pub element: ElementId,
+    /// Node to which the task was sent.
+    pub node: NodeId,
     /// Time of the decision.
     pub at: Time,
-    /// Policy that chose the element, or `pinned`.
+    /// Policy that chose the node, or `pinned`.
     pub policy: String,
     /// Reason of the policy, in one sentence.
     pub reason: String,
     /// Whether the task was sent together with a task on which it depends (mini DAG).
     pub chained: bool,
-    /// Estimates for all candidate elements.
+    /// Estimates for all candidate nodes.
     pub estimates: Vec<Estimate>,
 }
 
 /// Action that the driver must carry out. The driver carries out actions in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Send a batch of labels (whole mini DAGs, errands) to an element. Each label is now the try of its task. A label that was revoked
-    /// with its element and is resumed is sent again.
+    /// Send a batch of labels (whole mini DAGs, errands) to a node. Each label is now the try of its task. A label that was revoked
+    /// with its node and is resumed is sent again.
     Send {
-        /// Id of the element.
-        element: ElementId,
+        /// Id of the node.
+        node: NodeId,
         /// Labels in an order that respects dependencies.
         labels: Vec<Label>,
     },
-    /// Ask an element to abort a label.
+    /// Ask a node to abort a label.
     Abort {
-        /// Id of the element.
-        element: ElementId,
+        /// Id of the node.
+        node: NodeId,
         /// Id of the label.
         label: LabelId,
     },
-    /// Ask an element to return a label unless the label has begun. The label stays the try of its task until the element reports its end
+    /// Ask a node to return a label unless the label has begun. The label stays the try of its task until the node reports its end
     /// as [`Recalled`](crate::label::FailureKind::Recalled) or with another result.
     Recall {
-        /// Id of the element.
-        element: ElementId,
+        /// Id of the node.
+        node: NodeId,
         /// Id of the label.
         label: LabelId,
     },
@@ -440,7 +436,7 @@ pub enum Action {
     Decided(Box<Decision>),
     /// A task succeeded: publish the names of its outputs and record its lineage.
     ///
-    /// This action occurs once per task. There is one exception: the outputs were lost with their element, and the task ran again because
+    /// This action occurs once per task. There is one exception: the outputs were lost with their node, and the task ran again because
     /// other tasks needed the outputs (its state left `Done` in between). Names that still refer to the earlier outputs then switch to the
     /// new ones; the earlier objects are an older version.
     Publish {
@@ -456,7 +452,7 @@ pub enum Action {
     Join {
         /// Task that joins the components.
         task: TaskId,
-        /// Outputs of the task, each with the element of its first part.
+        /// Outputs of the task, each with the node of its first part.
         outputs: Vec<Placed>,
         /// Layout of each output.
         layouts: Vec<Striped>,
@@ -469,10 +465,10 @@ pub enum Action {
         task: TaskId,
         /// New state of the task.
         state: TaskState,
-        /// Number of tries so far, including the current one. Tries that ended by the loss of an element or by the failure of an earlier
+        /// Number of tries so far, including the current one. Tries that ended by the loss of a node or by the failure of an earlier
         /// label do not count.
         tries: u32,
-        /// Reason of a failure or of a retry, or the element that the task waits for.
+        /// Reason of a failure or of a retry, or the node that the task waits for.
         failure: Option<Failure>,
         /// Time of the change.
         at: Time,
@@ -488,8 +484,8 @@ pub enum Action {
     },
     /// Remove objects that will never have a name (outputs of a try that another try replaced).
     Discard {
-        /// Id of the element.
-        element: ElementId,
+        /// Id of the node.
+        node: NodeId,
         /// Ids of the objects.
         objects: Vec<ObjectId>,
     },

@@ -1,5 +1,5 @@
 //! Attached stores: decides the step for a changed file of a store whose objects appear as files in a folder of the array. This module does
-//! no I/O: an element compares store and folder and carries out the steps
+//! no I/O: a node compares store and folder and carries out the steps
 //! ([0067](../../../docs/decisions/0067-attached-directories.md)).
 
 use crate::id::ObjectId;
@@ -186,7 +186,7 @@ mod tests {
             self.file = Some((object, true));
         }
 
-        /// Writes the file to the store as an element does, if the store holds an earlier version of the file.
+        /// Writes the file to the store as a node does, if the store holds an earlier version of the file.
         fn settles(&mut self) {
             let Some((object, true)) = self.file else {
                 return;
@@ -200,14 +200,14 @@ mod tests {
             }
         }
 
-        /// Returns the recorded version, and other versions that the element knows to have been in the store.
+        /// Returns the recorded version, and other versions that the node knows to have been in the store.
         fn before(&self, tag: u64) -> Vec<ObjectId> {
             let others = self.tags.iter().filter(|&&(known, _)| known != tag);
             let noted = self.noted.iter().chain(others);
             noted.map(|&(_, object)| ObjectId(object)).collect()
         }
 
-        /// Compares store and file. With `killed`, the element is killed before it records the version.
+        /// Compares store and file. With `killed`, the node is killed before it records the version.
         fn looks(&mut self, killed: bool) -> Option<Step> {
             let (tag, ours) = self.store?;
             if self.noted.is_some_and(|(noted, _)| noted == tag) {

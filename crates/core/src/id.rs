@@ -30,10 +30,10 @@ macro_rules! id {
 
 id! {
     /// Storage node of the array. Its id is chosen by the administrator and stable over restarts.
-    ElementId(u32)
+    NodeId(u32)
 }
 id! {
-    /// Bytes on an element, immutable once sealed.
+    /// Bytes on a node, immutable once sealed.
     ObjectId(u64)
 }
 id! {
@@ -50,7 +50,7 @@ id! {
     TaskId(u64)
 }
 id! {
-    /// Unit of work for an element. A task that is retried gets a new label.
+    /// Unit of work for a node. A task that is retried gets a new label.
     LabelId(u64)
 }
 

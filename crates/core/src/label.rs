@@ -1,10 +1,10 @@
-//! The label: the one unit of work. Every operation on data in an array is a label that an element executes (DESIGN: one mechanism; LABIOS
+//! The label: the one unit of work. Every operation on data in an array is a label that a node executes (DESIGN: one mechanism; LABIOS
 //! §3.2). This module defines labels and their outcomes as plain data.
 //!
-//! A label is idempotent by its id: an element that receives an id again answers with the recorded outcome.
+//! A label is idempotent by its id: a node that receives an id again answers with the recorded outcome.
 
 use crate::folder;
-use crate::id::{ElementId, Inode, JobId, LabelId, ObjectId, TaskId};
+use crate::id::{Inode, JobId, LabelId, NodeId, ObjectId, TaskId};
 use crate::layout::{PartOf, Selection};
 use crate::resources::Needs;
 use crate::surroundings::Surroundings;
@@ -20,14 +20,14 @@ pub struct Owner {
     pub gid: u32,
 }
 
-/// One unit of work for one element.
+/// One unit of work for one node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Label {
-    /// Id that is never reused. An element that receives it twice executes the label once.
+    /// Id that is never reused. A node that receives it twice executes the label once.
     pub id: LabelId,
     /// User whose rights the label uses.
     pub owner: Owner,
-    /// Labels of the same mini DAG that must have succeeded before. They precede this label in its batch, or were sent to this element
+    /// Labels of the same mini DAG that must have succeeded before. They precede this label in its batch, or were sent to this node
     /// earlier and may have ended already.
     pub after: Vec<LabelId>,
     /// Operation to execute.
@@ -39,7 +39,7 @@ pub struct Label {
 pub enum Operation {
     /// Run a kernel over inputs and keep its outputs.
     Analyse(Box<Analysis>),
-    /// Pull a sealed object from another element and keep it on this one: as another copy under the same id, or as an object of its own.
+    /// Pull a sealed object from another node and keep it on this one: as another copy under the same id, or as an object of its own.
     Copy {
         /// Source object and its location.
         from: Input,
@@ -127,7 +127,7 @@ impl Operation {
     }
 }
 
-/// Task as an element runs it.
+/// Task as a node runs it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Analysis {
     /// Task that this label tries to run.
@@ -162,7 +162,7 @@ pub struct Analysis {
 /// Location of a kernel's code.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kernel {
-    /// Kernel that is part of every element.
+    /// Kernel that is part of every node.
     Builtin(String),
     /// A native `.so` with the entry point `start_kernel`, kept in the array (so also an input).
     Native {
@@ -179,7 +179,7 @@ pub enum Kernel {
         /// Name among the task's inputs.
         input: String,
     },
-    /// Program that is installed on the element's host: an absolute path, or a name that is looked up in PATH.
+    /// Program that is installed on the node's host: an absolute path, or a name that is looked up in PATH.
     Program(String),
     /// Pipeline of kernels: each kernel reads the output of the previous one while it is written.
     Stack(Box<Stack>),
@@ -214,7 +214,7 @@ impl Kernel {
         }
     }
 
-    /// Returns the programs of the element's host that the kernel uses, in order, each once.
+    /// Returns the programs of the node's host that the kernel uses, in order, each once.
     #[must_use]
     pub fn programs(&self) -> Vec<String> {
         let mut programs = match self {
@@ -250,8 +250,8 @@ pub struct Input {
     pub name: String,
     /// Exact sealed object.
     pub object: ObjectId,
-    /// Element that holds the object. If it is not the label's own element, the object is pulled first.
-    pub element: ElementId,
+    /// Node that holds the object. If it is not the label's own node, the object is pulled first.
+    pub node: NodeId,
     /// Size of the whole object in bytes, whatever the selection; an estimate for an output of an earlier label of the same batch.
     pub size: u64,
     /// Selection that the kernel sees.
@@ -265,12 +265,12 @@ pub struct Output {
     pub name: String,
     /// Id of the bytes once they are sealed; for a folder, the first of its ids.
     pub object: ObjectId,
-    /// Inode that the name will have. It is stored with the object so that names can be rebuilt from elements. For a folder, it is the
+    /// Inode that the name will have. It is stored with the object so that names can be rebuilt from nodes. For a folder, it is the
     /// first inode of a range of the same length as the ids.
     pub inode: Inode,
     /// Full path in the namespace, without a slash at its end.
     pub path: String,
-    /// Whether the output is to be stored in memory if its element has a memory tier: only the job's tasks read the output, and it is not
+    /// Whether the output is to be stored in memory if its node has a memory tier: only the job's tasks read the output, and it is not
     /// kept afterwards.
     pub memory: bool,
 }
@@ -292,7 +292,7 @@ pub struct Limits {
     pub memory_bytes: u64,
     /// Maximum size of all output, in bytes.
     pub output_bytes: u64,
-    /// Maximum number of cores, enforced where the element can do so; 0 means a fraction of one core. `None` means that the task named no
+    /// Maximum number of cores, enforced where the node can do so; 0 means a fraction of one core. `None` means that the task named no
     /// number and may use all cores that nobody else wants.
     pub cores: Option<u32>,
 }
@@ -316,15 +316,15 @@ pub const TAIL_BYTES_MAX: usize = 16 << 10;
 pub struct Outcome {
     /// Sealed outputs, or the failure.
     pub result: Result<Vec<Sealed>, Failure>,
-    /// Time at which the pull of its inputs began, by the element's clock.
+    /// Time at which the pull of its inputs began, by the node's clock.
     pub start: Time,
-    /// Time at which its kernel began to run, by the element's clock.
+    /// Time at which its kernel began to run, by the node's clock.
     pub kernel_start: Time,
-    /// Time at which its outputs were sealed and its inputs were hashed (if hashing pays), by the element's clock: its core is free.
+    /// Time at which its outputs were sealed and its inputs were hashed (if hashing pays), by the node's clock: its core is free.
     pub end: Time,
     /// Last part of that time, in which its inputs were hashed.
     pub hashing: Span,
-    /// Bytes that were pulled from other elements.
+    /// Bytes that were pulled from other nodes.
     pub moved_bytes: u64,
     /// Size of all its inputs, in bytes.
     pub read_bytes: u64,
@@ -452,27 +452,27 @@ pub enum FailureKind {
     MissingOutput,
     /// One of its inputs could not be read or pulled.
     Input,
-    /// The element's device is full or failed.
+    /// The node's device is full or failed.
     Device,
     /// The user cancelled the task.
     Cancelled,
     /// An earlier label of its batch failed.
     Dependency,
-    /// The element was lost while the label ran.
-    ElementLost,
-    /// The server recalled the label before it began, for an idle element.
+    /// The node was lost while the label ran.
+    NodeLost,
+    /// The server recalled the label before it began, for an idle node.
     Recalled,
-    /// The element lacks a resource that the label needs: the resource belongs to another element, or the element waits for it.
+    /// The node lacks a resource that the label needs: the resource belongs to another node, or the node waits for it.
     Unfit,
 }
 
 impl FailureKind {
-    /// Returns whether a retry, possibly on another element, can help.
+    /// Returns whether a retry, possibly on another node, can help.
     #[must_use]
     pub fn retryable(self) -> bool {
         matches!(
             self,
-            Self::Exit(_) | Self::Signal(_) | Self::Input | Self::Device | Self::ElementLost
+            Self::Exit(_) | Self::Signal(_) | Self::Input | Self::Device | Self::NodeLost
         )
     }
 }

@@ -11,7 +11,7 @@ pub mod search;
 pub mod svg;
 pub mod text;
 
-use crate::id::{ElementId, Inode, JobId, ObjectId, TaskId};
+use crate::id::{Inode, JobId, NodeId, ObjectId, TaskId};
 use crate::job::own::OwnName;
 use crate::label::Owner;
 use crate::shown::civil;
@@ -38,8 +38,8 @@ pub struct Record {
     pub args: Vec<String>,
     /// Environment that the task requested.
     pub surroundings: Surroundings,
-    /// Element that ran the task.
-    pub element: ElementId,
+    /// Node that ran the task.
+    pub node: NodeId,
     /// Time at which the pull of its inputs began, since the Unix epoch.
     pub start: Time,
     /// Time at which its outputs were sealed, since the Unix epoch.
@@ -50,7 +50,7 @@ pub struct Record {
     pub inputs: Vec<(String, ObjectId)>,
     /// Outputs: the names that the kernel wrote, and the versions.
     pub outputs: Vec<(String, ObjectId)>,
-    /// Bytes pulled from other elements.
+    /// Bytes pulled from other nodes.
     pub moved_bytes: u64,
     /// Size of all its inputs, in bytes.
     pub read_bytes: u64,
@@ -58,7 +58,7 @@ pub struct Record {
     pub written_bytes: u64,
     /// Exit code of the kernel.
     pub exit: i32,
-    /// Earlier task whose cached result was returned, if no kernel ran. Element and times are those of the earlier task.
+    /// Earlier task whose cached result was returned, if no kernel ran. Node and times are those of the earlier task.
     pub reused: Option<TaskId>,
     /// Whether only the task and its objects may be shown.
     pub hidden: bool,
@@ -86,8 +86,8 @@ pub struct Version {
     pub size: u64,
     /// Inode of the file.
     pub inode: Inode,
-    /// Element that stores its bytes.
-    pub element: ElementId,
+    /// Node that stores its bytes.
+    pub node: NodeId,
     /// Writer of the version.
     pub writer: Writer,
     /// Time at which the version was sealed, since the Unix epoch.
@@ -123,7 +123,7 @@ impl Version {
     }
 }
 
-/// Node of the lineage graph.
+/// Vertex of the lineage graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Vertex {
     /// A version, whether it is known or not.
@@ -338,7 +338,7 @@ mod tests {
             current_path: Some(path.into()),
             size: object * 1000,
             inode: Inode(object + 100),
-            element: ElementId(1),
+            node: NodeId(1),
             writer,
             sealed_at: Time(1_700_000_000_000_000_000),
             number: 1,
@@ -366,7 +366,7 @@ mod tests {
             kernel: name.into(),
             kernel_hash: "abcd".into(),
             args: vec!["-x".into(), "a \"b\" <c> & {d}".into()],
-            element: ElementId(2),
+            node: NodeId(2),
             start: Time(1_700_000_000_000_000_000),
             end: Time(1_700_000_001_500_000_000),
             owner: Owner {

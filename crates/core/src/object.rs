@@ -1,8 +1,8 @@
 //! Objects and their locations.
 
-use crate::id::{ElementId, ObjectId, TaskId};
+use crate::id::{NodeId, ObjectId, TaskId};
 
-/// Tags of object ids. The highest four bits of an object id show its kind on an element, so that data objects, task collections and linked
+/// Tags of object ids. The highest four bits of an object id show its kind on a node, so that data objects, task collections and linked
 /// collections share one table (AnalyzeThis Fig. 3).
 pub mod tag {
     /// Bits that hold the tag.
@@ -19,19 +19,19 @@ pub mod tag {
     pub const INODE: u64 = 4 << 60;
 }
 
-/// Sealed object and the element that holds it.
+/// Sealed object and the node that holds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Placed {
     /// Id of the object.
     pub object: ObjectId,
-    /// Element that holds its bytes.
-    pub element: ElementId,
+    /// Node that holds its bytes.
+    pub node: NodeId,
     /// Size, in bytes.
     pub size: u64,
 }
 
 impl ObjectId {
-    /// Status object that every element has.
+    /// Status object that every node has.
     pub const STATUS: Self = Self(0);
 
     /// Returns the task collection of a task.
@@ -64,7 +64,7 @@ impl ObjectId {
         self.0 & tag::MASK == tag::DATA && self != Self::STATUS
     }
 
-    /// Returns the path at which an element stores the object, relative to its folder: `objects/<2 hex>/<16 hex>`.
+    /// Returns the path at which a node stores the object, relative to its folder: `objects/<2 hex>/<16 hex>`.
     ///
     /// The two digits are the id's lowest byte, so that consecutive ids spread over 256 folders.
     #[must_use]

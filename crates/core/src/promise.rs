@@ -1,14 +1,14 @@
-//! Reservations in the burst tier: computes the space of an element in which new files may begin, given its free space, the files that are
+//! Reservations in the burst tier: computes the space of a node in which new files may begin, given its free space, the files that are
 //! being written, and the reservations. This module does no I/O.
 
 use crate::layout::RESERVE_BYTES;
 
-/// Reservation on an element, and its use.
+/// Reservation on a node, and its use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Promise {
     /// Reserved size, in bytes.
     pub bytes: u64,
-    /// Size of closed files on the element that count to the reservation until they leave the element, in bytes.
+    /// Size of closed files on the node that count to the reservation until they leave the node, in bytes.
     pub used: u64,
     /// Number of files that are being written within the reservation.
     pub open: u64,
@@ -42,7 +42,7 @@ impl Promise {
     }
 }
 
-/// Space of an element of the tier.
+/// Space of a node of the tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Space {
     /// Free space in the last report of its device, in bytes.
@@ -78,7 +78,7 @@ impl Space {
     }
 
     /// Returns the number of bytes that are missing for one more reservation, even after all evictable files have left. `coming` bytes are
-    /// about to be copied to the element.
+    /// about to be copied to the node.
     #[must_use]
     pub fn missing(&self, bytes: u64, promises: &[Promise], (may_go, coming): (u64, u64)) -> u64 {
         let asked = Promise {
@@ -137,14 +137,14 @@ mod tests {
         );
     }
 
-    /// File on an element, within a reservation or outside.
+    /// File on a node, within a reservation or outside.
     #[derive(Clone, Copy, Debug)]
     struct File {
         promise: Option<usize>,
         bytes: u64,
     }
 
-    /// An element whose users stay within their reservations, or otherwise within the space set aside for an open file.
+    /// A node whose users stay within their reservations, or otherwise within the space set aside for an open file.
     #[derive(Debug, Default)]
     struct Model {
         free: u64,

@@ -1,11 +1,11 @@
-//! The order of an element's labels. In each lane labels run first come, first served. No label runs before the labels that it follows, and
+//! The order of a node's labels. In each lane labels run first come, first served. No label runs before the labels that it follows, and
 //! none before all its needs are free (see [`crate::resources`]). A label with a streamed input may start when the label that writes the
 //! input runs. This module does no I/O.
 //!
 //! Users take turns in the lanes of kernels: the next kernel belongs to the user with the fewest running kernels. Among users with equally
 //! many, the kernel that arrived first is chosen.
 //!
-//! The queue is not persistent: an element journals a label before it adds the label, and adds the journaled labels again when it starts.
+//! The queue is not persistent: a node journals a label before it adds the label, and adds the journaled labels again when it starts.
 
 use crate::id::LabelId;
 use crate::label::Lane;
@@ -19,7 +19,7 @@ pub const LABELS_MAX: usize = 1_000_000;
 /// Number of ended and acknowledged labels that are remembered, for later labels that follow them and arrive late.
 const FORGOTTEN_MAX: usize = 10_000;
 
-/// Queue of an element.
+/// Queue of a node.
 #[derive(Debug)]
 pub struct Queue {
     labels: BTreeMap<LabelId, Entry>,
@@ -93,7 +93,7 @@ pub enum Aborted {
 }
 
 impl Queue {
-    /// Returns an empty queue for an element with these offers.
+    /// Returns an empty queue for a node with these offers.
     #[must_use]
     pub fn new(offers: Offers) -> Self {
         Self {
@@ -115,7 +115,7 @@ impl Queue {
     }
 
     /// Adds a label. `place` is its lane and its position in the order of arrival. `needs` are the resources that it takes while it runs,
-    /// at most those of the element. An unknown label in `after` has succeeded and been forgotten long ago.
+    /// at most those of the node. An unknown label in `after` has succeeded and been forgotten long ago.
     pub fn add(
         &mut self,
         label: LabelId,

@@ -1,20 +1,20 @@
-//! Cores, memory and named resources: the needs of a running task, the offers of an element, and the ledger of free resources. Elements and
+//! Cores, memory and named resources: the needs of a running task, the offers of a node, and the ledger of free resources. Nodes and
 //! the simulator use the same ledger, so that plans match reality. This module does no I/O.
 //!
 //! **Order.** Labels start in the order of their arrival. If a resource that a label needs is not free, the label reserves the free part of
 //! this resource against all later labels ([`first_to_start`]). No later label overtakes it on a resource that it waits for, so the label
 //! starts at the latest when all labels that ran before have ended. Resources that the label does not need are not reserved.
 
-use crate::id::ElementId;
+use crate::id::NodeId;
 use crate::surroundings::named;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 /// Maximum number of cores that a task may need.
 pub const CORES_MAX: u32 = 4096;
-/// Maximum number of tasks without a core that an element runs at once.
+/// Maximum number of tasks without a core that a node runs at once.
 pub const LIGHT_MAX: u32 = 8;
-/// Maximum number of named resources of a task or of an element.
+/// Maximum number of named resources of a task or of a node.
 pub const NAMES_MAX: usize = 64;
 /// Maximum amount of one named resource.
 pub const AMOUNT_MAX: u64 = 1_000_000_000;
@@ -67,7 +67,7 @@ pub fn parse(text: &str) -> Result<BTreeMap<String, u64>, String> {
     Ok(all)
 }
 
-/// Resources that a task takes on its element while it runs.
+/// Resources that a task takes on its node while it runs.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Needs {
     /// Number of cores; 0 for a task that computes next to nothing.
@@ -111,12 +111,12 @@ impl fmt::Display for Needs {
     }
 }
 
-/// Resources of an element for the tasks that it runs at once.
+/// Resources of a node for the tasks that it runs at once.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Offers {
     /// Number of cores.
     pub cores: u32,
-    /// Memory, in bytes; 0 if the element does not specify it, and no task is refused for lack of memory.
+    /// Memory, in bytes; 0 if the node does not specify it, and no task is refused for lack of memory.
     pub memory_bytes: u64,
     /// Amount of each named resource.
     pub named: BTreeMap<String, u64>,
@@ -132,10 +132,10 @@ impl Offers {
         }
     }
 
-    /// Returns the first resource that the element can't offer in the needed amount, even when it is idle.
+    /// Returns the first resource that the node can't offer in the needed amount, even when it is idle.
     #[must_use]
     pub fn lacks(&self, needs: &Needs) -> Option<Lack> {
-        // An element that lends no cores runs no task, not even one that needs no core.
+        // A node that lends no cores runs no task, not even one that needs no core.
         if needs.cores.max(1) > self.cores {
             return Some(Lack {
                 what: "cores".to_owned(),
@@ -183,7 +183,7 @@ impl Lack {
     }
 }
 
-/// Ledger of one element: its offers and the free part of them.
+/// Ledger of one node: its offers and the free part of them.
 #[derive(Clone, Debug)]
 pub struct Ledger {
     offers: Offers,
@@ -328,7 +328,7 @@ pub fn first_to_start<'a, K>(
     None
 }
 
-/// Requirements of a task on its element, apart from its inputs.
+/// Requirements of a task on its node, apart from its inputs.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Wants {
     /// Cores, memory and named resources.
@@ -347,30 +347,30 @@ impl fmt::Display for Wants {
     }
 }
 
-/// Properties of an element that decide whether a task can ever run on it.
+/// Properties of a node that decide whether a task can ever run on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// Id of the element.
-    pub element: ElementId,
-    /// Whether this is the host's element, to which most policies send no tasks.
+    /// Id of the node.
+    pub node: NodeId,
+    /// Whether this is the host's node, to which most policies send no tasks.
     pub host: bool,
-    /// Resources of the element.
+    /// Resources of the node.
     pub offers: Offers,
-    /// Those of the requested programs and folders that the element has, and all folders that it exposes; `None` if it has not reported
+    /// Those of the requested programs and folders that the node has, and all folders that it exposes; `None` if it has not reported
     /// them.
     pub programs: Option<BTreeSet<String>>,
 }
 
-/// Returns the reason for which no element can ever run a task, for people. Returns `None` if an element can run it, or if this is unknown.
+/// Returns the reason for which no node can ever run a task, for people. Returns `None` if a node can run it, or if this is unknown.
 #[must_use]
-pub fn why_nowhere(wants: &Wants, places: &[Place], pinned: Option<ElementId>) -> Option<String> {
-    let mine = |place: &&Place| pinned.is_none_or(|element| place.element == element);
+pub fn why_nowhere(wants: &Wants, places: &[Place], pinned: Option<NodeId>) -> Option<String> {
+    let mine = |place: &&Place| pinned.is_none_or(|node| place.node == node);
     let mine: Vec<&Place> = places.iter().filter(mine).collect();
     if mine.is_empty() {
         return None;
     }
     let told = mine.iter().any(|place| place.programs.is_some());
-    // An element that is offline may have the program, but it does not count while other elements have reported their programs.
+    // A node that is offline may have the program, but it does not count while other nodes have reported their programs.
     let lacks = |place: &Place, name: &String| {
         let programs = place.programs.as_ref();
         programs.map_or(told, |programs| !programs.contains(name))
@@ -382,7 +382,7 @@ pub fn why_nowhere(wants: &Wants, places: &[Place], pinned: Option<ElementId>) -
     if mine.iter().any(can) {
         return None;
     }
-    // If all elements lack the same resource, the message names this resource.
+    // If all nodes lack the same resource, the message names this resource.
     let short = mine.iter().map(|place| place.offers.lacks(&wants.needs));
     if let Some(lacks) = short.collect::<Option<Vec<Lack>>>()
         && let Some(most) = lacks.iter().max_by_key(|lack| lack.offered)
@@ -391,12 +391,12 @@ pub fn why_nowhere(wants: &Wants, places: &[Place], pinned: Option<ElementId>) -
         let (needs, offered) = (most.shown(most.needs), most.shown(most.offered));
         let what = &most.what;
         return Some(match pinned {
-            Some(element) => {
-                format!("it needs {what} = {needs}, and element {element} offers {offered}")
+            Some(node) => {
+                format!("it needs {what} = {needs}, and node {node} offers {offered}")
             }
-            None => format!(
-                "it needs {what} = {needs}, and the most that an element offers is {offered}"
-            ),
+            None => {
+                format!("it needs {what} = {needs}, and the most that a node offers is {offered}")
+            }
         });
     }
     let mut programs = wants.programs.iter();
@@ -410,13 +410,13 @@ pub fn why_nowhere(wants: &Wants, places: &[Place], pinned: Option<ElementId>) -
         let others = places
             .iter()
             .filter(has)
-            .map(|place| place.element.to_string());
+            .map(|place| place.node.to_string());
         let others: Vec<String> = others.collect();
         let is_folder = program.ends_with('/');
         let on = match others.as_slice() {
             [] if is_folder => offered(places),
             [] => String::new(),
-            some => format!("; element {} does", some.join(", ")),
+            some => format!("; node {} does", some.join(", ")),
         };
         let (has, have) = match is_folder {
             true => ("shows", "show"),
@@ -424,21 +424,18 @@ pub fn why_nowhere(wants: &Wants, places: &[Place], pinned: Option<ElementId>) -
         };
         let program = named(program);
         return Some(match pinned {
-            Some(element) => format!("element {element} does not {have} {program}{on}"),
-            None => format!("no storage element {has} {program}{on}"),
+            Some(node) => format!("node {node} does not {have} {program}{on}"),
+            None => format!("no storage node {has} {program}{on}"),
         });
     }
-    let who = pinned.map_or_else(
-        || "no element".to_owned(),
-        |id| format!("element {id} does not"),
-    );
+    let who = pinned.map_or_else(|| "no node".to_owned(), |id| format!("node {id} does not"));
     let has = pinned.map_or("has", |_| "have");
     Some(format!(
         "it needs {wants}, and {who} {has} all of that together"
     ))
 }
 
-/// Lists the folders that elements expose to tasks that request them.
+/// Lists the folders that nodes expose to tasks that request them.
 fn offered(places: &[Place]) -> String {
     let programs = places.iter().filter_map(|place| place.programs.as_ref());
     let folders = programs.flatten().filter_map(|name| name.strip_suffix('/'));
@@ -556,9 +553,9 @@ pub(crate) mod tests {
         assert_eq!(first(&ledger, 0), Some(0));
     }
 
-    fn place(element: u32, cores: u32, programs: Option<&[&str]>) -> Place {
+    fn place(node: u32, cores: u32, programs: Option<&[&str]>) -> Place {
         Place {
-            element: ElementId(element),
+            node: NodeId(node),
             host: false,
             offers: Offers::of_cores(cores),
             programs: programs.map(|all| all.iter().map(|&name| name.to_owned()).collect()),
@@ -577,25 +574,25 @@ pub(crate) mod tests {
             place(2, 16, None),
         ];
         let why = |wants: &Wants, pinned: Option<u32>| {
-            why_nowhere(wants, &all, pinned.map(ElementId)).unwrap_or_default()
+            why_nowhere(wants, &all, pinned.map(NodeId)).unwrap_or_default()
         };
         assert_eq!(why(&wants(8, &[]), None), "");
         assert_eq!(why(&wants(2, &["awk"]), None), "");
         assert_eq!(
             why(&wants(17, &[]), None),
-            "it needs cores = 17, and the most that an element offers is 16"
+            "it needs cores = 17, and the most that a node offers is 16"
         );
         assert_eq!(
             why(&wants(4, &["awk"]), Some(0)),
-            "it needs cores = 4, and element 0 offers 2"
+            "it needs cores = 4, and node 0 offers 2"
         );
         assert_eq!(
             why(&wants(1, &["awk"]), Some(1)),
-            "element 1 does not have the program `awk`; element 0 does"
+            "node 1 does not have the program `awk`; node 0 does"
         );
         assert_eq!(
             why(&wants(4, &["awk"]), None),
-            "it needs cores = 4, the program `awk`, and no element has all of that together"
+            "it needs cores = 4, the program `awk`, and no node has all of that together"
         );
         assert_eq!(why(&wants(1, &["awk"]), Some(2)), "", "it did not say");
         assert_eq!(

@@ -1,8 +1,8 @@
-//! Score of an element for a task that may run on any element: the weighted mean of availability, capacity, load, speed and energy (LABIOS
+//! Score of a node for a task that may run on any node: the weighted mean of availability, capacity, load, speed and energy (LABIOS
 //! §3.3.3, "worker score", and its Table 2).
 //!
-//! An element reports only properties that no other component knows: its free capacity, and its configured speed and power. The dispatcher
-//! knows the load better, since it has sent the waiting labels. So an element with wrong reports can attract no more than its queue takes.
+//! A node reports only properties that no other component knows: its free capacity, and its configured speed and power. The dispatcher
+//! knows the load better, since it has sent the waiting labels. So a node with wrong reports can attract no more than its queue takes.
 //! Weights belong to a job, so the dispatcher computes the score. All numbers are in thousandths, so that the same view gives the same
 //! score everywhere.
 
@@ -32,7 +32,7 @@ pub fn speed_class(bytes_per_sec: u64) -> u8 {
     1 + count(SPEEDS.iter().filter(|&&from| bytes_per_sec > from))
 }
 
-/// Returns the class of an element with this power at full load in thousandths of a watt: 1 to [`CLASS_MAX`], the thriftiest; 0 if no power
+/// Returns the class of a node with this power at full load in thousandths of a watt: 1 to [`CLASS_MAX`], the thriftiest; 0 if no power
 /// is configured.
 #[must_use]
 pub fn energy_class(watts_milli: u64) -> u8 {
@@ -103,7 +103,7 @@ pub enum WeightsError {
     #[error("the weight of {0} is given twice")]
     Twice(String),
     /// All weights are zero.
-    #[error("all weights are zero: no element would be better than another")]
+    #[error("all weights are zero: no node would be better than another")]
     Zero,
 }
 
@@ -133,7 +133,7 @@ impl Weights {
         energy: 0,
     };
 
-    /// Returns the score of an element, in thousandths: the weighted mean of its five properties. A queue counts by its free share, and a
+    /// Returns the score of a node, in thousandths: the weighted mean of its five properties. A queue counts by its free share, and a
     /// class by its share of the highest class.
     #[must_use]
     pub fn score(&self, of: &Standing) -> u16 {

@@ -1,7 +1,7 @@
-//! Environment of a task apart from its files: environment variables, folders of programs, and folders of its element's host, such as `/sw`
+//! Environment of a task apart from its files: environment variables, folders of programs, and folders of its node's host, such as `/sw`
 //! or a virtual environment.
 //!
-//! Elements report the programs and folders of their host by name; names of folders have a slash at the end.
+//! Nodes report the programs and folders of their host by name; names of folders have a slash at the end.
 
 use crate::label::Kernel;
 use std::collections::BTreeMap;
@@ -17,14 +17,14 @@ pub const JOB_BYTES_MAX: usize = 64 << 20;
 /// Maximum number of programs to look for per job, counted once for each folder of a `path`.
 pub const LOOKS_MAX: usize = 10_000;
 
-/// Variable of a task that may read all of its inputs completely, whatever selection it sees as files. The element sets it to the pipes for
+/// Variable of a task that may read all of its inputs completely, whatever selection it sees as files. The node sets it to the pipes for
 /// these reads.
 pub const READS: &str = "TIDEMILL_READ";
 
-/// Variable of a task that runs as one process on each element with a part of its input.
+/// Variable of a task that runs as one process on each node with a part of its input.
 pub const RANKS: &str = "TIDEMILL_MPI";
 
-/// Variables that the element sets itself.
+/// Variables that the node sets itself.
 const OWN_VARIABLES: [&str; 4] = ["HOME", "PATH", "PWD", "TMPDIR"];
 
 /// Environment of a task; see the module.
@@ -32,9 +32,9 @@ const OWN_VARIABLES: [&str; 4] = ["HOME", "PATH", "PWD", "TMPDIR"];
 pub struct Surroundings {
     /// Environment variables.
     pub environment: BTreeMap<String, String>,
-    /// Absolute paths of folders that are searched for programs before those of the element; the task may read them, too.
+    /// Absolute paths of folders that are searched for programs before those of the node; the task may read them, too.
     pub path: Vec<String>,
-    /// Absolute paths of folders of the element's host that the task may read.
+    /// Absolute paths of folders of the node's host that the task may read.
     pub folders: Vec<String>,
 }
 
@@ -51,7 +51,7 @@ impl Surroundings {
         self.environment.contains_key(READS)
     }
 
-    /// Returns whether the task runs as one process on each element with a part of its input; these processes communicate by MPI.
+    /// Returns whether the task runs as one process on each node with a part of its input; these processes communicate by MPI.
     #[must_use]
     pub fn is_ranked(&self) -> bool {
         self.environment.contains_key(RANKS)
@@ -73,7 +73,7 @@ impl Surroundings {
         self.path.iter().chain(&self.folders).map(String::as_str)
     }
 
-    /// Returns the requirements of this kernel on the element's host: programs, then folders.
+    /// Returns the requirements of this kernel on the node's host: programs, then folders.
     #[must_use]
     pub fn wanted(&self, kernel: &Kernel) -> Vec<String> {
         let mut wanted = kernel.programs();
@@ -135,10 +135,10 @@ pub fn refusal(name: &str) -> Option<&'static str> {
         return Some("names have letters, digits and '_'");
     }
     if OWN_VARIABLES.contains(&name) {
-        return Some("the element sets it; programs are found by \"path\"");
+        return Some("the node sets it; programs are found by \"path\"");
     }
     if name.starts_with("TIDEMILL_") {
-        return Some("the element sets variables that begin so");
+        return Some("the node sets variables that begin so");
     }
     // Software of a site needs `LD_LIBRARY_PATH`; the other variables are for inspecting programs.
     if (name.starts_with("LD_") && name != "LD_LIBRARY_PATH") || name == "GLIBC_TUNABLES" {

@@ -1,4 +1,4 @@
-//! Reads bytes of inputs that are not in the kernel's own files: the kernel sends a request to its element through one pipe, and receives
+//! Reads bytes of inputs that are not in the kernel's own files: the kernel sends a request to its node through one pipe, and receives
 //! the answer through another.
 
 use std::fs::{File, OpenOptions};
@@ -15,7 +15,7 @@ const REQUEST_BYTES_MAX: usize = 4096;
 const HEAD_BYTES_MAX: usize = 64 << 10;
 
 /// Reads bytes of an input, by its name in the job script, from `offset` of the whole file on, whichever part of it the kernel has as a
-/// file: from this element or, through it, from another one. Returns the number of bytes; it is smaller than requested only at the end of
+/// file: from this node or, through it, from another one. Returns the number of bytes; it is smaller than requested only at the end of
 /// the file and for more than [`READ_BYTES_MAX`]. Programs may use this function, too; modules can't.
 ///
 /// # Errors

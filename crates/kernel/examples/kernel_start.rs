@@ -64,7 +64,7 @@ fn measure(folder: &Path, rounds: usize) -> Result<(), Box<dyn Error>> {
         let mut run = Run::new(code, folder.join(name));
         run.args = args.iter().map(|arg| (*arg).to_owned()).collect();
         run.inputs_as = InputsAs::Symlink;
-        // An element that runs as root runs kernels of its users in this way.
+        // A node that runs as root runs kernels of its users in this way.
         run.user = rustix::process::geteuid().is_root().then_some(USER);
         let path = input.clone();
         let name = "input".to_owned();

@@ -5,7 +5,7 @@
  *
  *   start   start_kernel                    One call with all inputs in memory (AnalyzeThis).
  *   fold    tidemill_fold_init, _update,    One call for each piece; partial states are merged. So a fold runs on
- *           _merge, _state, _finish         whole files, on stripes and on several elements.
+ *           _merge, _state, _finish         whole files, on stripes and on several nodes.
  *   map     tidemill_map, or func           One call for each slice, in order (Active Burst-Buffer, III-D). Only for
  *                                           shared objects.
  *
@@ -112,7 +112,7 @@ static inline void tidemill_error(const struct tidemill_task *task, const char *
  * Define TIDEMILL_WHOLE before you include this file, as the function needs headers of the C library.
  *
  * Reads up to `size` bytes from `offset` of the whole input file, even if the kernel sees only a part as its file. The name of the input
- * is that of the job script. The bytes come from this element or, through this element, from another element. Returns the number of bytes,
+ * is that of the job script. The bytes come from this node or, through this node, from another node. Returns the number of bytes,
  * which is smaller only at the end of the file and for sizes above TIDEMILL_READ_BYTES; or a negative errno value: -ENOSYS without
  * `whole = true`, -ENOENT for an unknown input, -EIO for bytes that are unavailable now. Call it from one thread at a time. */
 #if defined(TIDEMILL_WHOLE) && !defined(__wasm__)

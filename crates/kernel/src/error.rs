@@ -9,7 +9,7 @@ pub enum SetupError {
     /// The host lacks a part of the sandbox.
     #[error(
         "this host cannot confine kernels: {missing}; allow a weak sandbox in the settings if every user of \
-         this array may be trusted with everything the element can reach"
+         this array may be trusted with everything the node can reach"
     )]
     WeakSandbox {
         /// Missing parts of the sandbox.
@@ -109,7 +109,7 @@ pub enum PrepareError {
     },
     /// This program was built without support for modules.
     #[error(
-        "this element was built without WASM, so it cannot run modules; build `tidemill` with `--features wasm`, \
+        "this node was built without WASM, so it cannot run modules; build `tidemill` with `--features wasm`, \
          or use the kernel as a shared object"
     )]
     NoWasm,

@@ -3,7 +3,7 @@
 //!
 //! **The law of folds.** The result is the same, bit for bit, however the input is cut into pieces, in whatever order the pieces arrive,
 //! and in whatever order partial states are merged. So a kernel may run on a whole file, on stripes, or on a write buffer, and any
-//! process can merge the partial states of several elements.
+//! process can merge the partial states of several nodes.
 
 use std::fmt::Debug;
 use std::io::{self, Write};

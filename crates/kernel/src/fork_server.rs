@@ -7,7 +7,7 @@
 //! is overwritten after use, and changes that a kernel makes to its copy end with the copy. The server reports the id of the child, never
 //! the child itself, because the child belongs to a user.
 //!
-//! Children get the server's own parent (`CLONE_PARENT`). So the element waits for them, measures them and ends them when it ends,
+//! Children get the server's own parent (`CLONE_PARENT`). So the node waits for them, measures them and ends them when it ends,
 //! exactly like children that it starts itself.
 
 use std::ffi::CString;
@@ -68,7 +68,7 @@ struct Order {
     ruleset: bool,
 }
 
-/// Handle of the element to the server. The server ends when this handle is dropped.
+/// Handle of the node to the server. The server ends when this handle is dropped.
 #[derive(Debug)]
 pub(crate) struct ForkServer {
     /// Locked from an order until the server has answered.
@@ -253,7 +253,7 @@ fn started(mut reply: impl Read, process: Process) -> Result<Process, SpawnError
     Err(failure)
 }
 
-/// Runs the server; returns when the element has ended.
+/// Runs the server; returns when the node has ended.
 pub(crate) fn serve() {
     // Threads that start kernels block all signals, and this process inherited their mask. SAFETY: a zeroed set is valid storage for
     // sigemptyset; no handler is installed here.
@@ -320,7 +320,7 @@ fn copy() -> io::Result<Option<(Made, OwnedFd)>> {
 /// Reports the failed step of a child's sandbox and its cause, or success.
 fn answer(reply: &OwnedFd, answer: Answer) {
     let bytes: Vec<u8> = answer.into_iter().flat_map(i32::to_ne_bytes).collect();
-    // If the element does not listen, it has ended, and this process ends with it.
+    // If the node does not listen, it has ended, and this process ends with it.
     let _ = rustix::io::write(reply, &bytes);
 }
 

@@ -48,7 +48,7 @@ const OTHER_PROCESSES_MAX: u64 = 1024;
 const LOAD_BYTES_MAX: usize = 256;
 
 /// Processor time that a process may use beyond its time limit on all cores before the operating system ends it. This limit matters only
-/// if the element has ended and no process watches the time.
+/// if the node has ended and no process watches the time.
 const CPU_GRACE: Duration = Duration::from_secs(10);
 
 /// Number of tries to execute a file. A file that was just written cannot be executed while the child of another thread, between fork and
@@ -92,7 +92,7 @@ impl Default for Settings {
     }
 }
 
-/// Starts kernels. One launcher serves a whole element and can be shared between threads.
+/// Starts kernels. One launcher serves a whole node and can be shared between threads.
 #[derive(Debug)]
 pub struct Launcher {
     settings: Settings,

@@ -2,7 +2,7 @@
 //!
 //! This crate makes the private folder of a run, starts the kernel in a confined process of its own, watches its limits and reports how
 //! it ended. It also contains the built-in kernels and the runtime that loads native kernels. It knows nothing of labels, objects or the
-//! network: an element fills in a [`Run`].
+//! network: a node fills in a [`Run`].
 //!
 //! ```no_run
 //! use tidemill_kernel::{Code, Launcher, Run, RunInput, Settings};
@@ -10,14 +10,14 @@
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! tidemill_kernel::child::main_if_child(); // first thing in `main`
 //! let launcher = Launcher::new(Settings::default())?;
-//! let mut run = Run::new(Code::Builtin("max".into()), "/srv/element/run/7");
-//! run.inputs.push(RunInput { name: "a.dat".into(), path: "/srv/element/objects/00/01".into() });
+//! let mut run = Run::new(Code::Builtin("max".into()), "/srv/node/run/7");
+//! run.inputs.push(RunInput { name: "a.dat".into(), path: "/srv/node/objects/00/01".into() });
 //! run.outputs.push("max.txt".into());
 //! let prepared = launcher.prepare(run)?;
 //! let exit = launcher.spawn(&prepared)?.wait()?;
 //! if exit.success() {
 //!     let made = prepared.output("max.txt")?;
-//!     made.move_to(std::path::Path::new("/srv/element/objects/00/02"))?;
+//!     made.move_to(std::path::Path::new("/srv/node/objects/00/02"))?;
 //! }
 //! # Ok(())
 //! # }
@@ -28,7 +28,7 @@
 //! - It has no network and cannot leave its process group (seccomp and namespaces).
 //! - It runs as a user that no process outside has, without capabilities.
 //! - Its time, memory, output and number of processes are limited.
-//! - It dies when its element dies.
+//! - It dies when its node dies.
 //!
 //! [`sandbox_support`] reports which of these parts the host supports.
 

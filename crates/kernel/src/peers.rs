@@ -159,7 +159,7 @@ fn answered(socket: &impl AsFd) -> io::Result<Answered> {
 /// Runs the process of a network; returns when its order socket is closed.
 pub(crate) fn serve() {
     let orders = io::stdin();
-    // A signal that asks the element to end must not end this process before its kernel.
+    // A signal that asks the node to end must not end this process before its kernel.
     for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM] {
         // SAFETY: ignoring a signal runs no code.
         unsafe { libc::signal(signal, libc::SIG_IGN) };

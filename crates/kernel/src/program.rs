@@ -68,7 +68,7 @@ pub(crate) fn hash_open(mut file: &File) -> io::Result<String> {
 }
 
 /// Returns the hash of a built-in kernel, in hexadecimal: of its name, its revision and the version of this crate, so it is the same on
-/// all elements of one release. `None` if there is no such kernel.
+/// all nodes of one release. `None` if there is no such kernel.
 #[must_use]
 pub fn builtin_hash(name: &str) -> Option<String> {
     let revision = builtin::revision(name)?;

@@ -85,7 +85,7 @@ pub struct RunInput {
 /// Form of the inputs in the private folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum InputsAs {
-    /// Hard links, for an element that runs as root: the files belong to another user than the task's, so the task can read but never
+    /// Hard links, for a node that runs as root: the files belong to another user than the task's, so the task can read but never
     /// change them. [`crate::Launcher::prepare`] refuses files that the task could change.
     #[default]
     HardLink,
@@ -314,8 +314,8 @@ impl Exit {
                 "the kernel had more than {} processes at once and was killed",
                 limits.processes
             ),
-            End::GroupLimit => "the kernel was killed: all kernels of this element together wanted more memory than \
-                                they may have (kernels-memory of the element); it may pass when fewer run at once"
+            End::GroupLimit => "the kernel was killed: all kernels of this node together wanted more memory than \
+                                they may have (kernels-memory of the node); it may pass when fewer run at once"
                 .into(),
             End::Cancelled => "the run was cancelled".into(),
         }

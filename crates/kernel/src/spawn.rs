@@ -30,7 +30,7 @@ const SPAWNERS_MAX: usize = 4;
 /// Size of the child's stack until it executes its program, in bytes.
 const STACK_BYTES: usize = 64 << 10;
 
-/// Out-of-memory score of the kernel process: if the host runs out of memory, the system ends kernels before the element.
+/// Out-of-memory score of the kernel process: if the host runs out of memory, the system ends kernels before the node.
 const OUT_OF_MEMORY_SCORE: &[u8] = b"500";
 
 /// Class `IOPRIO_CLASS_IDLE` of `linux/ioprio.h`, shifted to its bits.
@@ -100,7 +100,7 @@ const STEPS: &[&str] = &[
     "priority",
     "capabilities",
     "user",
-    "death with the element",
+    "death with the node",
     "no new privileges",
     "file rules",
     "system call filter",
@@ -272,7 +272,7 @@ pub(crate) fn failed(step: usize, errno: i32) -> SpawnError {
     }
 }
 
-/// Sets up the sandbox of `image` around this process, whose parent is the element.
+/// Sets up the sandbox of `image` around this process, whose parent is the node.
 ///
 /// # Safety
 /// Only in a process of one thread that is about to run a kernel.
@@ -393,7 +393,7 @@ unsafe fn confine(plan: &Plan<'_>) -> Step {
             libc::syscall(libc::SYS_prctl, libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0),
         )?;
         file_rules(plan.image)?;
-        // This is a late step, because the element's thread waits for this child until it executes its program.
+        // This is a late step, because the node's thread waits for this child until it executes its program.
         if plan.image.idle {
             give_way()?;
         }
@@ -401,7 +401,7 @@ unsafe fn confine(plan: &Plan<'_>) -> Step {
     }
 }
 
-/// Takes processors and devices only while they are otherwise idle, so that reads and writes through the element get both at once.
+/// Takes processors and devices only while they are otherwise idle, so that reads and writes through the node get both at once.
 /// Descendants inherit this class, and without rights no process can leave it.
 ///
 /// # Safety

@@ -1,7 +1,7 @@
 //! Checks that a process outside of the sandbox with the same user cannot affect a kernel: each test attacks one promise with such a
 //! twin.
 //!
-//! If the element runs as an ordinary user, this user is also the element's, and nothing is promised; so these tests need root.
+//! If the node runs as an ordinary user, this user is also the node's, and nothing is promised; so these tests need root.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -543,17 +543,17 @@ for kind, flags in kinds:
 }
 
 #[test]
-fn kernel_of_unprivileged_element_stays_inside() {
-    const NAME: &str = "kernel_of_unprivileged_element_stays_inside";
-    // This test's own binary plays the element.
-    if let Ok(folder) = std::env::var("PLAY_OWN_ELEMENT") {
-        return own_element(Path::new(&folder));
+fn kernel_of_unprivileged_node_stays_inside() {
+    const NAME: &str = "kernel_of_unprivileged_node_stays_inside";
+    // This test's own binary plays the node.
+    if let Ok(folder) = std::env::var("PLAY_OWN_NODE") {
+        return own_node(Path::new(&folder));
     }
     if skip_without_root() {
         return;
     }
     let place = Place::new();
-    let program = place.path("element");
+    let program = place.path("node");
     fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
     fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
     let folder = place.path("own");
@@ -566,7 +566,7 @@ fn kernel_of_unprivileged_element_stays_inside() {
     }
     let done = Command::new(program)
         .args(["--exact", NAME, "--nocapture"])
-        .env("PLAY_OWN_ELEMENT", &folder)
+        .env("PLAY_OWN_NODE", &folder)
         .env("TMPDIR", &folder)
         .current_dir("/")
         .uid(TWIN.uid)
@@ -618,7 +618,7 @@ os.execv(sys.argv[1], sys.argv[1:])
     assert!(rest.contains("1 passed"), "{rest}");
 }
 
-/// An element of root in a container runs a kernel of an existing user, and of one that does not exist.
+/// A node of root in a container runs a kernel of an existing user, and of one that does not exist.
 fn in_container() {
     assert!(!LAUNCHER.has_users_of_kernels() && LAUNCHER.has_namespaces());
     let place = Place::new();
@@ -654,23 +654,23 @@ attempt('signal', lambda: os.kill(pid, 0))
     assert!(finish(run).1.success());
 }
 
-/// An element of an ordinary user runs a kernel that tries operations which this user could do outside.
-fn own_element(folder: &Path) {
+/// A node of an ordinary user runs a kernel that tries operations which this user could do outside.
+fn own_node(folder: &Path) {
     let script = "
 import socket
-element, secret = os.getppid(), sys.argv[1]
+node, secret = os.getppid(), sys.argv[1]
 attempt('read', lambda: os.open(secret, os.O_RDONLY))
 attempt('write', lambda: os.open(secret, os.O_WRONLY))
 attempt('make', lambda: os.open(secret + '-new', os.O_WRONLY | os.O_CREAT))
 attempt('remove', lambda: os.unlink(secret))
-attempt('signal', lambda: os.kill(element, signal.SIGTERM))
-attempt('limit', lambda: libc.prlimit64(element, 7, b'\\0' * 16, None))
-attempt('choose processors', lambda: os.sched_setaffinity(element, {0}))
+attempt('signal', lambda: os.kill(node, signal.SIGTERM))
+attempt('limit', lambda: libc.prlimit64(node, 7, b'\\0' * 16, None))
+attempt('choose processors', lambda: os.sched_setaffinity(node, {0}))
 attempt('give priority', lambda: os.setpriority(os.PRIO_USER, 0, 19))
 attempt('network', lambda: socket.socket())
-attempt('ptrace', lambda: libc.ptrace(16, element, 0, 0))
+attempt('ptrace', lambda: libc.ptrace(16, node, 0, 0))
 for name in ('mem', 'environ', 'fd', 'root/etc/passwd', 'cwd'):
-    attempt(name, lambda: os.open(f'/proc/{element}/{name}', os.O_RDONLY))
+    attempt(name, lambda: os.open(f'/proc/{node}/{name}', os.O_RDONLY))
 attempt('become root', lambda: os.setuid(0))
 attempt('have rights', lambda: os.chroot('.'))
 print(os.getuid())

@@ -176,7 +176,7 @@ proptest! {
 }
 
 #[test]
-fn kernel_inherits_nothing_from_element() {
+fn kernel_inherits_nothing_from_node() {
     let place = Place::new();
     let code = compile(&place, "tests/kernels/around.c", "around.so");
     for user in users() {
@@ -203,16 +203,15 @@ fn kernel_inherits_nothing_from_element() {
     }
 }
 
-/// The parent of an element may have it ignore signals, as `nohup` does. Its kernels do not ignore them.
+/// The parent of a node may have it ignore signals, as `nohup` does. Its kernels do not ignore them.
 #[test]
 fn ignored_signals_are_reset_for_kernels() {
-    let again = "kernel_inherits_nothing_from_element";
+    let again = "kernel_inherits_nothing_from_node";
     let script = "trap '' HUP INT QUIT TERM USR1; exec \"$@\"";
-    let mut element = std::process::Command::new("/bin/sh");
-    element
-        .args(["-c", script, "sh"])
+    let mut node = std::process::Command::new("/bin/sh");
+    node.args(["-c", script, "sh"])
         .arg(std::env::current_exe().unwrap());
-    let said = element.args(["--exact", again]).output().unwrap();
+    let said = node.args(["--exact", again]).output().unwrap();
     let text = String::from_utf8_lossy(&said.stdout);
     assert!(said.status.success() && text.contains("1 passed"), "{text}");
 }

@@ -313,7 +313,7 @@ time.sleep(1000)";
     }
 }
 
-/// The element cannot see a refused request for memory. A kernel that fails without a message may have died of the limit.
+/// The node cannot see a refused request for memory. A kernel that fails without a message may have died of the limit.
 #[test]
 fn memory_limit_is_named_if_it_may_be_the_cause() {
     let place = Place::new();

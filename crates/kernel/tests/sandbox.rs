@@ -460,9 +460,9 @@ fn kernel_inherits_no_descriptors_or_variables() {
 }
 
 #[test]
-fn kernels_die_with_their_element() {
-    // This test's own binary plays the element: it starts a kernel that sleeps, and is killed.
-    if let Ok(folder) = std::env::var("PLAY_ELEMENT") {
+fn kernels_die_with_their_node() {
+    // This test's own binary plays the node: it starts a kernel that sleeps, and is killed.
+    if let Ok(folder) = std::env::var("PLAY_NODE") {
         let mut run =
             tidemill_kernel::Run::new(Code::Program("/bin/sh".into()), format!("{folder}/run"));
         run.args = vec!["-c".into(), "sleep 1000 & echo > ready; sleep 1000".into()];
@@ -478,9 +478,9 @@ fn kernels_die_with_their_element() {
         return;
     }
     let place = Place::new();
-    let mut element = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "kernels_die_with_their_element"])
-        .env("PLAY_ELEMENT", place.folder.path())
+    let mut node = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "kernels_die_with_their_node"])
+        .env("PLAY_NODE", place.folder.path())
         .spawn()
         .unwrap();
     let file = place.path("pid");
@@ -489,8 +489,8 @@ fn kernels_die_with_their_element() {
     });
     let group: i32 = fs::read_to_string(&file).unwrap().parse().unwrap();
     wait_until("its processes run", || live_members(group).len() == 3);
-    element.kill().unwrap();
-    element.wait().unwrap();
+    node.kill().unwrap();
+    node.wait().unwrap();
     wait_until("the kernel is dead", || live_members(group).is_empty());
 }
 

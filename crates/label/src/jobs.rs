@@ -328,9 +328,9 @@ mod tests {
     fn job_file_parses_state_error_and_energy() {
         let text = "job      3\nname     state x\nstate    failed\n\n\
                     energy   1250 microjoules above idle in 3 runs, reckoned; 1 runs not known\n\
-                    task    kernel  state   element  ms  read  written  error\n\
-                    error   k       done    0        1   0     0\n\
-                    ä       k       failed  0        1   0     0        exit status 3\n";
+                    task    kernel  state   node  ms  read  written  error\n\
+                    error   k       done    0     1   0     0\n\
+                    ä       k       failed  0     1   0     0        exit status 3\n";
         assert_eq!(
             (state(text), error(text).as_str()),
             ("failed", "exit status 3")

@@ -157,7 +157,7 @@ struct Head {
     unknown: AtomicU64,
 }
 
-/// Energy that runs of kernels used above the idle power of their elements, as the array estimates it.
+/// Energy that runs of kernels used above the idle power of their nodes, as the array estimates it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Drew {
     /// Energy of the runs with a known value, in millionths of a joule.

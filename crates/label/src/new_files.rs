@@ -1,7 +1,7 @@
 //! Many new small files, created by one call of the mount (next: `mount/src/fs/control/new_files.rs`).
 //!
 //! A file that cannot be created in this way is written as a single file, which reports the reason: its name exists, its folder is not
-//! writable, an element is full or the mount is unreachable. So the outcome of an unanswered call need not be known: a label that is
+//! writable, a node is full or the mount is unreachable. So the outcome of an unanswered call need not be known: a label that is
 //! carried out again writes the same bytes to the same place.
 
 use crate::app::{CUT, DURABLE};

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-/// Time for which a label is tried while the server, an element or the mount is unreachable.
+/// Time for which a label is tried while the server, a node or the mount is unreachable.
 const PATIENCE: Duration = Duration::from_secs(600);
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(2);
@@ -38,7 +38,7 @@ pub(crate) fn patiently<T>(mut operation: impl FnMut() -> Result<T>) -> Result<T
     }
 }
 
-/// Whether an error means that a server, an element or the mount is unreachable.
+/// Whether an error means that a server, a node or the mount is unreachable.
 pub(crate) fn is_away(error: &Error) -> bool {
     let away = [
         Errno::COMM,

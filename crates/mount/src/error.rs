@@ -8,7 +8,7 @@ pub enum Error {
     /// Error of a system call.
     #[error("{0}")]
     System(#[from] Errno),
-    /// Error of the server or an element.
+    /// Error of the server or a node.
     #[error(transparent)]
     Client(#[from] tidemill_client::Error),
     /// Error of an object file opened in place.
@@ -46,7 +46,7 @@ pub enum Error {
     /// The mount ends before all closed versions are sealed.
     #[error(
         "{versions} closed files could not be sealed before the mount ended ({why}); the server seals what \
-         reached their elements: see `tidemill status`"
+         reached their nodes: see `tidemill status`"
     )]
     Unsealed {
         /// Number of unsealed versions.

@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
-use tidemill_core::id::{ElementId, ObjectId};
+use tidemill_core::id::{NodeId, ObjectId};
 use tidemill_core::layout::{Extent, Extents, LayoutError, Part, Within, encode_pieces};
 use tidemill_wire::v1;
 
@@ -70,7 +70,7 @@ pub struct Log {
 
 /// Returns an empty list of pieces of a part.
 fn pending(index: usize) -> Extents {
-    let part = Part::on(ObjectId(0), 0, ElementId(0));
+    let part = Part::on(ObjectId(0), 0, NodeId(0));
     Extents::with_parts(vec![part; index + 1])
 }
 

@@ -19,7 +19,7 @@ use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
-/// Maximum number of threads for operations that wait for a server or an element: so many may wait for an offline element before other
+/// Maximum number of threads for operations that wait for a server or a node: so many may wait for an offline node before other
 /// operations wait, too.
 const WAITING_THREADS_MAX: usize = 1024;
 /// Pause before the next attempt to reach the server.
@@ -40,7 +40,7 @@ pub struct Config {
     pub credential: Option<Credential>,
     /// An existing directory, which becomes the mountpoint.
     pub mountpoint: PathBuf,
-    /// Whether object files of elements on this host are opened in place. Otherwise all bytes are sent over HTTP, as to other hosts.
+    /// Whether object files of nodes on this host are opened in place. Otherwise all bytes are sent over HTTP, as to other hosts.
     pub in_place: bool,
     /// Whether users other than the mounting user may use the mount.
     pub allow_other: bool,
@@ -50,7 +50,7 @@ pub struct Config {
     pub stores: Option<Arc<dyn Stores>>,
     /// Time that a store may take for one answer.
     pub bridge_timeout: Duration,
-    /// Time that an operation waits for an unreachable server or element; `None`: without limit. The last mount of a process sets it for
+    /// Time that an operation waits for an unreachable server or node; `None`: without limit. The last mount of a process sets it for
     /// all mounts of the process.
     pub patience: Option<Duration>,
     /// Whether the mount ends with its process, however that ends: a small process of its own ensures that. For a process that has no open
@@ -157,7 +157,7 @@ pub(crate) fn attach(
         runtime.handle().clone(),
         config.in_place,
     ));
-    backend.refresh_elements()?;
+    backend.refresh_nodes()?;
     let fs = Arc::new(Fs::new(backend, place.clone(), config.attr_ttl));
 
     let told = fs.clone();
@@ -270,7 +270,7 @@ impl Session {
     ///
     /// # Errors
     /// The mountpoint cannot be detached, or some versions could not be sealed in time; the server then seals the bytes that reached the
-    /// elements.
+    /// nodes.
     pub fn unmount(mut self) -> Result<(), Error> {
         let Some(fuse) = self.fuse.take() else {
             return Ok(());

@@ -1,4 +1,4 @@
-//! An offline server or element, and lost answers: acknowledged changes are kept, waiting programs get errors, and no change happens twice.
+//! An offline server or node, and lost answers: acknowledged changes are kept, waiting programs get errors, and no change happens twice.
 //! The sentences of `docs/semantics.md` stand above the tests that prove them.
 
 #![allow(
@@ -30,10 +30,10 @@ fn within(limit: Duration, what: &str, so: &mut dyn FnMut() -> bool) {
     }
 }
 
-fn pin(folder: &Path, element: usize) {
+fn pin(folder: &Path, node: usize) {
     fs::create_dir(folder).unwrap();
-    let value = element.to_string();
-    let name = "user.tidemill.element";
+    let value = node.to_string();
+    let name = "user.tidemill.node";
     let flags = rustix::fs::XattrFlags::empty();
     rustix::fs::setxattr(folder, name, value.as_bytes(), flags).unwrap();
 }
@@ -69,7 +69,7 @@ fn seal_is_retried_and_blocks_nothing_else() {
     soon("it is sealed", || reads(&other, "away/f") == "old");
     let new = File::create(mounted.join("away/f")).unwrap();
     std::io::Write::write_all(&mut &new, b"new").unwrap();
-    array.stop_element(0);
+    array.stop_node(0);
     drop(new);
     soon("the mount says why", || {
         let (count, why) = unsealed(&mounted);
@@ -79,8 +79,8 @@ fn seal_is_retried_and_blocks_nothing_else() {
     soon("others are sealed", || reads(&other, "here/g") == "others");
     assert_eq!(reads(&mounted, "away/f"), "new");
     assert_eq!(unsealed(&mounted).0, 1);
-    array.start_element(0);
-    soon("it is sealed when its element is back", || {
+    array.start_node(0);
+    soon("it is sealed when its node is back", || {
         reads(&other, "away/f") == "new"
     });
     soon("nothing waits any more", || unsealed(&mounted).0 == 0);
@@ -124,18 +124,18 @@ fn deleted_file_waits_for_no_seal() {
     pin(&mounted.join("away"), 0);
     let file = File::create(mounted.join("away/f")).unwrap();
     std::io::Write::write_all(&mut &file, b"new").unwrap();
-    array.stop_element(0);
+    array.stop_node(0);
     drop(file);
     soon("it waits", || unsealed(&mounted).0 == 1);
     fs::remove_file(mounted.join("away/f")).unwrap();
-    array.start_element(0);
+    array.start_node(0);
     soon("nothing waits any more", || unsealed(&mounted).0 == 0);
     assert!(!mounted.join("away/f").exists());
 }
 
 /// Over HTTP, written bytes are sent until they arrive.
 #[test]
-fn written_bytes_are_resent_until_element_returns() {
+fn written_bytes_are_resent_until_node_returns() {
     if !can_mount() {
         return;
     }
@@ -144,7 +144,7 @@ fn written_bytes_are_resent_until_element_returns() {
     pin(&mounted.join("away"), 0);
     let path = mounted.join("away/f");
     let mut file = File::create(&path).unwrap();
-    array.stop_element(0);
+    array.stop_node(0);
     let data = vec![7; 9 << 20];
     let writer = std::thread::spawn(move || {
         std::io::Write::write_all(&mut file, &data).unwrap();
@@ -153,7 +153,7 @@ fn written_bytes_are_resent_until_element_returns() {
     });
     // A waiting request delays no other request.
     assert!(path.metadata().unwrap().is_file());
-    array.start_element(0);
+    array.start_node(0);
     let data = writer.join().unwrap();
     assert!(fs::read(&path).unwrap() == data);
     let other = array.mount(true);

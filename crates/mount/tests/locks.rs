@@ -290,14 +290,14 @@ say(os.pread(f, 9, 0).decode())
     assert_eq!(writer.says(), "wrote");
     let mut reader = Program::start(reads, &[&there.join("f")]);
     assert_eq!(reader.says(), "open");
-    array.stop_element(0);
-    array.stop_element(1);
+    array.stop_node(0);
+    array.stop_node(1);
     reader.go_on();
     assert_eq!(reader.says(), "asks");
     writer.go_on();
     assert_eq!(writer.says(), "ends it");
-    array.start_element(0);
-    array.start_element(1);
+    array.start_node(0);
+    array.start_node(1);
     assert_eq!(writer.says(), "free");
     assert_eq!(reader.says(), "new");
     writer.ends();
@@ -633,7 +633,7 @@ say(open(path[1]).read())
         assert_eq!(waiter.says(), "waits");
         array.stop_server();
         array.start_server();
-        array.wait_elements(2);
+        array.wait_nodes(2);
         let mut late = Program::start(&waits, &[&there.join("lock"), &there.join("data")]);
         assert_eq!(late.says(), "waits");
         holder.go_on();

@@ -1,4 +1,4 @@
-//! The mounted file system on a real server and real elements, opened in place and over HTTP alike.
+//! The mounted file system on a real server and real nodes, opened in place and over HTTP alike.
 //! The sentences of `docs/semantics.md` stand above the tests that prove them.
 
 #![allow(unsafe_code, reason = "memory maps")]
@@ -813,15 +813,15 @@ fn root(mounted: &Mounted) -> Vec<String> {
         .collect()
 }
 
-/// The control folder shows elements, users and lineage, and is not part of listings.
+/// The control folder shows nodes, users and lineage, and is not part of listings.
 #[test]
-fn control_folder_shows_elements_users_and_lineage() {
+fn control_folder_shows_nodes_users_and_lineage() {
     both(|_, mounted| {
         fs::write(mounted.join("f"), "x").unwrap();
         assert_eq!(root(&mounted), ["f"]);
-        let status = fs::read_to_string(mounted.join(".tidemill/elements/1/status")).unwrap();
+        let status = fs::read_to_string(mounted.join(".tidemill/nodes/1/status")).unwrap();
         assert!(status.contains("state          up"), "{status}");
-        assert!(!mounted.join(".tidemill/elements/7").exists());
+        assert!(!mounted.join(".tidemill/nodes/7").exists());
         let link = fs::read_link(mounted.join(".analyzethis")).unwrap();
         assert_eq!(link.to_str(), Some(".tidemill"));
         let folder = fs::metadata(mounted.join(".tidemill/root")).unwrap();
@@ -831,7 +831,7 @@ fn control_folder_shows_elements_users_and_lineage() {
                 .unwrap()
                 .is_file()
         );
-        assert!(fs::remove_file(mounted.join(".tidemill/elements/1/status")).is_err());
+        assert!(fs::remove_file(mounted.join(".tidemill/nodes/1/status")).is_err());
         assert!(fs::write(mounted.join(".tidemill/new"), "").is_err());
         let refused = fs::write(mounted.join(".tidemill/root/submit"), "/no/such.conf\n");
         assert_eq!(refused.unwrap_err().raw_os_error(), Some(libc::EINVAL));

@@ -327,6 +327,6 @@ fn control_folder_names_are_refused() {
         }
         assert_eq!(fs::read(one.join("f")).unwrap(), b"keep");
         assert_eq!(fs::read_dir(one.join("d")).unwrap().count(), 2);
-        assert!(one.join(".tidemill/elements").is_dir());
+        assert!(one.join(".tidemill/nodes").is_dir());
     });
 }

@@ -2,12 +2,12 @@
 //! and prints one JSON line per run, for `bench/`.
 //!
 //! ```text
-//! cargo run --release -p tidemill-plan --example simulate_large -- [--tasks N] [--elements N] [--cores N]
+//! cargo run --release -p tidemill-plan --example simulate_large -- [--tasks N] [--nodes N] [--cores N]
 //!     [--policy NAME] [--seed N] [--write FILE | --read FILE] [--placed FILE]
 //! ```
 //!
 //! `--write` only generates the workflow's file, for `--read` (so that the reported memory is that of the simulation) and for other
-//! simulators. `--placed` runs without devices and then writes tasks with their elements and the bytes between them, for
+//! simulators. `--placed` runs without devices and then writes tasks with their nodes and the bytes between them, for
 //! `bench/simgrid/peer.cpp`.
 
 #![expect(clippy::print_stdout, reason = "the lines are what it is for")]
@@ -15,7 +15,7 @@
 use serde_json::{Value, json};
 use std::time::Instant;
 use tidemill_core::time::Span;
-use tidemill_plan::sim::{Element, Platform, Report, Simulation, Workflow, wfformat};
+use tidemill_plan::sim::{Node, Platform, Report, Simulation, Workflow, wfformat};
 
 /// Number of levels of a generated workflow.
 const LEVELS: u64 = 25;
@@ -25,7 +25,7 @@ const KERNELS: u64 = 12;
 #[derive(Debug)]
 struct Args {
     tasks: u64,
-    elements: usize,
+    nodes: usize,
     cores: u32,
     policy: String,
     seed: u64,
@@ -50,8 +50,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let read_s = begun.elapsed().as_secs_f64();
     let json_bytes = text.len();
     drop(text);
-    let element = element(&args);
-    let platform = Platform::uniform(args.elements, &element);
+    let node = node(&args);
+    let platform = Platform::uniform(args.nodes, &node);
     let (begun, cpu_begun) = (Instant::now(), cpu_s());
     let report = Simulation::new(&platform, &workflow)
         .policy(&args.policy)
@@ -66,7 +66,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     #[expect(clippy::cast_precision_loss, reason = "a rate")]
     let events_per_s = (events as f64 / cpu_s).round();
     let line = json!({
-        "bench": "simulate_large", "tasks": report.tasks.len(), "elements": args.elements,
+        "bench": "simulate_large", "tasks": report.tasks.len(), "nodes": args.nodes,
         "cores": args.cores, "policy": report.policy, "seed": args.seed,
         "json_bytes": json_bytes, "read_s": read_s, "run_s": run_s, "cpu_s": cpu_s,
         "dispatcher_events": report.events.dispatcher, "clock_events": report.events.clock,
@@ -80,39 +80,35 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-fn element(args: &Args) -> Element {
-    let element = Element {
+fn node(args: &Args) -> Node {
+    let node = Node {
         cores: args.cores,
         link_bandwidth: Some(1_250_000_000),
         link_latency: Span(50_000),
         link_assumed: 1_250_000_000,
-        ..Element::default()
+        ..Node::default()
     };
     if args.placed.is_some() {
-        return element;
+        return node;
     }
-    Element {
+    Node {
         read_bandwidth: Some(550_000_000),
         write_bandwidth: Some(450_000_000),
         read_latency: Span(100_000),
         write_latency: Span(100_000),
-        ..element
+        ..node
     }
 }
 
 /// Returns the schedule in the form that the peer reads.
 fn placed(platform: &Platform, workflow: &Workflow, report: &Report) -> String {
-    let element = &platform.elements[0];
-    let rate = element.link_bandwidth.unwrap_or(u64::MAX);
-    let latency = element.link_latency.as_secs_f64();
-    let count = platform.elements.len();
-    let mut lines = vec![format!("hosts {count} {} {rate} {latency}", element.cores)];
+    let node = &platform.nodes[0];
+    let rate = node.link_bandwidth.unwrap_or(u64::MAX);
+    let latency = node.link_latency.as_secs_f64();
+    let count = platform.nodes.len();
+    let mut lines = vec![format!("hosts {count} {} {rate} {latency}", node.cores)];
     for (task, ran) in workflow.tasks.iter().zip(&report.tasks) {
-        lines.push(format!(
-            "task {} {}",
-            ran.element,
-            task.compute.as_secs_f64()
-        ));
+        lines.push(format!("task {} {}", ran.node, task.compute.as_secs_f64()));
     }
     for (index, task) in workflow.tasks.iter().enumerate() {
         for &input in &task.inputs {
@@ -120,7 +116,7 @@ fn placed(platform: &Platform, workflow: &Workflow, report: &Report) -> String {
             let Some((maker, _)) = file.maker else {
                 continue;
             };
-            let stays = report.tasks[maker].element == report.tasks[index].element;
+            let stays = report.tasks[maker].node == report.tasks[index].node;
             let bytes = if stays { -1 } else { i128::from(file.size) };
             lines.push(format!("edge {maker} {index} {bytes}"));
         }
@@ -131,7 +127,7 @@ fn placed(platform: &Platform, workflow: &Workflow, report: &Report) -> String {
 fn args() -> Result<Args, String> {
     let mut args = Args {
         tasks: 100_000,
-        elements: 1000,
+        nodes: 1000,
         cores: 4,
         policy: "min-wait".to_owned(),
         seed: 1,
@@ -145,7 +141,7 @@ fn args() -> Result<Args, String> {
         let wrong = |_| format!("{value} is no value of {name}");
         match name.as_str() {
             "--tasks" => args.tasks = value.parse().map_err(wrong)?,
-            "--elements" => args.elements = value.parse().map_err(wrong)?,
+            "--nodes" => args.nodes = value.parse().map_err(wrong)?,
             "--cores" => args.cores = value.parse().map_err(wrong)?,
             "--policy" => args.policy = value,
             "--seed" => args.seed = value.parse().map_err(wrong)?,

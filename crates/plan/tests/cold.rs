@@ -3,22 +3,22 @@
 use std::fs;
 use std::path::Path;
 use tidemill_core::time::Span;
-use tidemill_plan::sim::{Element, Platform, Simulation, Workflow, wfformat};
+use tidemill_plan::sim::{Node, Platform, Simulation, Workflow, wfformat};
 
-/// Numbers of elements and of cores per element.
+/// Numbers of nodes and of cores per node.
 const SHAPES: [(usize, u32); 5] = [(4, 1), (4, 4), (8, 2), (16, 1), (1, 2)];
 
-fn platform((elements, cores): (usize, u32), label_latency: Span) -> Platform {
-    let element = Element {
+fn platform((nodes, cores): (usize, u32), label_latency: Span) -> Platform {
+    let node = Node {
         cores,
         read_bandwidth: Some(550_000_000),
         write_bandwidth: Some(450_000_000),
         link_bandwidth: Some(125_000_000),
-        ..Element::default()
+        ..Node::default()
     };
     Platform {
         label_latency,
-        ..Platform::uniform(elements, &element)
+        ..Platform::uniform(nodes, &node)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Tests of planning with suspended elements.
+//! Tests of planning with suspended nodes.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use tidemill_plan::sim::elastic::{Point, compare, known, quarters, table};
@@ -36,7 +36,7 @@ fn points(array: &str, workflow: &Workflow) -> Vec<Point> {
 }
 
 #[test]
-fn elastic_wakes_only_if_few_elements_are_awake() {
+fn elastic_wakes_only_if_few_nodes_are_awake() {
     let points = points(ARRAY, &workflow(512, false));
     let (few, most) = (&points[0], &points[2]);
     assert!(few.elastic.makespan_ns < few.stays.makespan_ns, "{few:?}");
@@ -49,7 +49,7 @@ fn elastic_wakes_only_if_few_elements_are_awake() {
     assert!(most.all.makespan_ns < most.stays.makespan_ns, "{most:?}");
     let all = &points[3];
     assert_eq!((&all.stays, &all.elastic), (&all.all, &all.all));
-    // Two elements work for 27 seconds, and six are suspended.
+    // Two nodes work for 27 seconds, and six are suspended.
     let joules = few.stays.energy_joules.unwrap();
     let reckoned = 26.88 * (2.0 * 165.0 + 6.0 * 16.0);
     assert!(
@@ -60,12 +60,12 @@ fn elastic_wakes_only_if_few_elements_are_awake() {
 }
 
 #[test]
-fn needed_data_wakes_element_and_idle_elements_are_suspended() {
+fn needed_data_wakes_node_and_idle_nodes_are_suspended() {
     let points = self::points(ARRAY, &workflow(16, true));
     assert_eq!(points[0].stays.wakes, 6, "{:?}", points[0]);
     let array = format!("{ARRAY}suspend_after = 1\n");
     let platform = Platform::parse("a", &array).unwrap();
-    // One task runs at a time: seven elements are suspended.
+    // One task runs at a time: seven nodes are suspended.
     let report = Simulation::new(&platform, &workflow(1, false))
         .run()
         .unwrap();
@@ -78,7 +78,7 @@ fn needed_data_wakes_element_and_idle_elements_are_suspended() {
     );
     let report = Simulation::new(&platform, &long.unwrap()).run().unwrap();
     let asleep = report
-        .elements
+        .nodes
         .iter()
         .filter(|one| one.suspended_ns > 95_000_000_000);
     assert_eq!(asleep.count(), 7);

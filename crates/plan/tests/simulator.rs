@@ -2,13 +2,13 @@
 
 use proptest::prelude::*;
 use std::collections::BTreeMap;
-use tidemill_core::id::ElementId;
+use tidemill_core::id::NodeId;
 use tidemill_core::label::Kernel;
 use tidemill_core::policy;
 use tidemill_core::resources::{LIGHT_MAX, Needs};
 use tidemill_core::time::Span;
 use tidemill_plan::sim::{
-    Element, File, Placement, Platform, Report, SimError, Simulation, Task, Workflow,
+    File, Node, Placement, Platform, Report, SimError, Simulation, Task, Workflow,
 };
 
 /// (run time in ms, sizes of outputs, inputs: an earlier task or file by a number that is reduced to the valid range, pinned, needs: cores,
@@ -17,12 +17,12 @@ type Draft = (u64, Vec<u64>, Vec<u32>, Option<u32>, (u32, u64, u64));
 
 const PLAIN: (u32, u64, u64) = (1, 0, 0);
 
-/// Minimum resources of each element, so that every task can run on each.
+/// Minimum resources of each node, so that every task can run on each.
 const CORES: u32 = 2;
 const MEMORY_BYTES: u64 = 10;
 const GPUS: u64 = 1;
 
-fn workflow(drafts: &[Draft], sources: &[u64], elements: u32) -> Workflow {
+fn workflow(drafts: &[Draft], sources: &[u64], nodes: u32) -> Workflow {
     let file = |name: String, size| File {
         name,
         size,
@@ -46,7 +46,7 @@ fn workflow(drafts: &[Draft], sources: &[u64], elements: u32) -> Workflow {
             output.maker = Some((index, number));
             files.push(output);
         }
-        let element = pinned.map(|element| ElementId(element % elements));
+        let node = pinned.map(|node| NodeId(node % nodes));
         tasks.push(Task {
             name: format!("task {index}"),
             kernel: Kernel::Program(format!("kernel {}", index % 3)),
@@ -54,7 +54,7 @@ fn workflow(drafts: &[Draft], sources: &[u64], elements: u32) -> Workflow {
             selections: Vec::new(),
             outputs: (known..files.len()).collect(),
             compute: Span::from_millis(*millis),
-            element,
+            node,
             needs: Needs {
                 cores: needs.0,
                 memory_bytes: needs.1,
@@ -83,7 +83,7 @@ fn drafts() -> impl Strategy<Value = Vec<Draft>> {
     prop::collection::vec((0_u64..3000, outputs, inputs, pinned, needs), 1..60)
 }
 
-fn element() -> impl Strategy<Value = Element> {
+fn node() -> impl Strategy<Value = Node> {
     let rate = || prop::option::of(100_000_u64..100_000_000);
     let latency = || prop_oneof![Just(Span(0)), (0_u64..50).prop_map(Span::from_millis)];
     let speed = prop_oneof![Just(1.0), 0.25_f64..4.0];
@@ -96,7 +96,7 @@ fn element() -> impl Strategy<Value = Element> {
                 (cores, core_speed, read, write, link),
                 (read_latency, write_latency, link_latency, pulled),
             )| {
-                Element {
+                Node {
                     cores,
                     memory_bytes: Some(MEMORY_BYTES),
                     resources: BTreeMap::from([("gpu".to_owned(), GPUS)]),
@@ -110,23 +110,23 @@ fn element() -> impl Strategy<Value = Element> {
                     pulled_bytes_max: pulled,
                     power_busy_watts: 10.0,
                     power_idle_watts: 2.0,
-                    ..Element::default()
+                    ..Node::default()
                 }
             },
         )
 }
 
 fn platform() -> impl Strategy<Value = Platform> {
-    let elements = prop::collection::vec(element(), 1..7);
-    let host = prop::option::of(element());
+    let nodes = prop::collection::vec(node(), 1..7);
+    let host = prop::option::of(node());
     let delay = prop_oneof![Just(Span(0)), (1_u64..20).prop_map(Span::from_millis)];
-    (elements, host, delay, prop::option::of(1_u32..6)).prop_map(
-        |(elements, host, label_latency, processors)| Platform {
-            elements,
+    (nodes, host, delay, prop::option::of(1_u32..6)).prop_map(
+        |(nodes, host, label_latency, processors)| Platform {
+            nodes,
             host,
             label_latency,
             processors,
-            ..Platform::uniform(0, &Element::default())
+            ..Platform::uniform(0, &Node::default())
         },
     )
 }
@@ -147,12 +147,12 @@ fn check_order(workflow: &Workflow, report: &Report) -> Result<(), TestCaseError
                 );
             }
         }
-        if let Some(pinned) = task.element {
-            prop_assert_eq!(ran.element, pinned.0);
+        if let Some(pinned) = task.node {
+            prop_assert_eq!(ran.node, pinned.0);
         }
         prop_assert_eq!(ran.cores.len(), task.needs.cores as usize);
         for &core in &ran.cores {
-            let core = cores.entry((ran.element, core)).or_default();
+            let core = cores.entry((ran.node, core)).or_default();
             core.push((ran.start_ns, ran.end_ns));
         }
     }
@@ -171,7 +171,7 @@ fn check_order(workflow: &Workflow, report: &Report) -> Result<(), TestCaseError
 
 /// Checks that no more of any resource is in use at once than there is.
 fn check_resources(workflow: &Workflow, report: &Report) -> Result<(), TestCaseError> {
-    // Changes by element and time, ends before begins: tasks without a core, memory, GPUs.
+    // Changes by node and time, ends before begins: tasks without a core, memory, GPUs.
     let mut changes: BTreeMap<u32, Vec<(u64, bool, [i64; 3])>> = BTreeMap::new();
     for (task, ran) in workflow.tasks.iter().zip(&report.tasks) {
         let gpus = task.needs.named.get("gpu").copied().unwrap_or(0);
@@ -180,7 +180,7 @@ fn check_resources(workflow: &Workflow, report: &Report) -> Result<(), TestCaseE
             task.needs.memory_bytes.cast_signed(),
             gpus.cast_signed(),
         ];
-        let changes = changes.entry(ran.element).or_default();
+        let changes = changes.entry(ran.node).or_default();
         changes.push((ran.start_ns, true, taken));
         changes.push((ran.end_ns, false, taken.map(|amount| -amount)));
     }
@@ -189,7 +189,7 @@ fn check_resources(workflow: &Workflow, report: &Report) -> Result<(), TestCaseE
         MEMORY_BYTES.cast_signed(),
         GPUS.cast_signed(),
     ];
-    for (element, mut changes) in changes {
+    for (node, mut changes) in changes {
         // A change that takes no time would end before it begins.
         changes.retain(|(_, _, taken)| taken.iter().any(|amount| *amount != 0));
         changes.sort_by_key(|&(at, begins, _)| (at, begins));
@@ -199,7 +199,7 @@ fn check_resources(workflow: &Workflow, report: &Report) -> Result<(), TestCaseE
                 *sum += taken;
             }
             let within = sum.iter().zip(most).all(|(sum, most)| *sum <= most);
-            prop_assert!(within, "element {element} at {at}: {sum:?} of {most:?}");
+            prop_assert!(within, "node {node} at {at}: {sum:?} of {most:?}");
         }
     }
     Ok(())
@@ -210,7 +210,7 @@ fn check_bounds(
     workflow: &Workflow,
     report: &Report,
 ) -> Result<(), TestCaseError> {
-    let all = || platform.elements.iter().chain(&platform.host);
+    let all = || platform.nodes.iter().chain(&platform.host);
     let fastest = all().map(|one| one.core_speed).fold(0.0, f64::max);
     let together: f64 = all().map(|one| one.core_speed * f64::from(one.cores)).sum();
     let makespan = Span(report.makespan_ns).as_secs_f64();
@@ -218,13 +218,13 @@ fn check_bounds(
     let slack = 1e-9 * workflow.tasks.len() as f64;
     prop_assert!(makespan + slack >= critical_path(workflow).as_secs_f64() / fastest);
     prop_assert!(makespan + slack >= work(workflow).as_secs_f64() / together);
-    for (one, element) in report.elements.iter().zip(all()) {
+    for (one, node) in report.nodes.iter().zip(all()) {
         prop_assert_eq!(
             one.busy_ns + one.idle_ns,
             report.makespan_ns * u64::from(one.cores)
         );
         // A device did not write faster than its bandwidth.
-        if let Some(rate) = element.write_bandwidth {
+        if let Some(rate) = node.write_bandwidth {
             let bytes = (one.written_bytes + one.pulled_bytes) as f64;
             prop_assert!(bytes / rate as f64 <= makespan + 1e-6);
         }
@@ -251,8 +251,8 @@ proptest! {
         random in any::<bool>(),
         seed in any::<u64>(),
     ) {
-        let elements = u32::try_from(platform.elements.len()).unwrap();
-        let workflow = workflow(&drafts, &sources, elements);
+        let nodes = u32::try_from(platform.nodes.len()).unwrap();
+        let workflow = workflow(&drafts, &sources, nodes);
         let placement = if random { Placement::Random } else { Placement::RoundRobin };
         let simulation = Simulation::new(&platform, &workflow)
             .policy(policy)
@@ -260,8 +260,8 @@ proptest! {
             .seed(seed);
         let report = simulation.run().unwrap();
         prop_assert_eq!(report.tasks.len(), workflow.tasks.len());
-        // Every element connects, the job is submitted, every task starts once and ends once; some labels are returned before.
-        let events = report.elements.len() + 1 + 2 * workflow.tasks.len();
+        // Every node connects, the job is submitted, every task starts once and ends once; some labels are returned before.
+        let events = report.nodes.len() + 1 + 2 * workflow.tasks.len();
         prop_assert_eq!(report.events.dispatcher, events as u64 + report.events.given_up);
         check_order(&workflow, &report)?;
         check_bounds(&platform, &workflow, &report)?;
@@ -280,12 +280,12 @@ proptest! {
         (hash, commit, retries) in (prop::option::of(1_u64..5_000_000), 0_u64..30, 0_u32..20),
         seed in any::<u64>(),
     ) {
-        let elements = u32::try_from(platform.elements.len()).unwrap();
-        let workflow = workflow(&drafts, &sources, elements);
-        for (index, element) in platform.elements.iter_mut().enumerate() {
-            (element.failure_rate, element.hash_bandwidth) = (rate, hash);
-            // The other elements always have space.
-            element.capacity = capacity.filter(|_| index % 2 == 0);
+        let nodes = u32::try_from(platform.nodes.len()).unwrap();
+        let workflow = workflow(&drafts, &sources, nodes);
+        for (index, node) in platform.nodes.iter_mut().enumerate() {
+            (node.failure_rate, node.hash_bandwidth) = (rate, hash);
+            // The other nodes always have space.
+            node.capacity = capacity.filter(|_| index % 2 == 0);
         }
         (platform.commit_latency, platform.retries) = (Span::from_millis(commit), retries);
         let simulation = Simulation::new(&platform, &workflow).policy(policy).seed(seed);
@@ -301,12 +301,12 @@ proptest! {
         };
         check_order(&workflow, &report)?;
         check_bounds(&platform, &workflow, &report)?;
-        prop_assert_eq!(report.events.failed, report.elements.iter().map(|one| one.failed).sum::<u64>());
+        prop_assert_eq!(report.events.failed, report.nodes.iter().map(|one| one.failed).sum::<u64>());
         if rate == 0.0 && capacity.is_none() {
             prop_assert_eq!(report.events.failed, 0);
         }
-        for (one, element) in report.elements.iter().zip(&platform.elements) {
-            prop_assert!(element.capacity.is_none_or(|capacity| one.written_bytes <= capacity));
+        for (one, node) in report.nodes.iter().zip(&platform.nodes) {
+            prop_assert!(node.capacity.is_none_or(|capacity| one.written_bytes <= capacity));
         }
         prop_assert_eq!(simulation.run().unwrap(), report);
     }
@@ -323,15 +323,15 @@ fn failed_runs_are_retried_and_cost_their_time() {
     let run = |platform: &Platform| Simulation::new(platform, &workflow).run();
     assert_eq!(run(&platform).unwrap().makespan_ns, 20_000_000_000);
     let set = |platform: &mut Platform, rate| {
-        for element in &mut platform.elements {
-            element.failure_rate = rate;
+        for node in &mut platform.nodes {
+            node.failure_rate = rate;
         }
     };
     set(&mut platform, 0.2);
     let report = run(&platform).unwrap();
     let failed = report.events.failed;
     assert!((4..20).contains(&failed), "{failed}");
-    let busy: u64 = report.elements.iter().map(|one| one.busy_ns).sum();
+    let busy: u64 = report.nodes.iter().map(|one| one.busy_ns).sum();
     assert_eq!(busy, (40 + failed) * 1_000_000_000);
     assert!(report.makespan_ns >= busy / 2);
     assert!(report.text().contains("failed runs"), "{}", report.text());
@@ -356,31 +356,27 @@ fn full_device_takes_no_more_and_others_do() {
         .map(|_| (5000, vec![10 * MIB], vec![0], None, PLAIN))
         .collect();
     let mut workflow = workflow(&drafts, &[30 * MIB], 2);
-    workflow.files[0].home = Some(ElementId(0));
+    workflow.files[0].home = Some(NodeId(0));
     let mut platform = plain(1, 2);
-    platform.elements[0].capacity = Some(55 * MIB);
+    platform.nodes[0].capacity = Some(55 * MIB);
     let run = |platform: &Platform| {
         let simulation = Simulation::new(platform, &workflow).policy("input-locality");
         simulation.placement(Placement::Recorded).run()
     };
     let report = run(&platform).unwrap();
-    let written: Vec<u64> = report
-        .elements
-        .iter()
-        .map(|one| one.written_bytes)
-        .collect();
+    let written: Vec<u64> = report.nodes.iter().map(|one| one.written_bytes).collect();
     assert!(written[0] <= 25 * MIB && written[1] > 0, "{written:?}");
     assert_eq!(written.iter().sum::<u64>(), 80 * MIB);
-    // An element with space only for a copy of the input.
-    platform.elements[1].capacity = Some(35 * MIB);
+    // A node with space only for a copy of the input.
+    platform.nodes[1].capacity = Some(35 * MIB);
     let error = run(&platform).unwrap_err().to_string();
     assert!(
-        error.contains("the device of element") && error.contains("is full"),
+        error.contains("the device of node") && error.contains("is full"),
         "{error}"
     );
 }
 
-/// The rule is the rule of an element: hashing pays for runs of at least four times its time.
+/// The rule is the rule of a node: hashing pays for runs of at least four times its time.
 #[test]
 fn inputs_of_expensive_runs_are_hashed_while_core_is_held() {
     let drafts = [
@@ -393,7 +389,7 @@ fn inputs_of_expensive_runs_are_hashed_while_core_is_held() {
         Simulation::new(platform, workflow).run().unwrap()
     };
     assert_eq!(run(&platform, &workflow).makespan_ns, 10_000_000_000);
-    platform.elements[0].hash_bandwidth = Some(500_000_000);
+    platform.nodes[0].hash_bandwidth = Some(500_000_000);
     let report = run(&platform, &workflow);
     let hash_ns = 2_000_000_000 + 50_000;
     assert!(report.tasks.iter().all(|task| task.hash_ns == hash_ns));
@@ -410,7 +406,7 @@ fn inputs_of_expensive_runs_are_hashed_while_core_is_held() {
 
 #[test]
 fn every_decision_is_stored_before_its_label_is_sent() {
-    // A chain across two elements: no task can be sent ahead.
+    // A chain across two nodes: no task can be sent ahead.
     let drafts = [
         (100, vec![1], vec![0], Some(0), PLAIN),
         (100, vec![1], vec![1], Some(1), PLAIN),
@@ -431,16 +427,16 @@ fn every_decision_is_stored_before_its_label_is_sent() {
     assert_eq!(run(&platform), before + 3 * 7_000_000 + 5 * 2_000_000);
 }
 
-fn plain(cores: u32, elements: usize) -> Platform {
-    let element = Element {
+fn plain(cores: u32, nodes: usize) -> Platform {
+    let node = Node {
         cores,
-        ..Element::default()
+        ..Node::default()
     };
-    Platform::uniform(elements, &element)
+    Platform::uniform(nodes, &node)
 }
 
 #[test]
-fn unknown_names_and_elements_are_errors() {
+fn unknown_names_and_nodes_are_errors() {
     let platform = plain(1, 2);
     let drafts = [(1, vec![1], vec![0], None, PLAIN)];
     let mut workflow = workflow(&drafts, &[5], 2);
@@ -462,19 +458,19 @@ fn unknown_names_and_elements_are_errors() {
     );
     let error = run(&workflow, Placement::Recorded).unwrap_err();
     assert!(
-        error.contains("the element of `source 0` is not recorded"),
+        error.contains("the node of `source 0` is not recorded"),
         "{error}"
     );
-    workflow.files[0].home = Some(ElementId(2));
+    workflow.files[0].home = Some(NodeId(2));
     let error = run(&workflow, Placement::Recorded).unwrap_err();
     assert!(
-        error.contains("file `source 0` is bound to element 2"),
+        error.contains("file `source 0` is bound to node 2"),
         "{error}"
     );
-    workflow.tasks[0].element = Some(ElementId(7));
+    workflow.tasks[0].node = Some(NodeId(7));
     let error = run(&workflow, Placement::Random).unwrap_err();
     assert!(
-        error.contains("task `task 0` is bound to element 7"),
+        error.contains("task `task 0` is bound to node 7"),
         "{error}"
     );
 }
@@ -482,7 +478,7 @@ fn unknown_names_and_elements_are_errors() {
 /// One task of each step that has a time of its own, computed by hand.
 #[test]
 fn task_time_matches_hand_computed_steps() {
-    let element = Element {
+    let node = Node {
         read_bandwidth: Some(1_000_000),
         write_bandwidth: Some(500_000),
         read_latency: Span::from_millis(10),
@@ -490,13 +486,13 @@ fn task_time_matches_hand_computed_steps() {
         link_bandwidth: Some(250_000),
         link_latency: Span::from_millis(1),
         core_speed: 2.0,
-        ..Element::default()
+        ..Node::default()
     };
-    let mut platform = Platform::uniform(2, &element);
+    let mut platform = Platform::uniform(2, &node);
     platform.label_latency = Span::from_millis(3);
     let drafts = [(1000, vec![500_000], vec![0], Some(1), PLAIN)];
     let mut workflow = workflow(&drafts, &[1_000_000], 2);
-    workflow.files[0].home = Some(ElementId(0));
+    workflow.files[0].home = Some(NodeId(0));
     let report = Simulation::new(&platform, &workflow)
         .placement(Placement::Recorded)
         .run()
@@ -520,7 +516,7 @@ fn task_time_matches_hand_computed_steps() {
 }
 
 #[test]
-fn elements_on_one_machine_share_its_processors() {
+fn nodes_on_one_machine_share_its_processors() {
     let drafts: Vec<Draft> = (0..4)
         .map(|at| (1000, vec![1], vec![], Some(at), PLAIN))
         .collect();
@@ -543,10 +539,10 @@ fn labels_with_the_same_input_pull_it_once() {
         .map(|_| (10, vec![1], vec![0], Some(1), PLAIN))
         .collect();
     let mut workflow = workflow(&drafts, &[3_000_000], 2);
-    workflow.files[0].home = Some(ElementId(0));
+    workflow.files[0].home = Some(NodeId(0));
     let mut platform = plain(4, 2);
-    for element in &mut platform.elements {
-        element.link_bandwidth = Some(1_000_000);
+    for node in &mut platform.nodes {
+        node.link_bandwidth = Some(1_000_000);
     }
     let report = Simulation::new(&platform, &workflow)
         .placement(Placement::Recorded)
@@ -610,31 +606,31 @@ fn tasks_wait_for_cores_and_run_where_their_program_is() {
         run(&platform, &workflow, "min-wait").unwrap().makespan_ns,
         2_000_000_000
     );
-    platform.elements[1].programs = Some(["kernel 9".to_owned()].into());
+    platform.nodes[1].programs = Some(["kernel 9".to_owned()].into());
     for policy in policy::NAMES {
         let report = run(&platform, &workflow, policy).unwrap();
-        let first = report.tasks.iter().all(|task| task.element == 0);
-        assert!(first, "{policy}: element 1 does not have the programs");
+        let first = report.tasks.iter().all(|task| task.node == 0);
+        assert!(first, "{policy}: node 1 does not have the programs");
         assert_eq!(report.makespan_ns, 4_000_000_000, "{policy}");
     }
     workflow.tasks[0].needs.cores = 3;
     let error = run(&platform, &workflow, "min-wait").unwrap_err();
     assert_eq!(
         error,
-        "no element can run task `task 0`: it needs cores = 3, and the most that an element offers is 2"
+        "no node can run task `task 0`: it needs cores = 3, and the most that a node offers is 2"
     );
     workflow.tasks[0].needs.cores = 2;
     workflow.tasks[0].kernel = Kernel::Program("kernel 9".to_owned());
     let usual = (0..3).map(|number| format!("kernel {number}"));
-    platform.elements[0].programs = Some(usual.collect());
+    platform.nodes[0].programs = Some(usual.collect());
     let report = run(&platform, &workflow, "round-robin").unwrap();
-    assert_eq!(report.tasks[0].element, 1);
-    platform.elements[1].programs = Some([].into());
-    platform.elements[0].programs = Some(["kernel 1".to_owned()].into());
+    assert_eq!(report.tasks[0].node, 1);
+    platform.nodes[1].programs = Some([].into());
+    platform.nodes[0].programs = Some(["kernel 1".to_owned()].into());
     let error = run(&platform, &workflow, "min-wait").unwrap_err();
     assert_eq!(
         error,
-        "no element can run task `task 0`: no storage element has the program `kernel 9`"
+        "no node can run task `task 0`: no storage node has the program `kernel 9`"
     );
 }
 
@@ -645,7 +641,7 @@ fn policies_use_unequal_speed_and_power_as_documented() {
         .collect();
     let workflow = workflow(&drafts, &[5], 2);
     let mut platform = plain(2, 3);
-    let [fast, thrifty, _] = &mut platform.elements[..] else {
+    let [fast, thrifty, _] = &mut platform.nodes[..] else {
         panic!("there are three");
     };
     // Run times are learned, so that a plan can be computed.
@@ -666,7 +662,7 @@ fn policies_use_unequal_speed_and_power_as_documented() {
     thrifty.read_bandwidth = Some(500_000_000);
     thrifty.write_bandwidth = Some(500_000_000);
     thrifty.power_busy_watts = 10.0;
-    let slow = &mut platform.elements[2];
+    let slow = &mut platform.nodes[2];
     slow.history = learned(100);
     slow.read_bandwidth = Some(100_000_000);
     slow.write_bandwidth = Some(100_000_000);
@@ -674,28 +670,22 @@ fn policies_use_unequal_speed_and_power_as_documented() {
     let ran = |policy: &str| {
         let simulation = Simulation::new(&platform, &workflow).policy(policy);
         let report = simulation.run().unwrap();
-        let on = |element| {
-            report
-                .tasks
-                .iter()
-                .filter(|one| one.element == element)
-                .count()
-        };
+        let on = |node| report.tasks.iter().filter(|one| one.node == node).count();
         ([on(0), on(1), on(2)], report.makespan_ns)
     };
-    let most = |policy: &str, element: usize| {
+    let most = |policy: &str, node: usize| {
         let ([a, b, c], _) = ran(policy);
-        let rest = a + b + c - [a, b, c][element];
-        assert!([a, b, c][element] > rest, "{policy}: {a}, {b}, {c}");
+        let rest = a + b + c - [a, b, c][node];
+        assert!([a, b, c][node] > rest, "{policy}: {a}, {b}, {c}");
     };
     most("constraint:bandwidth", 0);
     most("constraint:energy", 1);
     most("constraint:speed=1", 0);
-    // The fast element draws 30 times the power for a quarter of the time.
+    // The fast node draws 30 times the power for a quarter of the time.
     most("minmax", 1);
     // Without configured power, only time counts.
-    for element in &mut platform.elements {
-        element.power_busy_watts = 0.0;
+    for node in &mut platform.nodes {
+        node.power_busy_watts = 0.0;
     }
     let ran = |policy: &str| {
         let simulation = Simulation::new(&platform, &workflow).policy(policy);

@@ -481,7 +481,7 @@ pub(crate) fn about(
     }
     match talk::ask(request, texts, room) {
         Outcome::Done(got) => Some(Ok(got)),
-        // Another process opened it, in an element's folder.
+        // Another process opened it, in a node's folder.
         Outcome::Failed(libc::EBADF) if request.inode != 0 => None,
         // The file system has ended, and the open file still exists.
         Outcome::Failed(libc::ENOTCONN) if request.op == Op::Stat as u64 && request.inode != 0 => {

@@ -25,7 +25,7 @@ const WINDOW: i64 = 30;
 /// First inode and object of the example.
 const FIRST: i64 = 1000;
 const SPEC: &str = r#"{"name":"step","kernel_kind":"builtin","kernel":"max","args":["a","b"],"stages":[],"inputs":[],
-"outputs":[],"stdin":null,"stdout":null,"element":null,"retries":0,"time_ns_max":0,"memory_bytes_max":0,
+"outputs":[],"stdin":null,"stdout":null,"node":null,"retries":0,"time_ns_max":0,"memory_bytes_max":0,
 "output_bytes_max":0,"lifetime":"keep"}"#;
 
 /// Inserts workflows of one size. Each version except the first few is made from up to three earlier versions.
@@ -105,7 +105,7 @@ async fn main() -> Result<(), Failed> {
     let (server, client) = start(folder.path()).await?;
     let mut lineage = client.lineage();
     for (from, size) in ranges {
-        let (mut times, mut nodes) = (Vec::new(), 0);
+        let (mut times, mut vertices) = (Vec::new(), 0);
         for _ in 0..questions {
             let question = v1::LineageRequest {
                 credentials: Some(v1::Credentials {
@@ -120,14 +120,14 @@ async fn main() -> Result<(), Failed> {
             let asked = Instant::now();
             let reply = lineage.query(question).await?.into_inner();
             times.push(asked.elapsed().as_nanos());
-            nodes += reply.versions.len() + reply.runs.len();
+            vertices += reply.versions.len() + reply.runs.len();
         }
         times.sort_unstable();
         let at = |percent: usize| times[(times.len() - 1) * percent / 100] / 1000;
         println!(
             "{{\"bench\": \"lineage_speed\", \"seed\": {SEED}, \"versions\": {versions}, \"workflow\": {size}, \
-             \"questions\": {questions}, \"nodes_mean\": {}, \"p50_us\": {}, \"p99_us\": {}}}",
-            nodes / times.len(),
+             \"questions\": {questions}, \"vertices_mean\": {}, \"p50_us\": {}, \"p99_us\": {}}}",
+            vertices / times.len(),
             at(50),
             at(99)
         );

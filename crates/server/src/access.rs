@@ -195,7 +195,7 @@ impl Access {
         request.extensions().get().cloned().ok_or_else(nobody)
     }
 
-    /// Refuses all callers but elements, mounts and the array's operator.
+    /// Refuses all callers but nodes, mounts and the array's operator.
     pub(crate) fn need_trusted<T>(&self, request: &Request<T>) -> Result<(), Status> {
         if self.peer(request)?.trusted {
             Ok(())
@@ -311,7 +311,7 @@ fn from_elsewhere(headers: &HeaderMap) -> bool {
 fn nobody() -> Status {
     Status::unauthenticated(
         "no array token, or a wrong one, or one that was revoked or has expired: ask the array's administrator for a \
-         token of your own (`tidemill token create`); for a mount or an element copy `token` from the server's folder; \
+         token of your own (`tidemill token create`); for a mount or a node copy `token` from the server's folder; \
          name either with --token-file",
     )
 }

@@ -1,6 +1,6 @@
-//! The elements of the array: which are up, their last status, and the one stream to each.
+//! The nodes of the array: which are up, their last status, and the one stream to each.
 //!
-//! An element is up as long as its stream is open. This module passes reports about labels through a channel to the dispatcher's driver
+//! A node is up as long as its stream is open. This module passes reports about labels through a channel to the dispatcher's driver
 //! and decides nothing about work. Next: `server/src/jobs`, which receives each `Report`.
 
 pub(crate) mod conditions;
@@ -29,98 +29,95 @@ use tidemill_client::Error as ClientError;
 use tidemill_client::objects::Objects;
 use tidemill_core::burst::Limits;
 use tidemill_core::copies::Site;
-use tidemill_core::dispatch::{Demand, ElementLoad};
+use tidemill_core::dispatch::{Demand, NodeLoad};
 use tidemill_core::elastic::Event as Sleep;
-use tidemill_core::id::ElementId;
+use tidemill_core::id::NodeId;
 use tidemill_core::label::Owner;
 use tidemill_core::layout::Room;
 use tidemill_wire::capability::{Attributes, rights};
 use tidemill_wire::condition::{self, Kind};
 use tidemill_wire::convert::BURST;
 use tidemill_wire::route::{self, SealBody, SealItem, SealResult};
-use tidemill_wire::v1::{self, from_element::Message as From, to_element::Message as To};
+use tidemill_wire::v1::{self, from_node::Message as From, to_node::Message as To};
 use tokio::sync::{mpsc, oneshot, watch};
 use tonic::Status;
 
-/// Maximum number of messages that wait for one element. A slower reader loses its connection and has to reconnect.
+/// Maximum number of messages that wait for one node. A slower reader loses its connection and has to reconnect.
 const OUTBOX_MAX: usize = 4096;
 
-/// Maximum silence of an element before it counts as hanging: a healthy element sends its status every second. New files are placed on
-/// other elements.
+/// Maximum silence of a node before it counts as hanging: a healthy node sends its status every second. New files are placed on
+/// other nodes.
 const SILENCE_MAX: Duration = Duration::from_secs(5);
 
-/// Medium of an element that loses all its data when its host stops.
+/// Medium of a node that loses all its data when its host stops.
 const MEMORY: &str = "memory";
 
-/// Time limit for an element to seal the objects of one request. The element may have to copy objects first.
+/// Time limit for a node to seal the objects of one request. The node may have to copy objects first.
 const SEAL_MAX: Duration = Duration::from_secs(120);
-/// Pause before another attempt to store an element's status.
+/// Pause before another attempt to store a node's status.
 const REMEMBER_PAUSE: Duration = Duration::from_secs(1);
 
-/// Maximum wait for the load of the elements. The driver may be storing decisions, or other callers may be asking for the load, too.
+/// Maximum wait for the load of the nodes. The driver may be storing decisions, or other callers may be asking for the load, too.
 const LOAD_WAIT: Duration = Duration::from_millis(500);
 const PROBE_WAIT: Duration = Duration::from_secs(2);
 
-/// Report of an element to the dispatcher's driver.
+/// Report of a node to the dispatcher's driver.
 #[derive(Debug)]
 pub(crate) enum Report {
-    /// The element joined or reconnected, and knows these labels.
-    Up {
-        element: v1::Element,
-        labels: Vec<u64>,
-    },
-    /// The element was offline for longer than the array waits.
-    Down { element: u32 },
-    /// The element is suspended, not lost.
-    Asleep { element: u32 },
-    /// Objects on the element are damaged.
+    /// The node joined or reconnected, and knows these labels.
+    Up { node: v1::Node, labels: Vec<u64> },
+    /// The node was offline for longer than the array waits.
+    Down { node: u32 },
+    /// The node is suspended, not lost.
+    Asleep { node: u32 },
+    /// Objects on the node are damaged.
     Damaged {
-        element: u32,
+        node: u32,
         damaged: v1::DamagedObjects,
     },
-    /// The element was removed from the array.
-    Removed { element: u32 },
-    /// New status of the element.
-    Status { element: v1::Element },
-    /// The requested programs that the element has, and those that it lacks.
+    /// The node was removed from the array.
+    Removed { node: u32 },
+    /// New status of the node.
+    Status { node: v1::Node },
+    /// The requested programs that the node has, and those that it lacks.
     Programs {
-        element: u32,
+        node: u32,
         found: Vec<String>,
         missing: Vec<String>,
     },
-    /// The element began a label.
-    Started { element: u32, label: u64 },
-    /// The element finished a label.
+    /// The node began a label.
+    Started { node: u32, label: u64 },
+    /// The node finished a label.
     Finished {
-        element: u32,
+        node: u32,
         label: u64,
         outcome: v1::LabelOutcome,
     },
 }
 
-/// An element and the programs that it has.
+/// A node and the programs that it has.
 type Programs = (u32, Vec<String>);
 
-/// State of one element.
+/// State of one node.
 #[derive(Debug)]
 struct Slot {
-    status: v1::Element,
-    /// Time of the element's last message.
+    status: v1::Node,
+    /// Time of the node's last message.
     heard: Instant,
     connection: Option<Connection>,
-    /// Start of the time without a connection. For an element that has not connected since the server started, this is the start of the
-    /// server. The monotonic clock is used, so that changing the host's clock makes no element lost.
+    /// Start of the time without a connection. For a node that has not connected since the server started, this is the start of the
+    /// server. The monotonic clock is used, so that changing the host's clock makes no node lost.
     away_since: tokio::time::Instant,
     /// Number of the current connection, so that the end of an old connection is not taken for the end of the new one.
     epoch: u64,
-    /// Whether the properties that the element reported at its connection are stored, as far as they must be stored before files are
+    /// Whether the properties that the node reported at its connection are stored, as far as they must be stored before files are
     /// placed there.
     remembered: bool,
 }
 
 #[derive(Debug)]
 struct Connection {
-    outbox: mpsc::Sender<v1::ToElement>,
+    outbox: mpsc::Sender<v1::ToNode>,
     /// Signal that ends the stream.
     end: watch::Sender<bool>,
 }
@@ -134,22 +131,22 @@ pub(crate) struct Array {
     teller: Teller,
     array_id: u64,
     reports: std::sync::mpsc::Sender<Incoming>,
-    element_timeout: Duration,
+    node_timeout: Duration,
     link_bytes_per_sec: u64,
     tls: bool,
     authority: Arc<Authority>,
     next_question: AtomicU64,
     questions: Mutex<BTreeMap<u64, mpsc::UnboundedSender<Programs>>>,
     probes: Mutex<BTreeMap<u64, oneshot::Sender<v1::Probed>>>,
-    /// Held while an element measures its processor share, so that only one probe runs at a time.
+    /// Held while a node measures its processor share, so that only one probe runs at a time.
     probing: tokio::sync::Mutex<()>,
-    /// Held from reading which elements are up until all elements are notified, so that no element receives an older list after a newer
+    /// Held from reading which nodes are up until all nodes are notified, so that no node receives an older list after a newer
     /// one.
     telling: Mutex<()>,
     noted: Noted,
-    /// Processes of suspended elements that wait for a wake message.
+    /// Processes of suspended nodes that wait for a wake message.
     keepers: Mutex<BTreeMap<u32, (u64, Connection)>>,
-    /// Elements that were refused: the kind of condition, the reason and the time.
+    /// Nodes that were refused: the kind of condition, the reason and the time.
     refused: Mutex<BTreeMap<u32, (Kind, String, Instant)>>,
     objects: OnceLock<Objects>,
 }
@@ -158,9 +155,9 @@ pub(crate) struct Array {
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub(crate) array_id: u64,
-    pub(crate) element_timeout: Duration,
+    pub(crate) node_timeout: Duration,
     pub(crate) link_bytes_per_sec: u64,
-    /// Whether elements must serve inside TLS.
+    /// Whether nodes must serve inside TLS.
     pub(crate) tls: bool,
     pub(crate) authority: Arc<Authority>,
 }
@@ -178,25 +175,25 @@ impl Slot {
         self.status.tier == BURST
     }
 
-    /// Returns a readable description of the trouble with this element, or `None`.
+    /// Returns a readable description of the trouble with this node, or `None`.
     fn trouble(&self) -> Option<String> {
-        let id = self.status.element;
+        let id = self.status.node;
         if self.connection.is_none() {
-            return Some(format!("element {id} is away"));
+            return Some(format!("node {id} is away"));
         }
         if self.hangs() {
             let silent_s = self.heard.elapsed().as_secs();
-            return Some(format!("element {id} has not answered for {silent_s} s"));
+            return Some(format!("node {id} has not answered for {silent_s} s"));
         }
         let trouble = &self.status.trouble;
-        (!trouble.is_empty()).then(|| format!("element {id}: {trouble}"))
+        (!trouble.is_empty()).then(|| format!("node {id}: {trouble}"))
     }
 }
 
-/// Informs the namespace which elements belong to the burst tier.
-fn tell_bursts<'a>(shared: &Shared, known: impl IntoIterator<Item = &'a v1::Element>) {
+/// Informs the namespace which nodes belong to the burst tier.
+fn tell_bursts<'a>(shared: &Shared, known: impl IntoIterator<Item = &'a v1::Node>) {
     let bursts = known.into_iter().filter(|one| one.tier == BURST);
-    let bursts: BTreeSet<u32> = bursts.map(|one| one.element).collect();
+    let bursts: BTreeSet<u32> = bursts.map(|one| one.node).collect();
     if !bursts.is_empty() {
         // Versions with one wanted copy may have two.
         shared.leaving.set_moving();
@@ -210,11 +207,11 @@ impl Array {
         settings: Settings,
         reports: std::sync::mpsc::Sender<Incoming>,
     ) -> Result<Self, Fault> {
-        let known = names.database().read(known_elements)?;
+        let known = names.database().read(known_nodes)?;
         let slept = names.database().read(store::all)?;
         names.shared().sleepers.restore(slept);
         tell_bursts(names.shared(), &known);
-        let away = |status: v1::Element| {
+        let away = |status: v1::Node| {
             let slot = Slot {
                 status,
                 heard: Instant::now(),
@@ -223,7 +220,7 @@ impl Array {
                 epoch: 0,
                 remembered: true,
             };
-            (slot.status.element, slot)
+            (slot.status.node, slot)
         };
         Ok(Self {
             slots: Mutex::new(known.into_iter().map(away).collect()),
@@ -232,7 +229,7 @@ impl Array {
             teller: names.teller().clone(),
             array_id: settings.array_id,
             reports,
-            element_timeout: settings.element_timeout,
+            node_timeout: settings.node_timeout,
             link_bytes_per_sec: settings.link_bytes_per_sec,
             tls: settings.tls,
             authority: settings.authority,
@@ -248,24 +245,24 @@ impl Array {
         })
     }
 
-    /// Sets the connections with which the server itself reads objects of elements.
+    /// Sets the connections with which the server itself reads objects of nodes.
     pub(crate) fn read_by(&self, objects: Objects) {
         self.objects.get_or_init(|| objects);
     }
 
-    /// Returns the connections for reading objects of elements, or `None` in the simulation.
+    /// Returns the connections for reading objects of nodes, or `None` in the simulation.
     pub(crate) fn objects(&self) -> Option<&Objects> {
         self.objects.get()
     }
 
-    /// Gives elements that an earlier run of the server knew the usual time to reconnect.
+    /// Gives nodes that an earlier run of the server knew the usual time to reconnect.
     pub(crate) fn expect_known(self: &Arc<Self>) {
         let away: Vec<u32> = self.slots.lock().keys().copied().collect();
-        for element in away {
-            if self.shared.sleepers.sleeps(element) {
-                self.report(Report::Asleep { element });
+        for node in away {
+            if self.shared.sleepers.sleeps(node) {
+                self.report(Report::Asleep { node });
             }
-            self.lose_if_away(element, 0);
+            self.lose_if_away(node, 0);
         }
     }
 
@@ -274,59 +271,58 @@ impl Array {
         self.array_id
     }
 
-    /// Returns the authority that signs the certificates of the array's server and elements.
+    /// Returns the authority that signs the certificates of the array's server and nodes.
     pub(crate) fn authority(&self) -> &Arc<Authority> {
         &self.authority
     }
 
-    /// Returns the URL of an element, or `None` if the element is not up.
-    pub(crate) fn url(&self, element: u32) -> Option<String> {
+    /// Returns the URL of a node, or `None` if the node is not up.
+    pub(crate) fn url(&self, node: u32) -> Option<String> {
         let slots = self.slots.lock();
-        let slot = slots.get(&element)?;
+        let slot = slots.get(&node)?;
         slot.connection.as_ref().map(|_| slot.status.url.clone())
     }
 
-    /// Returns all elements that were ever part of the array, with `up` set to the present state.
-    pub(crate) fn elements(&self) -> Vec<v1::Element> {
+    /// Returns all nodes that were ever part of the array, with `up` set to the present state.
+    pub(crate) fn nodes(&self) -> Vec<v1::Node> {
         let slots = self.slots.lock();
         let shown = slots.values().map(|slot| {
-            let mut element = slot.status.clone();
+            let mut node = slot.status.clone();
             if slot.hangs() {
                 let silent_s = slot.heard.elapsed().as_secs();
-                element.trouble = format!("it has not answered for {silent_s} s");
+                node.trouble = format!("it has not answered for {silent_s} s");
             }
-            element.emptied = self.shared.leaving.is_emptied(element.element);
-            element.sleep = self.shared.sleepers.told(element.element);
-            element.drawn = self.shared.sleepers.energy.of(element.element).map(drawn);
-            element
+            node.emptied = self.shared.leaving.is_emptied(node.node);
+            node.sleep = self.shared.sleepers.told(node.node);
+            node.drawn = self.shared.sleepers.energy.of(node.node).map(drawn);
+            node
         });
         shown.collect()
     }
 
-    /// Returns a readable description of the trouble with an element, or `None` if the element is well.
-    pub(crate) fn trouble(&self, element: u32) -> Option<String> {
-        if self.shared.sleepers.sleeps(element) {
-            return Some(format!("element {element} is suspended"));
+    /// Returns a readable description of the trouble with a node, or `None` if the node is well.
+    pub(crate) fn trouble(&self, node: u32) -> Option<String> {
+        if self.shared.sleepers.sleeps(node) {
+            return Some(format!("node {node} is suspended"));
         }
         let slots = self.slots.lock();
-        slots.get(&element).map_or_else(
-            || Some(format!("element {element} is not known")),
-            Slot::trouble,
-        )
+        slots
+            .get(&node)
+            .map_or_else(|| Some(format!("node {node} is not known")), Slot::trouble)
     }
 
-    /// Returns the elements that are up, as places for copies.
+    /// Returns the nodes that are up, as places for copies.
     pub(crate) fn sites(&self) -> Vec<Site> {
         let slots = self.slots.lock();
         let up = slots.values().filter(|slot| slot.connection.is_some());
         let sites = up.map(|slot| Site {
-            element: ElementId(slot.status.element),
+            node: NodeId(slot.status.node),
             host: slot.status.host.clone(),
             free_bytes: slot.status.free_bytes,
             takes: slot.status.role == "store"
                 && !slot.hangs()
-                && !self.shared.sleepers.falls(slot.status.element)
-                && !self.shared.leaving.is_closed(slot.status.element),
+                && !self.shared.sleepers.falls(slot.status.node)
+                && !self.shared.leaving.is_closed(slot.status.node),
             memory: slot.in_memory(),
             burst: slot.is_burst(),
             outside: slot.status.outside.is_some(),
@@ -334,19 +330,19 @@ impl Array {
         sites.collect()
     }
 
-    /// Returns the elements that are up and scrub their objects when they are idle.
+    /// Returns the nodes that are up and scrub their objects when they are idle.
     pub(crate) fn scrubbing(&self) -> Vec<u32> {
         let slots = self.slots.lock();
         let up = slots.values().filter(|slot| slot.connection.is_some());
         let reading = up.filter(|slot| slot.status.scrub_bytes_per_sec > 0);
-        reading.map(|slot| slot.status.element).collect()
+        reading.map(|slot| slot.status.node).collect()
     }
 
-    /// Returns the elements of the array.
+    /// Returns the nodes of the array.
     pub(crate) fn members(&self) -> Vec<Member> {
         let slots = self.slots.lock();
         let members = slots.values().map(|slot| Member {
-            element: slot.status.element,
+            node: slot.status.node,
             store: slot.status.role == "store",
             memory: slot.in_memory(),
             burst: slot.is_burst(),
@@ -355,18 +351,18 @@ impl Array {
         members.collect()
     }
 
-    /// Returns the elements that store data on disks, whether they are up or not.
+    /// Returns the nodes that store data on disks, whether they are up or not.
     pub(crate) fn stores(&self) -> Vec<u32> {
         let members = self.members().into_iter();
         let stores = members.filter(|member| member.store && !member.memory && !member.burst);
-        stores.map(|member| member.element).collect()
+        stores.map(|member| member.node).collect()
     }
 
-    /// Returns the elements of the burst tier, whether they are up or not.
+    /// Returns the nodes of the burst tier, whether they are up or not.
     pub(crate) fn bursts(&self) -> BTreeSet<u32> {
         let members = self.members().into_iter();
         let bursts = members.filter(|member| member.burst);
-        bursts.map(|member| member.element).collect()
+        bursts.map(|member| member.node).collect()
     }
 
     /// Returns the limits at which the burst tier drains.
@@ -374,43 +370,43 @@ impl Array {
         self.shared.bursts.limits()
     }
 
-    /// Returns the elements of the burst tier that are up, with their free space.
+    /// Returns the nodes of the burst tier that are up, with their free space.
     pub(crate) fn tier(&self) -> Vec<Free> {
         let slots = self.slots.lock();
         let up = slots.values();
         let up = up.filter(|slot| slot.connection.is_some() && slot.is_burst());
         let tier = up.map(|slot| &slot.status).map(|status| Free {
-            element: status.element,
+            node: status.node,
             bytes: status.free_bytes,
             capacity: status.capacity_bytes,
         });
         tier.collect()
     }
 
-    /// Removes an element from the array. The element is not admitted again.
-    pub(crate) fn forget(&self, element: u32) {
-        let slot = self.slots.lock().remove(&element);
-        self.shared.sleepers.forget(element);
-        self.dismiss(element);
+    /// Removes a node from the array. The node is not admitted again.
+    pub(crate) fn forget(&self, node: u32) {
+        let slot = self.slots.lock().remove(&node);
+        self.shared.sleepers.forget(node);
+        self.dismiss(node);
         if let Some(connection) = slot.and_then(|slot| slot.connection) {
             let _ = connection.end.send(true);
         }
-        tracing::info!(element, "an element is taken out of the array");
-        self.report(Report::Removed { element });
+        tracing::info!(node, "a node is taken out of the array");
+        self.report(Report::Removed { node });
         self.refresh();
         self.tell_peers();
     }
 
-    /// Returns the elements that were offline for at least `longer_than`, without suspended elements.
+    /// Returns the nodes that were offline for at least `longer_than`, without suspended nodes.
     pub(crate) fn gone(&self, longer_than: Duration) -> BTreeSet<u32> {
         let slots = self.slots.lock();
         let away = slots.iter().filter(|(_, slot)| slot.connection.is_none());
         let gone = away.filter(|(_, slot)| slot.away_since.elapsed() >= longer_than);
-        let gone = gone.filter(|(element, _)| !self.shared.sleepers.sleeps(**element));
-        gone.map(|(&element, _)| element).collect()
+        let gone = gone.filter(|(node, _)| !self.shared.sleepers.sleeps(**node));
+        gone.map(|(&node, _)| node).collect()
     }
 
-    /// Returns the elements that are up.
+    /// Returns the nodes that are up.
     pub(crate) fn up(&self) -> Vec<u32> {
         let slots = self.slots.lock();
         slots
@@ -420,25 +416,25 @@ impl Array {
             .collect()
     }
 
-    /// Returns the number of the present connection of an element, or `None` if the element is not up.
-    pub(crate) fn epoch(&self, element: u32) -> Option<u64> {
+    /// Returns the number of the present connection of a node, or `None` if the node is not up.
+    pub(crate) fn epoch(&self, node: u32) -> Option<u64> {
         let slots = self.slots.lock();
         slots
-            .get(&element)
+            .get(&node)
             .filter(|slot| slot.connection.is_some())
             .map(|slot| slot.epoch)
     }
 
-    /// Asks an element to seal objects by the server's own right. Returns the result of each object, or the reason why the element could
+    /// Asks a node to seal objects by the server's own right. Returns the result of each object, or the reason why the node could
     /// not be asked.
     pub(crate) async fn seal_all(
         &self,
         by: &Objects,
-        element: u32,
+        node: u32,
         objects: &[(u64, SealBody)],
     ) -> Result<Vec<SealResult>, String> {
-        let away = || format!("element {element} is away");
-        let url = self.url(element).ok_or_else(away)?.into();
+        let away = || format!("node {node} is away");
+        let url = self.url(node).ok_or_else(away)?.into();
         let item = |(object, body): &(u64, SealBody)| {
             let attributes = Attributes {
                 inode: body.inode,
@@ -449,7 +445,7 @@ impl Array {
             };
             let right = self
                 .shared
-                .sign_to_write(element, *object, rights::WRITE, 0, attributes);
+                .sign_to_write(node, *object, rights::WRITE, 0, attributes);
             SealItem {
                 object: *object,
                 capability: route::hex(&right),
@@ -457,39 +453,36 @@ impl Array {
             }
         };
         let items: Vec<SealItem> = objects.iter().map(item).collect();
-        let sealed = by.seal_all(ElementId(element), &url, &items);
+        let sealed = by.seal_all(NodeId(node), &url, &items);
         let sealed = tokio::time::timeout(SEAL_MAX, sealed).await;
-        let silent = |_| format!("element {element} does not answer");
+        let silent = |_| format!("node {node} does not answer");
         sealed.map_err(silent)?.map_err(|error| match error {
-            ClientError::ElementRefused { message, .. } => format!("element {element}: {message}"),
+            ClientError::NodeRefused { message, .. } => format!("node {node}: {message}"),
             error => error.to_string(),
         })
     }
 
-    /// Returns the notes about names that elements have confirmed.
+    /// Returns the notes about names that nodes have confirmed.
     pub(crate) fn noted(&self) -> &Noted {
         &self.noted
     }
 
-    /// Sends a message to an element. Returns `false` if the element is offline. Messages lost with a connection are sent again, in some
-    /// form, when the element reconnects.
-    pub(crate) fn send(&self, element: u32, message: To) -> bool {
+    /// Sends a message to a node. Returns `false` if the node is offline. Messages lost with a connection are sent again, in some
+    /// form, when the node reconnects.
+    pub(crate) fn send(&self, node: u32, message: To) -> bool {
         let mut slots = self.slots.lock();
-        let Some(slot) = slots.get_mut(&element) else {
+        let Some(slot) = slots.get_mut(&node) else {
             return false;
         };
         let Some(connection) = &slot.connection else {
             return false;
         };
-        match connection.outbox.try_send(v1::ToElement {
+        match connection.outbox.try_send(v1::ToNode {
             message: Some(message),
         }) {
             Ok(()) => true,
             Err(mpsc::error::TrySendError::Full(_)) => {
-                tracing::warn!(
-                    element,
-                    "an element reads too slowly; its connection is ended"
-                );
+                tracing::warn!(node, "a node reads too slowly; its connection is ended");
                 let _ = connection.end.send(true);
                 false
             }
@@ -497,23 +490,23 @@ impl Array {
         }
     }
 
-    /// Admits an element whose stream began with this greeting.
+    /// Admits a node whose stream began with this greeting.
     pub(crate) fn join(
         self: &Arc<Self>,
         hello: v1::Hello,
-        outbox: mpsc::Sender<v1::ToElement>,
+        outbox: mpsc::Sender<v1::ToNode>,
     ) -> Result<(u32, u64, watch::Receiver<bool>), Status> {
         let checked = self.check(&hello);
-        let mut element = checked.inspect_err(|status| self.note_refused(&hello, status))?;
-        let id = element.element;
-        self.complete(&mut element);
+        let mut node = checked.inspect_err(|status| self.note_refused(&hello, status))?;
+        let id = node.node;
+        self.complete(&mut node);
         let certificate = self.certify(&hello, id)?;
         let (end, ended) = watch::channel(false);
         let epoch = {
             let mut slots = self.slots.lock();
             let epoch = match slots.get(&id) {
                 Some(old) => {
-                    let same = check_same(&old.status, &element, old.connection.is_some());
+                    let same = check_same(&old.status, &node, old.connection.is_some());
                     same.inspect_err(|status| self.note_refused(&hello, status))?;
                     if let Some(connection) = &old.connection {
                         let _ = connection.end.send(true);
@@ -528,130 +521,127 @@ impl Array {
                 certificate,
                 time_ns: clock::now_ns(),
             };
-            let _ = outbox.try_send(v1::ToElement {
+            let _ = outbox.try_send(v1::ToNode {
                 message: Some(To::Welcome(welcome)),
             });
             let connection = Some(Connection { outbox, end });
             slots.insert(
                 id,
                 Slot {
-                    status: element.clone(),
+                    status: node.clone(),
                     heard: Instant::now(),
                     connection,
                     away_since: tokio::time::Instant::now(),
                     epoch,
-                    remembered: element.medium != MEMORY,
+                    remembered: node.medium != MEMORY,
                 },
             );
             epoch
         };
-        tracing::info!(element = id, url = %element.url, labels = hello.labels.len(), "element is up");
+        tracing::info!(node = id, url = %node.url, labels = hello.labels.len(), "node is up");
         self.shared.sleepers.on(id, Sleep::Up);
-        // The free space is refreshed before the element is reported, since anybody who sees the element up may place a file there at
+        // The free space is refreshed before the node is reported, since anybody who sees the node up may place a file there at
         // once.
         self.refresh();
         self.dismiss(id);
-        self.remember(&element, epoch);
+        self.remember(&node, epoch);
         self.report(Report::Up {
-            element,
+            node,
             labels: hello.labels,
         });
         self.tell_peers();
         Ok((id, epoch, ended))
     }
 
-    fn check(&self, hello: &v1::Hello) -> Result<v1::Element, Status> {
+    fn check(&self, hello: &v1::Hello) -> Result<v1::Node, Status> {
         if hello.version != tidemill_wire::PROTOCOL_VERSION {
-            return Err(condition::ELEMENT_VERSION.refusal(format!(
-                "the element speaks protocol version {}, the server {}: use the same release",
+            return Err(condition::NODE_VERSION.refusal(format!(
+                "the node speaks protocol version {}, the server {}: use the same release",
                 hello.version,
                 tidemill_wire::PROTOCOL_VERSION
             )));
         }
         if hello.array_id != 0 && hello.array_id != self.array_id {
-            return Err(condition::ELEMENT_OTHER_ARRAY.refusal(
-                "the element's folder belongs to another array; give it an empty folder or the right server",
+            return Err(condition::NODE_OTHER_ARRAY.refusal(
+                "the node's folder belongs to another array; give it an empty folder or the right server",
             ));
         }
-        let element = hello
-            .element
+        let node = hello
+            .node
             .clone()
             .ok_or_else(|| Status::invalid_argument("a greeting without status"))?;
-        if self.shared.leaving.is_removed(element.element) {
-            return Err(condition::ELEMENT_REMOVED.refusal(format!(
-                "element {} was taken out of the array: give this one another id and an empty folder",
-                element.element
+        if self.shared.leaving.is_removed(node.node) {
+            return Err(condition::NODE_REMOVED.refusal(format!(
+                "node {} was taken out of the array: give this one another id and an empty folder",
+                node.node
             )));
         }
-        tidemill_wire::convert::parse_role(&element.role)
+        tidemill_wire::convert::parse_role(&node.role)
             .map_err(|e| Status::invalid_argument(e.to_string()))?;
-        if self.tls && element.url.starts_with("http:") {
-            return Err(condition::ELEMENT_PLAIN.refusal(format!(
-                "element {} serves without TLS, which this array uses: start it without --tls off and with an https:// URL, or the server with --tls off, too",
-                element.element
+        if self.tls && node.url.starts_with("http:") {
+            return Err(condition::NODE_PLAIN.refusal(format!(
+                "node {} serves without TLS, which this array uses: start it without --tls off and with an https:// URL, or the server with --tls off, too",
+                node.node
             )));
         }
-        Ok(element)
+        Ok(node)
     }
 
-    /// Returns the certificate of an element that asked for one, or an empty vector.
-    fn certify(&self, hello: &v1::Hello, element: u32) -> Result<Vec<u8>, Status> {
+    /// Returns the certificate of a node that asked for one, or an empty vector.
+    fn certify(&self, hello: &v1::Hello, node: u32) -> Result<Vec<u8>, Status> {
         if hello.public_key.is_empty() {
             return Ok(Vec::new());
         }
-        let certificate = self
-            .authority
-            .certify(ElementId(element), &hello.public_key);
+        let certificate = self.authority.certify(NodeId(node), &hello.public_key);
         certificate.map_err(|error| Status::invalid_argument(format!("the public key: {error}")))
     }
 
-    fn complete(&self, element: &mut v1::Element) {
-        element.up = true;
-        element.heard = clock::now_ns();
-        if element.link_bytes_per_sec == 0 {
-            element.link_bytes_per_sec = self.link_bytes_per_sec;
+    fn complete(&self, node: &mut v1::Node) {
+        node.up = true;
+        node.heard = clock::now_ns();
+        if node.link_bytes_per_sec == 0 {
+            node.link_bytes_per_sec = self.link_bytes_per_sec;
         }
     }
 
-    /// Handles a message from an element.
-    pub(crate) fn on_message(&self, element: u32, epoch: u64, message: From) {
-        self.hear(element, epoch);
+    /// Handles a message from a node.
+    pub(crate) fn on_message(&self, node: u32, epoch: u64, message: From) {
+        self.hear(node, epoch);
         match message {
-            From::Hello(_) => tracing::warn!(element, "a second greeting on one connection"),
+            From::Hello(_) => tracing::warn!(node, "a second greeting on one connection"),
             From::Status(mut status) => {
-                status.element = element;
+                status.node = node;
                 self.complete(&mut status);
                 {
                     let mut slots = self.slots.lock();
-                    let Some(slot) = slots.get_mut(&element).filter(|slot| slot.epoch == epoch)
-                    else {
+                    let Some(slot) = slots.get_mut(&node).filter(|slot| slot.epoch == epoch) else {
                         return;
                     };
                     slot.status = status.clone();
                 }
                 self.refresh();
-                self.report(Report::Status { element: status });
+                self.report(Report::Status { node: status });
             }
-            From::Standing(standing) => self.on_standing(element, epoch, &standing),
+            From::Standing(standing) => self.on_standing(node, epoch, &standing),
             From::Started(started) => self.report(Report::Started {
-                element,
+                node,
                 label: started.label,
             }),
             From::Finished(finished) => {
                 let outcome = finished.outcome.unwrap_or_default();
                 self.report(Report::Finished {
-                    element,
+                    node,
                     label: finished.label,
                     outcome,
                 });
             }
-            From::Asleep(_) => self.fall(element, epoch),
+            From::Asleep(_) => self.fall(node, epoch),
             From::Stays(stays) => {
-                self.shared.sleepers.stays(element, stays.why);
+                self.shared.sleepers.stays(node, stays.why);
                 self.refresh();
             }
-            From::Damaged(damaged) => self.report(Report::Damaged { element, damaged }),
-            From::Noted(noted) => self.noted.on_noted(element, epoch, noted.change),
+            From::Damaged(damaged) => self.report(Report::Damaged { node, damaged }),
+            From::Noted(noted) => self.noted.on_noted(node, epoch, noted.change),
             From::Probed(probed) => {
                 if let Some(asker) = self.probes.lock().remove(&probed.request) {
                     // The asker may have stopped waiting.
@@ -659,27 +649,27 @@ impl Array {
                 }
             }
             From::Programs(programs) => {
-                if self.epoch(element) != Some(epoch) {
+                if self.epoch(node) != Some(epoch) {
                     return;
                 }
                 // The report precedes the answer to the asker, so that later placements know these programs.
                 self.report(Report::Programs {
-                    element,
+                    node,
                     found: programs.found.clone(),
                     missing: programs.missing,
                 });
                 if let Some(asker) = self.questions.lock().get(&programs.request) {
-                    let _ = asker.send((element, programs.found));
+                    let _ = asker.send((node, programs.found));
                 }
             }
         }
     }
 
-    /// Applies the part of an element's status that changes all the time.
-    fn on_standing(&self, element: u32, epoch: u64, standing: &v1::Standing) {
+    /// Applies the part of a node's status that changes all the time.
+    fn on_standing(&self, node: u32, epoch: u64, standing: &v1::Standing) {
         let status = {
             let mut slots = self.slots.lock();
-            let Some(slot) = slots.get_mut(&element).filter(|slot| slot.epoch == epoch) else {
+            let Some(slot) = slots.get_mut(&node).filter(|slot| slot.epoch == epoch) else {
                 return;
             };
             let status = &mut slot.status;
@@ -692,28 +682,28 @@ impl Array {
             status.clone()
         };
         self.refresh();
-        self.report(Report::Status { element: status });
+        self.report(Report::Status { node: status });
     }
 
-    /// Records that an element sent a message.
-    fn hear(&self, element: u32, epoch: u64) {
+    /// Records that a node sent a message.
+    fn hear(&self, node: u32, epoch: u64) {
         let mut slots = self.slots.lock();
-        let Some(slot) = slots.get_mut(&element).filter(|slot| slot.epoch == epoch) else {
+        let Some(slot) = slots.get_mut(&node).filter(|slot| slot.epoch == epoch) else {
             return;
         };
         slot.status.heard = clock::now_ns();
         let silent_s = slot.heard.elapsed().as_secs();
         if slot.hangs() {
-            tracing::info!(element, silent_s, "an element that hung answers again");
+            tracing::info!(node, silent_s, "a node that hung answers again");
         }
         slot.heard = Instant::now();
     }
 
-    /// Handles the end of an element's stream. Its labels stay assigned to it until the timeout.
-    pub(crate) fn leave(self: &Arc<Self>, element: u32, epoch: u64) {
+    /// Handles the end of a node's stream. Its labels stay assigned to it until the timeout.
+    pub(crate) fn leave(self: &Arc<Self>, node: u32, epoch: u64) {
         {
             let mut slots = self.slots.lock();
-            let Some(slot) = slots.get_mut(&element).filter(|slot| slot.epoch == epoch) else {
+            let Some(slot) = slots.get_mut(&node).filter(|slot| slot.epoch == epoch) else {
                 return;
             };
             slot.connection = None;
@@ -722,48 +712,48 @@ impl Array {
             slot.status.trouble.clear();
             slot.status.conditions.clear();
         }
-        self.shared.sleepers.on(element, Sleep::Left);
-        tracing::info!(element, "element is away");
+        self.shared.sleepers.on(node, Sleep::Left);
+        tracing::info!(node, "node is away");
         self.refresh();
         self.tell_peers();
-        self.lose_if_away(element, epoch);
+        self.lose_if_away(node, epoch);
     }
 
-    /// Declares an element lost unless it reconnects in time.
-    fn lose_if_away(self: &Arc<Self>, element: u32, epoch: u64) {
+    /// Declares a node lost unless it reconnects in time.
+    fn lose_if_away(self: &Arc<Self>, node: u32, epoch: u64) {
         let array = self.clone();
         tokio::spawn(async move {
-            tokio::time::sleep(array.element_timeout).await;
+            tokio::time::sleep(array.node_timeout).await;
             let slot = |slot: &Slot| slot.epoch == epoch;
-            let sleeps = array.shared.sleepers.sleeps(element);
-            if !sleeps && array.slots.lock().get(&element).is_some_and(slot) {
-                tracing::warn!(element, "element is lost; its labels are given elsewhere");
-                array.report(Report::Down { element });
+            let sleeps = array.shared.sleepers.sleeps(node);
+            if !sleeps && array.slots.lock().get(&node).is_some_and(slot) {
+                tracing::warn!(node, "node is lost; its labels are given elsewhere");
+                array.report(Report::Down { node });
             }
         });
     }
 
-    /// Stores the properties of an element, so that the array knows it after a restart of the server. If the element has another memory
+    /// Stores the properties of a node, so that the array knows it after a restart of the server. If the node has another memory
     /// than the known one, its objects are lost.
     ///
-    /// The task retries until the properties are stored or the element has reconnected. Before that, no file is placed in the new memory,
+    /// The task retries until the properties are stored or the node has reconnected. Before that, no file is placed in the new memory,
     /// since the file would be lost together with the contents of the old memory.
-    fn remember(self: &Arc<Self>, element: &v1::Element, epoch: u64) {
-        let status = v1::Element {
+    fn remember(self: &Arc<Self>, node: &v1::Node, epoch: u64) {
+        let status = v1::Node {
             up: false,
-            ..element.clone()
+            ..node.clone()
         };
         let array = self.clone();
         tokio::spawn(async move {
             while let Err(fault) = array.keep_status(status.clone()).await {
-                fault.put_off("an element can't be remembered");
+                fault.put_off("a node can't be remembered");
                 tokio::time::sleep(REMEMBER_PAUSE).await;
-                if array.epoch(status.element) != Some(epoch) {
+                if array.epoch(status.node) != Some(epoch) {
                     return;
                 }
             }
             let mut slots = array.slots.lock();
-            let slot = slots.get_mut(&status.element);
+            let slot = slots.get_mut(&status.node);
             if let Some(slot) = slot.filter(|slot| slot.epoch == epoch) {
                 slot.remembered = true;
             }
@@ -772,14 +762,14 @@ impl Array {
         });
     }
 
-    async fn keep_status(&self, status: v1::Element) -> Result<(), Fault> {
+    async fn keep_status(&self, status: v1::Node) -> Result<(), Fault> {
         let shared = self.shared.clone();
         let work = move |db: &rusqlite::Connection| {
-            let (known, now) = (known(db, status.element)?, clock::now_ns());
+            let (known, now) = (known(db, status.node)?, clock::now_ns());
             let changes = damage::forgotten(db, &shared, (known.as_ref(), &status), now)?;
             burst::met(db, (known.as_ref(), &status), now)?;
-            let row = rusqlite::params![status.element, status.encode_to_vec()];
-            db.execute("INSERT OR REPLACE INTO element VALUES (?1, ?2)", row)?;
+            let row = rusqlite::params![status.node, status.encode_to_vec()];
+            db.execute("INSERT OR REPLACE INTO node VALUES (?1, ?2)", row)?;
             Ok(changes)
         };
         let changes = self.database.write(work).await?;
@@ -800,12 +790,12 @@ impl Array {
         self.shared.spilled()
     }
 
-    /// Returns the free space of the elements.
+    /// Returns the free space of the nodes.
     pub(crate) fn rooms(&self) -> Arc<Rooms> {
         self.shared.rooms()
     }
 
-    /// Informs the namespace of the free space of the elements.
+    /// Informs the namespace of the free space of the nodes.
     pub(crate) fn refresh(&self) {
         let known = self.slots.lock();
         tell_bursts(&self.shared, known.values().map(|slot| &slot.status));
@@ -813,32 +803,32 @@ impl Array {
         let mut rooms = Rooms::default();
         let mut disks: BTreeMap<(String, u64), v1::Disk> = BTreeMap::new();
         for slot in self.slots.lock().values() {
-            let element = slot.status.element;
+            let node = slot.status.node;
             let sleepers = &self.shared.sleepers;
-            if sleepers.sleeps(element) || sleepers.falls(element) {
+            if sleepers.sleeps(node) || sleepers.falls(node) {
                 rooms.asleep.extend(self.room(slot));
             }
             if slot.connection.is_none() {
                 continue;
             }
-            rooms.up.push((slot.status.element, !slot.hangs()));
-            rooms.urls.insert(element, slot.status.url.clone());
+            rooms.up.push((slot.status.node, !slot.hangs()));
+            rooms.urls.insert(node, slot.status.url.clone());
             if slot.status.role != "store" {
                 continue;
             }
             let status = &slot.status;
-            let element = ElementId(status.element);
-            if !sleepers.falls(status.element) {
+            let node = NodeId(status.node);
+            if !sleepers.falls(status.node) {
                 rooms.store.extend(self.room(slot));
             }
             if slot.in_memory() || slot.is_burst() {
                 // No file is placed or kept there unless somebody asks for it, so this space is not published.
                 continue;
             }
-            // An element that does not know its disk counts as on a disk of its own. Elements that store files outside are on no disk.
+            // A node that does not know its disk counts as on a disk of its own. Nodes that store files outside are on no disk.
             let (host, disk) = match status.disk.filter(|_| status.outside.is_none()) {
                 Some(disk) => (status.host.clone(), disk),
-                None => (format!("element {element}"), v1::Disk::default()),
+                None => (format!("node {node}"), v1::Disk::default()),
             };
             let own = status.disk.is_none() || status.outside.is_some();
             let most = |said: u64| if own { u64::MAX } else { said };
@@ -859,35 +849,31 @@ impl Array {
     fn room(&self, slot: &Slot) -> Option<Room> {
         let status = &slot.status;
         (status.role == "store" && slot.remembered).then(|| Room {
-            element: ElementId(status.element),
+            node: NodeId(status.node),
             free_bytes: status.free_bytes,
             answers: !slot.hangs(),
-            leaving: self.shared.leaving.is_closed(status.element),
+            leaving: self.shared.leaving.is_closed(status.node),
             memory: slot.in_memory(),
             burst: slot.is_burst(),
             outside: status.outside.is_some(),
         })
     }
 
-    /// Sends every element the addresses of the others.
+    /// Sends every node the addresses of the others.
     pub(crate) fn tell_peers(&self) {
         let _turn = self.telling.lock();
-        let elements: Vec<_> = self
-            .elements()
-            .into_iter()
-            .filter(|element| element.up)
-            .collect();
+        let nodes: Vec<_> = self.nodes().into_iter().filter(|node| node.up).collect();
         for id in self.up() {
             self.send(
                 id,
                 To::Peers(v1::Peers {
-                    elements: elements.clone(),
+                    nodes: nodes.clone(),
                 }),
             );
         }
     }
 
-    /// Asks the elements that are up which of these programs they have. Returns the programs of each element that answers in time.
+    /// Asks the nodes that are up which of these programs they have. Returns the programs of each node that answers in time.
     pub(crate) async fn find_programs(
         &self,
         names: Vec<String>,
@@ -897,18 +883,18 @@ impl Array {
         let (sender, mut answers) = mpsc::unbounded_channel();
         self.questions.lock().insert(request, sender);
         let mut asked = 0;
-        for element in self.up() {
+        for node in self.up() {
             let question = v1::FindPrograms {
                 request,
                 names: names.clone(),
             };
-            asked += usize::from(self.send(element, To::FindPrograms(question)));
+            asked += usize::from(self.send(node, To::FindPrograms(question)));
         }
         let mut found = BTreeMap::new();
         let deadline = tokio::time::Instant::now() + wait;
         while found.len() < asked {
             match tokio::time::timeout_at(deadline, answers.recv()).await {
-                Ok(Some((element, names))) => found.insert(element, names),
+                Ok(Some((node, names))) => found.insert(node, names),
                 _ => break,
             };
         }
@@ -916,8 +902,8 @@ impl Array {
         found
     }
 
-    /// Returns the load of the elements, or nothing if decisions can't be stored at this moment.
-    pub(crate) async fn loads(&self) -> Vec<ElementLoad> {
+    /// Returns the load of the nodes, or nothing if decisions can't be stored at this moment.
+    pub(crate) async fn loads(&self) -> Vec<NodeLoad> {
         let (sender, answer) = oneshot::channel();
         // The driver only stops when the server shuts down.
         let _ = self.reports.send(Incoming::Load(sender));
@@ -925,17 +911,17 @@ impl Array {
         answer.ok().and_then(Result::ok).unwrap_or_default()
     }
 
-    /// Returns the demand for elements, or `None` if the driver does not answer in time.
+    /// Returns the demand for nodes, or `None` if the driver does not answer in time.
     pub(crate) async fn demand(&self) -> Option<Demand> {
         let (sender, answer) = oneshot::channel();
         let _ = self.reports.send(Incoming::Demand(sender));
         tokio::time::timeout(LOAD_WAIT, answer).await.ok()?.ok()
     }
 
-    /// Asks an element to measure the share of a processor that one more kernel of this user would get there. Returns `None` if the
-    /// element is not up or does not answer in time. Probes run one after the other, so that users can't keep an array's processors busy
+    /// Asks a node to measure the share of a processor that one more kernel of this user would get there. Returns `None` if the
+    /// node is not up or does not answer in time. Probes run one after the other, so that users can't keep an array's processors busy
     /// with them.
-    pub(crate) async fn probe(&self, element: u32, owner: Owner) -> Option<v1::Probed> {
+    pub(crate) async fn probe(&self, node: u32, owner: Owner) -> Option<v1::Probed> {
         let probed = async {
             let _turn = self.probing.lock().await;
             let request = self.next_question.fetch_add(1, Ordering::Relaxed);
@@ -944,7 +930,7 @@ impl Array {
             let asked = Asked(self, request);
             let Owner { uid, gid } = owner;
             let probe = v1::Probe { request, uid, gid };
-            let answer = match self.send(element, To::Probe(probe)) {
+            let answer = match self.send(node, To::Probe(probe)) {
                 true => answer.await.ok(),
                 false => None,
             };
@@ -975,38 +961,38 @@ fn drawn(drawn: energy::Drawn) -> v1::Drawn {
     }
 }
 
-/// Returns the stored status of an element, from before its present connection.
-fn known(db: &rusqlite::Connection, element: u32) -> Result<Option<v1::Element>, Fault> {
-    let sql = "SELECT status FROM element WHERE element = ?1";
-    let known = db.query_row(sql, [element], |row| row.get::<_, Vec<u8>>(0));
+/// Returns the stored status of a node, from before its present connection.
+fn known(db: &rusqlite::Connection, node: u32) -> Result<Option<v1::Node>, Fault> {
+    let sql = "SELECT status FROM node WHERE node = ?1";
+    let known = db.query_row(sql, [node], |row| row.get::<_, Vec<u8>>(0));
     let known = known.optional()?;
-    Ok(known.and_then(|status| v1::Element::decode(status.as_slice()).ok()))
+    Ok(known.and_then(|status| v1::Node::decode(status.as_slice()).ok()))
 }
 
-fn known_elements(db: &rusqlite::Connection) -> Result<Vec<v1::Element>, Fault> {
-    let mut statement = db.prepare("SELECT status FROM element ORDER BY element")?;
+fn known_nodes(db: &rusqlite::Connection) -> Result<Vec<v1::Node>, Fault> {
+    let mut statement = db.prepare("SELECT status FROM node ORDER BY node")?;
     let rows = statement.query_map([], |row| row.get::<_, Vec<u8>>(0))?;
     let rows = rows.collect::<Result<Vec<_>, _>>()?;
     Ok(rows
         .iter()
-        .filter_map(|status| v1::Element::decode(status.as_slice()).ok())
+        .filter_map(|status| v1::Node::decode(status.as_slice()).ok())
         .collect())
 }
 
-/// Refuses two elements that use one id at once.
-fn check_same(old: &v1::Element, new: &v1::Element, connected: bool) -> Result<(), Status> {
+/// Refuses two nodes that use one id at once.
+fn check_same(old: &v1::Node, new: &v1::Node, connected: bool) -> Result<(), Status> {
     let same = old.host == new.host && old.folder == new.folder;
     if connected && !same {
-        return Err(condition::ELEMENT_TWICE.refusal(format!(
-            "element {} is up already, in {} of another host or folder; give this one another id",
-            old.element, old.folder
+        return Err(condition::NODE_TWICE.refusal(format!(
+            "node {} is up already, in {} of another host or folder; give this one another id",
+            old.node, old.folder
         )));
     }
     Ok(())
 }
 
-/// Creates the queue of messages to an element, which holds at most `OUTBOX_MAX` messages.
-pub(crate) fn outbox() -> (mpsc::Sender<v1::ToElement>, mpsc::Receiver<v1::ToElement>) {
+/// Creates the queue of messages to a node, which holds at most `OUTBOX_MAX` messages.
+pub(crate) fn outbox() -> (mpsc::Sender<v1::ToNode>, mpsc::Receiver<v1::ToNode>) {
     mpsc::channel(OUTBOX_MAX)
 }
 
@@ -1015,14 +1001,14 @@ mod tests {
     use super::*;
     use std::sync::Barrier;
 
-    const ELEMENTS: u32 = 8;
+    const NODES: u32 = 8;
     const ROUNDS: usize = 50;
 
     fn array(folder: &std::path::Path) -> Arc<Array> {
         let names = SqliteNames::open(&folder.join("server.db"), (0, 0)).unwrap();
         let settings = Settings {
             array_id: 1,
-            element_timeout: Duration::from_secs(60),
+            node_timeout: Duration::from_secs(60),
             link_bytes_per_sec: 0,
             tls: false,
             authority: Arc::new(Authority::open(&folder.join("authority")).unwrap()),
@@ -1031,52 +1017,52 @@ mod tests {
         Arc::new(Array::new(&names, settings, std::sync::mpsc::channel().0).unwrap())
     }
 
-    fn hello(element: u32) -> v1::Hello {
+    fn hello(node: u32) -> v1::Hello {
         v1::Hello {
             version: tidemill_wire::PROTOCOL_VERSION,
-            element: Some(v1::Element {
-                element,
+            node: Some(v1::Node {
+                node,
                 role: "store".into(),
-                ..v1::Element::default()
+                ..v1::Node::default()
             }),
             ..v1::Hello::default()
         }
     }
 
-    /// Returns the elements that the receiver of these messages knows in the end.
-    fn known(told: &mut mpsc::Receiver<v1::ToElement>) -> Vec<u32> {
+    /// Returns the nodes that the receiver of these messages knows in the end.
+    fn known(told: &mut mpsc::Receiver<v1::ToNode>) -> Vec<u32> {
         let mut known = Vec::new();
         while let Ok(message) = told.try_recv() {
             if let Some(To::Peers(peers)) = message.message {
-                known = peers.elements.iter().map(|peer| peer.element).collect();
+                known = peers.nodes.iter().map(|peer| peer.node).collect();
             }
         }
         known
     }
 
     #[test]
-    fn elements_attaching_at_once_learn_all_addresses() {
+    fn nodes_attaching_at_once_learn_all_addresses() {
         let runtime = tokio::runtime::Builder::new_multi_thread();
         let runtime = { runtime }.enable_all().build().unwrap();
         let folder = tempfile::tempdir().unwrap();
         let array = runtime.block_on(async { array(folder.path()) });
-        let all: Vec<u32> = (0..ELEMENTS).collect();
+        let all: Vec<u32> = (0..NODES).collect();
         for round in 0..ROUNDS {
             let start = Barrier::new(all.len());
-            let come = |&element: &u32| {
+            let come = |&node: &u32| {
                 let _entered = runtime.enter();
                 let (outbox, told) = outbox();
                 start.wait();
-                let (_, _, ended) = array.join(hello(element), outbox).unwrap();
+                let (_, _, ended) = array.join(hello(node), outbox).unwrap();
                 (told, ended)
             };
             let here: Vec<_> = std::thread::scope(|scope| {
-                let threads = all.iter().map(|element| scope.spawn(move || come(element)));
+                let threads = all.iter().map(|node| scope.spawn(move || come(node)));
                 let threads: Vec<_> = threads.collect();
                 threads.into_iter().map(|one| one.join().unwrap()).collect()
             });
-            for (element, (mut told, _)) in here.into_iter().enumerate() {
-                assert_eq!(known(&mut told), all, "round {round}, element {element}");
+            for (node, (mut told, _)) in here.into_iter().enumerate() {
+                assert_eq!(known(&mut told), all, "round {round}, node {node}");
             }
             array.slots.lock().clear();
         }

@@ -1,4 +1,4 @@
-//! gRPC service of the array: status, and the streams of elements. Next: `server/src/array.rs`, which handles the messages of elements.
+//! gRPC service of the array: status, and the streams of nodes. Next: `server/src/array.rs`, which handles the messages of nodes.
 
 use crate::access::Access;
 use crate::array::{Array, outbox};
@@ -19,7 +19,7 @@ use std::sync::Arc;
 use tidemill_core::label::Owner;
 use tidemill_kernel::is_builtin;
 use tidemill_wire::convert::BURST;
-use tidemill_wire::v1::{self, from_element::Message as From};
+use tidemill_wire::v1::{self, from_node::Message as From};
 use tokio::sync::mpsc;
 use tonic::{Request, Response, Status, Streaming};
 
@@ -39,15 +39,15 @@ pub(crate) struct ArrayService {
 }
 
 impl ArrayService {
-    /// Opens the stream of a process that waits until its element is to be woken.
+    /// Opens the stream of a process that waits until its node is to be woken.
     fn keep(
         &self,
         hello: &v1::Hello,
-        sender: mpsc::Sender<v1::ToElement>,
-        receiver: mpsc::Receiver<v1::ToElement>,
-        mut stream: Streaming<v1::FromElement>,
-    ) -> Result<Response<ToElements>, Status> {
-        let (element, number, mut ended) = self.array.keep(hello, sender)?;
+        sender: mpsc::Sender<v1::ToNode>,
+        receiver: mpsc::Receiver<v1::ToNode>,
+        mut stream: Streaming<v1::FromNode>,
+    ) -> Result<Response<ToNodes>, Status> {
+        let (node, number, mut ended) = self.array.keep(hello, sender)?;
         let array = self.array.clone();
         tokio::spawn(async move {
             tokio::select! {
@@ -55,7 +55,7 @@ impl ArrayService {
                 _ = stream.message() => {}
                 _ = ended.changed() => {}
             }
-            array.unkeep(element, number);
+            array.unkeep(node, number);
         });
         let receiver = tokio_stream::wrappers::ReceiverStream::new(receiver);
         Ok(Response::new(Box::pin(receiver.map(Ok))))
@@ -90,7 +90,7 @@ const FINDINGS_MAX: usize = 64;
 
 type CheckReplies = Pin<Box<dyn Stream<Item = Result<v1::CheckReply, Status>> + Send>>;
 
-type ToElements = Pin<Box<dyn Stream<Item = Result<v1::ToElement, Status>> + Send>>;
+type ToNodes = Pin<Box<dyn Stream<Item = Result<v1::ToNode, Status>> + Send>>;
 
 #[tonic::async_trait]
 impl v1::array_server::Array for ArrayService {
@@ -99,19 +99,19 @@ impl v1::array_server::Array for ArrayService {
         request: Request<v1::StatusRequest>,
     ) -> Result<Response<v1::StatusReply>, Status> {
         let peer = self.access.peer(&request)?;
-        let mut elements = self.array.elements();
+        let mut nodes = self.array.nodes();
         if !peer.trusted {
             // The names of users' own kernels and stacks are private.
-            for element in &mut elements {
-                element.history.retain(|kernel, _| is_builtin(kernel));
+            for node in &mut nodes {
+                node.history.retain(|kernel, _| is_builtin(kernel));
             }
         }
-        for element in elements.iter_mut().filter(|one| one.tier == BURST) {
+        for node in nodes.iter_mut().filter(|one| one.tier == BURST) {
             let staged = self
                 .names
                 .database()
-                .read(|db| burst::told(db, element.element, clock::now_ns()));
-            element.staged = Some(staged.map_err(|fault| refused(&fault))?);
+                .read(|db| burst::told(db, node.node, clock::now_ns()));
+            node.staged = Some(staged.map_err(|fault| refused(&fault))?);
         }
         let rooms = self.array.rooms();
         let mut copies = self
@@ -130,7 +130,7 @@ impl v1::array_server::Array for ArrayService {
             capacity_bytes: rooms.capacity_bytes,
             free_bytes: rooms.free_bytes,
             version: tidemill_wire::PROTOCOL_VERSION,
-            elements,
+            nodes,
             default_policy: self.default_policy.clone(),
             array_id: self.array.id(),
             policies: self.policies.clone(),
@@ -158,12 +158,12 @@ impl v1::array_server::Array for ArrayService {
             uid: caller.uid,
             gid: caller.gid,
         };
-        let element = request.get_ref().element;
-        let probed = self.array.probe(element, owner).await.unwrap_or_default();
+        let node = request.get_ref().node;
+        let probed = self.array.probe(node, owner).await.unwrap_or_default();
         let loads = self.array.loads().await;
         let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
-        let elements = loads.into_iter().map(|load| v1::ElementLoad {
-            element: load.element.0,
+        let nodes = loads.into_iter().map(|load| v1::NodeLoad {
+            node: load.node.0,
             running: count(load.running),
             queued: count(load.queued),
             waiting: count(load.waiting),
@@ -171,7 +171,7 @@ impl v1::array_server::Array for ArrayService {
             left_ns: load.left.0,
         });
         Ok(Response::new(v1::LoadReply {
-            elements: elements.collect(),
+            nodes: nodes.collect(),
             share_milli: probed.share_milli,
             processors: probed.processors,
         }))
@@ -191,23 +191,23 @@ impl v1::array_server::Array for ArrayService {
         Ok(Response::new(Box::pin(replies)))
     }
 
-    type AttachStream = ToElements;
+    type AttachStream = ToNodes;
 
     async fn attach(
         &self,
-        request: Request<Streaming<v1::FromElement>>,
-    ) -> Result<Response<ToElements>, Status> {
+        request: Request<Streaming<v1::FromNode>>,
+    ) -> Result<Response<ToNodes>, Status> {
         self.access.need_trusted(&request)?;
         let mut stream = request.into_inner();
         let first = stream.message().await?.and_then(|message| message.message);
         let Some(From::Hello(hello)) = first else {
-            return Err(Status::invalid_argument("an element must say hello first"));
+            return Err(Status::invalid_argument("a node must say hello first"));
         };
         let (sender, receiver) = outbox();
         if hello.asleep {
             return self.keep(&hello, sender, receiver, stream);
         }
-        let (element, epoch, mut ended) = self.array.join(hello, sender)?;
+        let (node, epoch, mut ended) = self.array.join(hello, sender)?;
         let array = self.array.clone();
         tokio::spawn(async move {
             loop {
@@ -216,16 +216,16 @@ impl v1::array_server::Array for ArrayService {
                     _ = ended.changed() => break,
                 };
                 match message {
-                    Ok(Some(v1::FromElement {
+                    Ok(Some(v1::FromNode {
                         message: Some(message),
                     })) => {
-                        array.on_message(element, epoch, message);
+                        array.on_message(node, epoch, message);
                     }
                     Ok(Some(_)) => {}
                     Ok(None) | Err(_) => break,
                 }
             }
-            array.leave(element, epoch);
+            array.leave(node, epoch);
         });
         Ok(Response::new(Box::pin(
             tokio_stream::wrappers::ReceiverStream::new(receiver).map(Ok),

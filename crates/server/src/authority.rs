@@ -1,9 +1,9 @@
-//! The array's authority: the key that signs the certificates of its server and elements. This module reads and writes the authority's
+//! The array's authority: the key that signs the certificates of its server and nodes. This module reads and writes the authority's
 //! file.
 //!
 //! The key is stored in `authority.pem` in the server's folder, readable by the server's user only. The server creates it at its first
 //! start. The authority's certificate does not expire, since other hosts recognise the array by their copies of it. The signed
-//! certificates are valid for ten years. They are renewed at every start of the server and every attachment of an element.
+//! certificates are valid for ten years. They are renewed at every start of the server and every attachment of a node.
 
 use crate::access::random;
 use rcgen::{
@@ -61,7 +61,7 @@ pub enum AuthorityError {
     Tls(#[from] tls::Problem),
 }
 
-/// Public key of an element: a point of P-256, uncompressed.
+/// Public key of a node: a point of P-256, uncompressed.
 struct Point<'a>(&'a [u8]);
 
 impl PublicKeyData for Point<'_> {
@@ -117,16 +117,16 @@ impl Authority {
         &self.pem
     }
 
-    /// Returns a certificate (DER) that says that the owner of this public key is the element.
+    /// Returns a certificate (DER) that says that the owner of this public key is the node.
     pub(crate) fn certify(
         &self,
-        element: tidemill_core::id::ElementId,
+        node: tidemill_core::id::NodeId,
         public_key: &[u8],
     ) -> Result<Vec<u8>, AuthorityError> {
         if public_key.len() != POINT_BYTES || public_key[0] != UNCOMPRESSED {
             return Err(AuthorityError::Key);
         }
-        self.sign(&[tls::element(element)], &Point(public_key))
+        self.sign(&[tls::node(node)], &Point(public_key))
     }
 
     /// Creates a key with a certificate of the server. `hosts` are additional names, of hosts and addresses, for programs without
@@ -240,11 +240,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let authority = Authority::open(&dir.path().join("authority.pem")).unwrap();
         let key = KeyPair::generate().unwrap();
-        let element = tidemill_core::id::ElementId(3);
-        authority.certify(element, key.der_bytes()).unwrap();
+        let node = tidemill_core::id::NodeId(3);
+        authority.certify(node, key.der_bytes()).unwrap();
         let wrong: [&[u8]; 3] = [b"", &key.der_bytes()[1..], &[0; POINT_BYTES]];
         for wrong in wrong {
-            let error = authority.certify(element, wrong).unwrap_err();
+            let error = authority.certify(node, wrong).unwrap_err();
             assert!(matches!(error, AuthorityError::Key), "{error}");
         }
     }

@@ -1,11 +1,11 @@
-//! Folders of the array that are bound to a store: the bindings, the known objects of each store, and the objects that were deleted. An
-//! element reads the store itself ([0067](../../../docs/decisions/0067-attached-directories.md)).
+//! Folders of the array that are bound to a store: the bindings, the known objects of each store, and the objects that were deleted. A
+//! node reads the store itself ([0067](../../../docs/decisions/0067-attached-directories.md)).
 
 use crate::bridges;
-use crate::names::attribute::FOLDER_ELEMENT;
-use crate::names::node::Node;
+use crate::names::attribute::FOLDER_NODE;
 use crate::names::shared::Shared;
 use crate::names::transaction::{Change, Tx};
+use crate::names::vnode::Vnode;
 use crate::names::{Caller, Changed, Fault, SqliteNames};
 use parking_lot::Mutex;
 use rusqlite::{Connection, OptionalExtension, Row, params};
@@ -21,7 +21,7 @@ const BELOW: &str = "/bridges/";
 const SPECIAL: [char; 10] = ['"', '\\', '<', '&', '$', '*', '?', '[', '(', ')'];
 /// Maximum number of a store's objects in one request.
 const PAGE_MAX: usize = 1000;
-/// Maximum length of an element's stored message, in characters.
+/// Maximum length of a node's stored message, in characters.
 const SAID_CHARS_MAX: usize = 500;
 /// Number of a bridge's rows that are deleted in one transaction.
 const FORGET_MAX: u32 = 10_000;
@@ -47,7 +47,7 @@ pub(crate) enum Refusal {
     Page,
 }
 
-/// One scan of a store by an element.
+/// One scan of a store by a node.
 #[derive(Debug, Default)]
 struct Look {
     number: u64,
@@ -103,7 +103,7 @@ fn read(row: &Row<'_>) -> rusqlite::Result<(String, v1::Binding)> {
     let number = |at: usize| row.get::<_, i64>(at).map(i64::cast_unsigned);
     let binding = v1::Binding {
         folder: row.get(1)?,
-        element: row.get(2)?,
+        node: row.get(2)?,
         every_s: row.get(3)?,
         uid: row.get(4)?,
         gid: row.get(5)?,
@@ -172,26 +172,26 @@ fn named<'a>(text: &str, folder: impl Fn(&str) -> Option<&'a String>) -> String 
 
 fn is_folder(db: &Connection) -> Result<bool, Fault> {
     let name = SEEN.trim_start_matches('/').as_bytes();
-    let found = Node::child(db, Inode::ROOT.0, name)?;
-    Ok(found.is_some_and(|node| node.is_dir()))
+    let found = Vnode::child(db, Inode::ROOT.0, name)?;
+    Ok(found.is_some_and(|vnode| vnode.is_dir()))
 }
 
-/// Whether a path is in a folder whose store, on that element, is read-only.
-pub(crate) fn is_read_only(db: &Connection, element: i64, path: &[u8]) -> Result<bool, Fault> {
+/// Whether a path is in a folder whose store, on that node, is read-only.
+pub(crate) fn is_read_only(db: &Connection, node: i64, path: &[u8]) -> Result<bool, Fault> {
     let path = String::from_utf8_lossy(path);
     let not_written = not_written(db, &path)?;
-    let mut elements = not_written.iter();
-    Ok(elements.any(|&not_written| i64::from(not_written) == element))
+    let mut nodes = not_written.iter();
+    Ok(nodes.any(|&not_written| i64::from(not_written) == node))
 }
 
-/// Returns the elements whose stores must not be written by files of this path.
+/// Returns the nodes whose stores must not be written by files of this path.
 pub(crate) fn not_written(db: &Connection, path: &str) -> Result<Vec<u32>, Fault> {
-    let sql = "SELECT folder, element FROM binding JOIN bridge ON name = bridge WHERE read_only";
+    let sql = "SELECT folder, node FROM binding JOIN bridge ON name = bridge WHERE read_only";
     let mut statement = db.prepare_cached(sql)?;
     let bound = statement.query_map([], |row| Ok((row.get::<_, String>(0)?, row.get(1)?)))?;
     let mut bound = bound.collect::<Result<Vec<_>, _>>()?;
     bound.retain(|(folder, _)| within(folder, path));
-    Ok(bound.into_iter().map(|(_, element)| element).collect())
+    Ok(bound.into_iter().map(|(_, node)| node).collect())
 }
 
 /// Returns advice for the first of these paths that is below `/bridges` and in no folder of the array.
@@ -273,7 +273,7 @@ pub(crate) async fn bind(
         let root = Caller::root();
         let mut tx = Tx::new(db, &shared, &root, 0, now);
         match tx.resolve(asked.folder.as_bytes(), false) {
-            Ok(node) if node.is_dir() => {}
+            Ok(vnode) if vnode.is_dir() => {}
             Ok(_) => return Ok((Err(Refusal::Folder(asked.folder)), Vec::new())),
             Err(Fault::NotFound(_)) => {
                 let ino = crate::names::ids::reserve(db, "inode", 1)?;
@@ -290,11 +290,11 @@ pub(crate) async fn bind(
             }
             Err(fault) => return Err(fault),
         }
-        let sql = "INSERT INTO binding(bridge, folder, element, every_s, uid, gid, mode) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)";
+        let sql = "INSERT INTO binding(bridge, folder, node, every_s, uid, gid, mode) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)";
         db.prepare_cached(sql)?.execute(params![
             name,
             asked.folder,
-            asked.element,
+            asked.node,
             asked.every_s,
             asked.uid,
             asked.gid,
@@ -355,10 +355,10 @@ pub(crate) async fn unbind(
         // New files are placed like all other files from now on.
         let root = Caller::root();
         let mut tx = Tx::new(db, &shared, &root, 0, now);
-        if let Ok(node) = tx.resolve(binding.folder.as_bytes(), false) {
+        if let Ok(vnode) = tx.resolve(binding.folder.as_bytes(), false) {
             let remove = v1::RemoveXattr {
-                ino: node.ino,
-                name: FOLDER_ELEMENT.to_vec(),
+                ino: vnode.ino,
+                name: FOLDER_NODE.to_vec(),
             };
             match tx.remove_xattr(&remove) {
                 Ok(_) | Err(Fault::NoAttribute(_)) => {}
@@ -392,12 +392,12 @@ pub(crate) async fn refresh(
     names.database().write(work).await
 }
 
-/// Returns the bridges whose stores an element is to scan.
-pub(crate) fn of_element(db: &Connection, element: u32) -> Result<Vec<v1::Bridge>, Fault> {
+/// Returns the bridges whose stores a node is to scan.
+pub(crate) fn of_node(db: &Connection, node: u32) -> Result<Vec<v1::Bridge>, Fault> {
     let mut bridges = bridges::all(db)?;
     bridges.retain(|bridge| {
         let binding = bridge.binding.as_ref();
-        binding.is_some_and(|binding| binding.element == element)
+        binding.is_some_and(|binding| binding.node == node)
     });
     Ok(bridges)
 }
@@ -514,21 +514,21 @@ pub(crate) fn missing(
 }
 
 /// Returns the folder and the file of a path below a folder, or `None` if a link is on the way.
-fn walk(tx: &Tx<'_>, folder: &str, path: &str) -> Result<Option<(Node, Node)>, Fault> {
-    let mut parent = Node::get(tx.db, Inode::ROOT.0)?;
-    let mut node = parent.clone();
+fn walk(tx: &Tx<'_>, folder: &str, path: &str) -> Result<Option<(Vnode, Vnode)>, Fault> {
+    let mut parent = Vnode::get(tx.db, Inode::ROOT.0)?;
+    let mut vnode = parent.clone();
     let parts = folder.split('/').chain(path.split('/'));
     for part in parts.filter(|part| !part.is_empty()) {
-        if !node.is_dir() {
+        if !vnode.is_dir() {
             return Ok(None);
         }
-        let next = match tx.child(&node, part.as_bytes()) {
+        let next = match tx.child(&vnode, part.as_bytes()) {
             Err(Fault::NotFound(_)) => return Ok(None),
             found => found?,
         };
-        parent = std::mem::replace(&mut node, next);
+        parent = std::mem::replace(&mut vnode, next);
     }
-    Ok((node.kind == v1::Kind::File).then_some((parent, node)))
+    Ok((vnode.kind == v1::Kind::File).then_some((parent, vnode)))
 }
 
 /// Forgets objects that were deleted in the store, and removes the names of their files, unless a client has written other content there.
@@ -577,11 +577,11 @@ fn leave_one(
     };
     let root = Caller::root();
     let mut tx = Tx::new(db, shared, &root, 0, now);
-    if let Some((parent, node)) = walk(&tx, folder, &path)?
-        && node.object == object
+    if let Some((parent, vnode)) = walk(&tx, folder, &path)?
+        && vnode.object == object
         && object != 0
     {
-        if node.writing != 0 {
+        if vnode.writing != 0 {
             // The content that is being written may be the next version: the next scan examines it again.
             return Ok(Vec::new());
         }

@@ -196,11 +196,8 @@ impl v1::bridges_server::Bridges for BridgeService {
         request: Request<v1::BoundRequest>,
     ) -> Result<Response<v1::BoundReply>, Status> {
         self.access.need_trusted(&request)?;
-        let element = request.into_inner().element;
-        let bridges = self
-            .names
-            .database()
-            .read(|db| bound::of_element(db, element));
+        let node = request.into_inner().node;
+        let bridges = self.names.database().read(|db| bound::of_node(db, node));
         let bridges = bridges.map_err(|fault| refused(&fault))?;
         Ok(Response::new(v1::BoundReply { bridges }))
     }

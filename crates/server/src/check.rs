@@ -1,5 +1,5 @@
-//! Compares the namespace with the objects of elements, in both directions: objects that no file uses, and files whose object is missing,
-//! has another length or is not sealed. With the request to mend, this module asks elements to seal or set aside objects.
+//! Compares the namespace with the objects of nodes, in both directions: objects that no file uses, and files whose object is missing,
+//! has another length or is not sealed. With the request to mend, this module asks nodes to seal or set aside objects.
 //!
 //! All other work continues during the check, so each finding is checked a second time before it is reported.
 
@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tidemill_client::objects::{Objects, Remote};
 use tidemill_client::{Error, Trust};
-use tidemill_core::id::{ElementId, ObjectId};
+use tidemill_core::id::{NodeId, ObjectId};
 use tidemill_core::layout::PartOf;
 use tidemill_core::shown::escaped;
 use tidemill_wire::route::{self, Listed, SEAL_ALL_MAX, SealBody};
@@ -25,10 +25,10 @@ use tonic::Status;
 
 /// Pause between the two checks of a finding. It is longer than a seal or a removal takes.
 const REST: Duration = Duration::from_secs(3);
-/// Time limit for an element to list one of its folders.
+/// Time limit for a node to list one of its folders.
 const LIST_MAX: Duration = Duration::from_secs(60);
 
-/// Time for which an unused object stays on its element after it was set aside. A database that is rebuilt in that time does not know of
+/// Time for which an unused object stays on its node after it was set aside. A database that is rebuilt in that time does not know of
 /// it, so the object can be found again.
 const KEPT_NS: i64 = 7 * 24 * 3600 * 1_000_000_000;
 
@@ -71,7 +71,7 @@ impl Check {
         }
     }
 
-    /// Checks all elements. Reports the findings and, at the end, the numbers of checked objects.
+    /// Checks all nodes. Reports the findings and, at the end, the numbers of checked objects.
     pub(crate) async fn run(&self, request: v1::CheckRequest, found: Findings) {
         let mut run = Run {
             check: self,
@@ -79,11 +79,11 @@ impl Check {
             found: &found,
             checked: v1::Checked::default(),
         };
-        for element in self.array.elements() {
-            if let Err(why) = run.element(element.element).await {
+        for node in self.array.nodes() {
+            if let Err(why) = run.node(node.node).await {
                 let finding = v1::Finding {
                     kind: "unchecked".into(),
-                    element: element.element,
+                    node: node.node,
                     text: why,
                     ..v1::Finding::default()
                 };
@@ -95,16 +95,16 @@ impl Check {
         let _ = found.send(Ok(v1::CheckReply { message })).await;
     }
 
-    async fn list(&self, element: u32, folder: u32) -> Result<Vec<Listed>, String> {
-        let away = || format!("element {element} is away");
+    async fn list(&self, node: u32, folder: u32) -> Result<Vec<Listed>, String> {
+        let away = || format!("node {node} is away");
         let remote = Remote {
-            element: ElementId(element),
-            url: self.array.url(element).ok_or_else(away)?.into(),
+            node: NodeId(node),
+            url: self.array.url(node).ok_or_else(away)?.into(),
             object: ObjectId::STATUS,
-            capability: self.names.shared().sign_for_listing(element),
+            capability: self.names.shared().sign_for_listing(node),
         };
         let listed = tokio::time::timeout(LIST_MAX, self.objects.list(&remote, folder)).await;
-        let silent = |_| format!("element {element} does not answer");
+        let silent = |_| format!("node {node} does not answer");
         listed
             .map_err(silent)?
             .map_err(|error: Error| error.to_string())
@@ -121,47 +121,47 @@ impl Run<'_> {
         let _ = self.found.send(Ok(v1::CheckReply { message })).await;
     }
 
-    async fn element(&mut self, element: u32) -> Result<(), String> {
+    async fn node(&mut self, node: u32) -> Result<(), String> {
         let database = self.check.names.database();
         let held = database
-            .read(|db| holdings::of_element(db, element))
+            .read(|db| holdings::of_node(db, node))
             .map_err(text)?;
         self.checked.files += held.len() as u64;
         let held = by_folder(held);
         let before = self.checked.objects;
         let mut first = Suspicions::new();
         for folder in 0..route::FOLDERS {
-            let listed = self.check.list(element, folder).await?;
+            let listed = self.check.list(node, folder).await?;
             self.checked.objects += listed.len() as u64;
-            first.extend(self.compare(element, &listed, held.get(&folder))?);
+            first.extend(self.compare(node, &listed, held.get(&folder))?);
         }
-        self.checked.elements += 1;
+        self.checked.nodes += 1;
         if first.is_empty() {
             return Ok(());
         }
         tokio::time::sleep(REST).await;
         let held = database
-            .read(|db| holdings::of_element(db, element))
+            .read(|db| holdings::of_node(db, node))
             .map_err(text)?;
         let held = by_folder(held);
         let folders: BTreeSet<u32> = first.keys().map(|&object| folder_of(object)).collect();
         let mut found = Suspicions::new();
         for folder in folders {
-            let listed = self.check.list(element, folder).await?;
-            let mut again = self.compare(element, &listed, held.get(&folder))?;
+            let listed = self.check.list(node, folder).await?;
+            let mut again = self.compare(node, &listed, held.get(&folder))?;
             again.retain(|object, _| first.contains_key(object));
             found.extend(again);
         }
         let (mended, held_back) = if self.request.mend {
             let held_back = self.held_back(&found, self.checked.objects - before)?;
             let remove = self.request.remove && held_back.is_none();
-            (self.mend(element, &found, remove).await?, held_back)
+            (self.mend(node, &found, remove).await?, held_back)
         } else {
             (BTreeSet::new(), None)
         };
         for (object, suspicion) in found {
             let mended = mended.contains(&object);
-            let mut finding = self.finding(element, object, suspicion, mended);
+            let mut finding = self.finding(node, object, suspicion, mended);
             if let (Suspicion::Orphan(_), Some(why)) = (suspicion, held_back) {
                 finding.text = format!("{}; {why}", finding.text);
             }
@@ -170,10 +170,10 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Compares the objects in one folder of an element with the expected ones.
+    /// Compares the objects in one folder of a node with the expected ones.
     fn compare(
         &self,
-        element: u32,
+        node: u32,
         listed: &[Listed],
         held: Option<&BTreeMap<u64, Held>>,
     ) -> Result<Suspicions, String> {
@@ -201,7 +201,7 @@ impl Run<'_> {
         let names = &self.check.names;
         let unknown = names
             .database()
-            .read(|db| holdings::unknown(db, names.shared(), element, &others))
+            .read(|db| holdings::unknown(db, names.shared(), node, &others))
             .map_err(text)?;
         let sizes = listed.iter().map(|one| (one.object, one.size));
         let orphans = sizes.filter(|(object, _)| unknown.contains(object));
@@ -209,7 +209,7 @@ impl Run<'_> {
         Ok(suspicions)
     }
 
-    /// Returns the reason why no unused object of an element may be removed now, or `None`.
+    /// Returns the reason why no unused object of a node may be removed now, or `None`.
     fn held_back(&self, found: &Suspicions, listed: u64) -> Result<Option<&'static str>, String> {
         let rebuilt = self.check.names.database().read(rebuild::noted_at);
         let Some((at, less)) = rebuilt.map_err(text)? else {
@@ -228,7 +228,7 @@ impl Run<'_> {
     /// Repairs as many faults as possible. Returns the repaired objects.
     async fn mend(
         &self,
-        element: u32,
+        node: u32,
         found: &Suspicions,
         remove: bool,
     ) -> Result<BTreeSet<u64>, String> {
@@ -241,7 +241,7 @@ impl Run<'_> {
         let shared = names.shared().clone();
         let removed = names.database().write(move |db| {
             let at = clock::now_ns().saturating_add(KEPT_NS);
-            holdings::remove_unknown(db, &shared, element, &orphans, at)
+            holdings::remove_unknown(db, &shared, node, &orphans, at)
         });
         let mut mended = removed.await.map_err(text)?;
         let open: Vec<(u64, SealBody)> = found
@@ -252,10 +252,7 @@ impl Run<'_> {
             })
             .collect();
         for batch in open.chunks(SEAL_ALL_MAX) {
-            let results = self
-                .check
-                .array
-                .seal_all(&self.check.objects, element, batch);
+            let results = self.check.array.seal_all(&self.check.objects, node, batch);
             for result in results.await? {
                 if result.status == 200 {
                     mended.insert(result.object);
@@ -271,12 +268,12 @@ impl Run<'_> {
         path.ok().flatten().unwrap_or_default()
     }
 
-    /// Returns the damage of an object that an element has set aside.
-    fn damage(&self, object: u64, element: u32) -> Option<String> {
+    /// Returns the damage of an object that a node has set aside.
+    fn damage(&self, object: u64, node: u32) -> Option<String> {
         let of = |db: &rusqlite::Connection| damage::of(db, object);
         let damaged = self.check.names.database().read(of).ok()?;
         let mut damaged = damaged.into_iter();
-        damaged.find_map(|(on, what)| (on == element).then_some(what))
+        damaged.find_map(|(on, what)| (on == node).then_some(what))
     }
 
     fn body(&self, object: u64, held: &Held) -> SealBody {
@@ -294,13 +291,7 @@ impl Run<'_> {
         }
     }
 
-    fn finding(
-        &self,
-        element: u32,
-        object: u64,
-        suspicion: Suspicion,
-        mended: bool,
-    ) -> v1::Finding {
+    fn finding(&self, node: u32, object: u64, suspicion: Suspicion, mended: bool) -> v1::Finding {
         let (kind, held, size, text) = match suspicion {
             Suspicion::Orphan(size) => {
                 let mut text = "no name, version, job or writer knows it".to_owned();
@@ -309,7 +300,7 @@ impl Run<'_> {
                 }
                 ("orphan", None, size, text)
             }
-            Suspicion::Missing(held) => match self.damage(object, element) {
+            Suspicion::Missing(held) => match self.damage(object, node) {
                 Some(what) => ("damaged", Some(held), 0, format!("it {what}")),
                 None => ("missing", Some(held), 0, "it is not there".to_owned()),
             },
@@ -324,7 +315,7 @@ impl Run<'_> {
         };
         v1::Finding {
             kind: kind.into(),
-            element,
+            node,
             object,
             size,
             path: held.map_or_else(Vec::new, |held| self.path(&held)),
@@ -334,7 +325,7 @@ impl Run<'_> {
     }
 }
 
-/// Returns the reason why objects that a rebuilt database does not know may not be removed, or `None`. `orphans` of the element's
+/// Returns the reason why objects that a rebuilt database does not know may not be removed, or `None`. `orphans` of the node's
 /// `listed` objects are unused.
 fn held_back(
     (rebuilt_at, less): (i64, bool),
@@ -346,15 +337,15 @@ fn held_back(
     }
     if less {
         return Some(
-            "it stays: this database was rebuilt within a week, from less than elements had; see `tidemill rebuild`",
+            "it stays: this database was rebuilt within a week, from less than nodes had; see `tidemill rebuild`",
         );
     }
     (orphans.saturating_mul(2) > listed).then_some(
-        "it stays: this database was rebuilt within a week, and knows less than half of this element's objects",
+        "it stays: this database was rebuilt within a week, and knows less than half of this node's objects",
     )
 }
 
-/// Groups the objects of files by the folder in which their element stores them.
+/// Groups the objects of files by the folder in which their node stores them.
 fn by_folder(held: BTreeMap<u64, Held>) -> BTreeMap<u32, BTreeMap<u64, Held>> {
     let mut folders: BTreeMap<u32, BTreeMap<u64, Held>> = BTreeMap::new();
     for (object, file) in held {
@@ -364,7 +355,7 @@ fn by_folder(held: BTreeMap<u64, Held>) -> BTreeMap<u32, BTreeMap<u64, Held>> {
     folders
 }
 
-/// Returns the folder in which an element stores an object.
+/// Returns the folder in which a node stores an object.
 fn folder_of(object: u64) -> u32 {
     u32::try_from(object % u64::from(route::FOLDERS)).unwrap_or_default()
 }

@@ -95,7 +95,7 @@ impl Conditions {
                 let cause = "the database was rebuilt, and less was found than there was";
                 found.push(condition::REBUILT_INCOMPLETE.of(None, cause));
             }
-            Ok(copies::health(db)?.lost_elements)
+            Ok(copies::health(db)?.lost_nodes)
         })?;
         found.extend(self.array.conditions(&given_up));
         for one in self.ends.unsealed()? {
@@ -104,7 +104,7 @@ impl Conditions {
                     "{} versions of writers that are gone: {}",
                     one.versions, one.why
                 );
-                found.push(condition::FILES_UNSEALED.of(Some(one.element), cause));
+                found.push(condition::FILES_UNSEALED.of(Some(one.node), cause));
             }
         }
         found.sort_by_key(|one| Reverse(one.exit));
@@ -116,13 +116,12 @@ impl Conditions {
         let shared = self.names.shared();
         let unavailable = self.unavailable(db)?;
         if unavailable > 0 {
-            let cause = format!("{unavailable} files are only on elements that do not answer");
+            let cause = format!("{unavailable} files are only on nodes that do not answer");
             found.push(condition::DATA_UNAVAILABLE.of(None, cause));
         }
         let lost = health::lost_for_good(db, &shared.leaving.removed())?;
         if lost > 0 {
-            let cause =
-                format!("{lost} files were only on elements that were taken out of the array");
+            let cause = format!("{lost} files were only on nodes that were taken out of the array");
             found.push(condition::DATA_LOST.of(None, cause));
         }
         let few = copies::health(db)?;
@@ -144,7 +143,7 @@ impl Conditions {
         let stuck = counts.resting >= counts.short && counts.mending == 0;
         if counts.short > 0 && stuck {
             let cause = format!(
-                "{} files lack copies, and no other element that is up has space",
+                "{} files lack copies, and no other node that is up has space",
                 counts.short
             );
             found.push(condition::COPIES_NO_ROOM.of(None, cause));
@@ -155,7 +154,7 @@ impl Conditions {
         Ok(())
     }
 
-    /// Returns the number of files that are only on elements that do not answer. Counting reads all versions, so the number may be old.
+    /// Returns the number of files that are only on nodes that do not answer. Counting reads all versions, so the number may be old.
     fn unavailable(&self, db: &Connection) -> Result<u64, Fault> {
         let presence = self.array.presence();
         let mut counted = self.counted.lock();
@@ -212,7 +211,7 @@ impl Conditions {
     }
 }
 
-/// A state, and the element that is in it.
+/// A state, and the node that is in it.
 type Key = (String, Option<u32>);
 
 /// States that are logged.
@@ -230,7 +229,7 @@ struct Seen {
 
 impl Log {
     fn on_look(&mut self, found: &[v1::Condition]) {
-        let key = |one: &v1::Condition| (one.name.clone(), one.element);
+        let key = |one: &v1::Condition| (one.name.clone(), one.node);
         let mut now: BTreeMap<Key, &v1::Condition> = BTreeMap::new();
         for one in found {
             now.entry(key(one)).or_insert(one);
@@ -259,13 +258,13 @@ impl Log {
 }
 
 /// Writes one line of the log.
-fn tell((name, element): &Key, condition: Option<&v1::Condition>) {
-    let element = element
-        .map(|element| format!("element {element}: "))
+fn tell((name, node): &Key, condition: Option<&v1::Condition>) {
+    let node = node
+        .map(|node| format!("node {node}: "))
         .unwrap_or_default();
     match condition {
-        Some(one) => tracing::warn!("state {name}: {element}{}; {}", one.cause, one.remedy),
-        None => tracing::info!("state {name}: {element}has ended"),
+        Some(one) => tracing::warn!("state {name}: {node}{}; {}", one.cause, one.remedy),
+        None => tracing::info!("state {name}: {node}has ended"),
     }
 }
 
@@ -281,18 +280,18 @@ mod tests {
     #[test]
     fn lasting_state_is_logged_once() {
         let mut log = Log::default();
-        let away = [condition::ELEMENT_AWAY.of(Some(1), "it has had no connection for 3 s")];
+        let away = [condition::NODE_AWAY.of(Some(1), "it has had no connection for 3 s")];
         log.on_look(&away);
         log.on_look(&[]);
         log.on_look(&away);
         log.on_look(&away);
         assert!(logged(&log).is_empty(), "{log:?}");
-        let later = [condition::ELEMENT_AWAY.of(Some(1), "it has had no connection for 9 s")];
+        let later = [condition::NODE_AWAY.of(Some(1), "it has had no connection for 9 s")];
         log.on_look(&later);
-        assert_eq!(logged(&log), ["element-away"]);
+        assert_eq!(logged(&log), ["node-away"]);
         log.on_look(&[]);
         log.on_look(&later);
-        assert_eq!(log.known[&("element-away".into(), Some(1))].looks, 0);
+        assert_eq!(log.known[&("node-away".into(), Some(1))].looks, 0);
         for _ in 0..LOOKS {
             log.on_look(&[]);
         }

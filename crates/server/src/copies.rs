@@ -1,7 +1,7 @@
 //! Additional copies of versions. The tables `short` and `move` say which copies are missing or are to be removed, and labels create
 //! them. Next: `server/src/jobs`, whose driver calls this module and sends the labels.
 //!
-//! A copy has the id of the version, on another element. Its row in `copy` is written together with its label, and becomes current when
+//! A copy has the id of the version, on another node. Its row in `copy` is written together with its label, and becomes current when
 //! the label has succeeded. The row is deleted with the version, whatever its label does then. A row of `short` is deleted when there are
 //! as many copies as wanted, so a restart finds in `short` exactly the work that is left.
 
@@ -28,7 +28,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 use tidemill_core::copies::{COPIES_MAX, CopyState, Kept, Next, Site};
-use tidemill_core::id::{ElementId, Inode, ObjectId};
+use tidemill_core::id::{Inode, NodeId, ObjectId};
 use tidemill_core::label::{Input, Operation, Output, Owner};
 use tidemill_core::layout::{PartOf, Selection};
 use tidemill_wire::v1;
@@ -37,7 +37,7 @@ use tidemill_wire::v1;
 const PERIOD: Duration = Duration::from_millis(500);
 /// Maximum number of versions examined in one batch.
 pub(crate) const VERSIONS_MAX: usize = 256;
-/// Maximum number of an element's versions listed in one batch.
+/// Maximum number of a node's versions listed in one batch.
 const PAGE_MAX: u32 = 4096;
 /// Value of `lost.after` when all versions are listed.
 const ALL: i64 = i64::MAX;
@@ -60,11 +60,11 @@ pub(crate) struct Short {
     path: String,
     /// Version that contains the object as a part; `None` for a whole version.
     part: Option<PartOf>,
-    /// Whether the version is in the burst tier and was stored on another element at the last look.
+    /// Whether the version is in the burst tier and was stored on another node at the last look.
     drained: bool,
     /// Whether the version no longer belongs to a file.
     gone: bool,
-    /// Elements whose stores must not be written by the file of this path.
+    /// Nodes whose stores must not be written by the file of this path.
     not_written: Vec<u32>,
 }
 
@@ -78,32 +78,29 @@ pub(crate) enum Found {
     /// The copy that somebody wanted to move is needed where it is.
     Stay,
     /// The copies `goes` are too many, or are to be removed, and `first` is the first copy after that.
-    Surplus {
-        goes: Vec<ElementId>,
-        first: ElementId,
-    },
+    Surplus { goes: Vec<NodeId>, first: NodeId },
 }
 
-/// Elements for which the server no longer waits.
+/// Nodes for which the server no longer waits.
 #[derive(Debug)]
 pub(crate) struct Losses {
-    /// Time for which an element may be offline.
+    /// Time for which a node may be offline.
     pub(crate) after: Duration,
-    /// Lost elements, and elements that were lost and have reconnected, until their versions are examined.
-    elements: BTreeMap<u32, Loss>,
+    /// Lost nodes, and nodes that were lost and have reconnected, until their versions are examined.
+    nodes: BTreeMap<u32, Loss>,
 }
 
-/// Progress of examining an element's versions.
+/// Progress of examining a node's versions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Loss {
     back: bool,
     all: bool,
 }
 
-/// Order to examine more versions of an element that is lost or has reconnected, or all of them from the first.
+/// Order to examine more versions of a node that is lost or has reconnected, or all of them from the first.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Look {
-    element: u32,
+    node: u32,
     back: bool,
     begin: bool,
 }
@@ -111,7 +108,7 @@ pub(crate) struct Look {
 impl Losses {
     /// Reads the stored losses.
     pub(crate) fn new(db: &Connection, after: Duration) -> Result<Self, Fault> {
-        let mut statement = db.prepare("SELECT element, back, after FROM lost")?;
+        let mut statement = db.prepare("SELECT node, back, after FROM lost")?;
         let rows = statement.query_map([], |row| {
             let loss = Loss {
                 back: row.get(1)?,
@@ -119,43 +116,43 @@ impl Losses {
             };
             Ok((row.get(0)?, loss))
         })?;
-        let elements = rows.collect::<Result<_, _>>()?;
-        Ok(Self { after, elements })
+        let nodes = rows.collect::<Result<_, _>>()?;
+        Ok(Self { after, nodes })
     }
 
-    /// Returns the lost elements.
+    /// Returns the lost nodes.
     pub(crate) fn lost(&self) -> BTreeSet<u32> {
-        let lost = self.elements.iter().filter(|(_, loss)| !loss.back);
-        lost.map(|(&element, _)| element).collect()
+        let lost = self.nodes.iter().filter(|(_, loss)| !loss.back);
+        lost.map(|(&node, _)| node).collect()
     }
 
-    /// Updates the losses from the offline and the connected elements. Returns the versions to examine.
+    /// Updates the losses from the offline and the connected nodes. Returns the versions to examine.
     pub(crate) fn renew(&mut self, gone: &BTreeSet<u32>, up: &[u32]) -> Vec<Look> {
         let mut looks = Vec::new();
-        for &element in gone {
-            if self.elements.get(&element).is_none_or(|loss| loss.back) {
+        for &node in gone {
+            if self.nodes.get(&node).is_none_or(|loss| loss.back) {
                 tracing::warn!(
-                    element,
-                    "an element has been offline for too long: its files are copied again"
+                    node,
+                    "a node has been offline for too long: its files are copied again"
                 );
                 looks.push(Look {
-                    element,
+                    node,
                     back: false,
                     begin: true,
                 });
             }
         }
-        for (&element, loss) in &self.elements {
-            if !loss.back && up.contains(&element) {
-                tracing::info!(element, "a lost element is back");
+        for (&node, loss) in &self.nodes {
+            if !loss.back && up.contains(&node) {
+                tracing::info!(node, "a lost node is back");
                 looks.push(Look {
-                    element,
+                    node,
                     back: true,
                     begin: true,
                 });
-            } else if !loss.all && looks.iter().all(|look| look.element != element) {
+            } else if !loss.all && looks.iter().all(|look| look.node != node) {
                 looks.push(Look {
-                    element,
+                    node,
                     back: loss.back,
                     begin: false,
                 });
@@ -166,50 +163,50 @@ impl Losses {
                 back: look.back,
                 all: false,
             };
-            self.elements.insert(look.element, loss);
+            self.nodes.insert(look.node, loss);
         }
         looks
     }
 
     /// Reads the losses again after a change was stored.
     pub(crate) fn looked(&mut self, db: &Connection) -> Result<(), Fault> {
-        self.elements = Self::new(db, self.after)?.elements;
+        self.nodes = Self::new(db, self.after)?.nodes;
         Ok(())
     }
 
     /// Whether more versions have to be examined.
     pub(crate) fn pending(&self) -> bool {
-        self.elements.values().any(|loss| !loss.all)
+        self.nodes.values().any(|loss| !loss.all)
     }
 }
 
-/// Puts the next versions of an element on the list of versions to examine.
+/// Puts the next versions of a node on the list of versions to examine.
 pub(crate) fn look(db: &Connection, look: Look, now: i64) -> Result<(), Fault> {
     if look.begin {
         let sql = "INSERT OR REPLACE INTO lost VALUES (?1, ?2, 0)";
         db.prepare_cached(sql)?
-            .execute(params![look.element, look.back])?;
+            .execute(params![look.node, look.back])?;
     }
-    let sql = "SELECT after FROM lost WHERE element = ?1";
+    let sql = "SELECT after FROM lost WHERE node = ?1";
     let mut statement = db.prepare_cached(sql)?;
-    let after = statement.query_row([look.element], |row| row.get::<_, i64>(0));
+    let after = statement.query_row([look.node], |row| row.get::<_, i64>(0));
     let Some(after) = after.optional()? else {
         return Ok(());
     };
-    let held = "SELECT object FROM copy WHERE element = ?1 AND object > ?2 \
-                UNION SELECT object FROM burst WHERE element = ?1 AND object > ?2 \
+    let held = "SELECT object FROM copy WHERE node = ?1 AND object > ?2 \
+                UNION SELECT object FROM burst WHERE node = ?1 AND object > ?2 \
                 UNION SELECT burst.object FROM burst CROSS JOIN held ON held.object = burst.object \
-                WHERE held.element = ?1 AND burst.object > ?2 AND removed = 0 \
+                WHERE held.node = ?1 AND burst.object > ?2 AND removed = 0 \
                 UNION SELECT object FROM held \
-                WHERE element = ?1 AND object > ?2 AND copies > 1 AND removed = 0 ORDER BY object LIMIT ?3";
+                WHERE node = ?1 AND object > ?2 AND copies > 1 AND removed = 0 ORDER BY object LIMIT ?3";
     let mut statement = db.prepare_cached(held)?;
-    let row = params![look.element, after, PAGE_MAX];
+    let row = params![look.node, after, PAGE_MAX];
     let objects = statement.query_map(row, |row| row.get(0))?;
     let objects = objects.collect::<Result<Vec<i64>, _>>()?;
     let sql = "INSERT INTO short SELECT object, \
-               (element NOT IN (SELECT element FROM lost WHERE back = 0)) + (SELECT count(*) FROM copy \
+               (node NOT IN (SELECT node FROM lost WHERE back = 0)) + (SELECT count(*) FROM copy \
                 WHERE copy.object = held.object AND state = ?3 \
-                AND element NOT IN (SELECT element FROM lost WHERE back = 0)), ?2 \
+                AND node NOT IN (SELECT node FROM lost WHERE back = 0)), ?2 \
                FROM held WHERE object = ?1 \
                ON CONFLICT DO UPDATE SET has = excluded.has, at = min(at, ?2)";
     let mut insert = db.prepare_cached(sql)?;
@@ -221,22 +218,20 @@ pub(crate) fn look(db: &Connection, look: Look, now: i64) -> Result<(), Fault> {
     }
     match objects.last() {
         Some(&last) if objects.len() as u64 >= u64::from(PAGE_MAX) => {
-            let sql = "UPDATE lost SET after = ?2 WHERE element = ?1";
-            db.prepare_cached(sql)?
-                .execute(params![look.element, last])?;
+            let sql = "UPDATE lost SET after = ?2 WHERE node = ?1";
+            db.prepare_cached(sql)?.execute(params![look.node, last])?;
         }
         _ => {
-            db.prepare_cached("DELETE FROM lost WHERE element = ?1 AND back = 1")?
-                .execute([look.element])?;
-            let sql = "UPDATE lost SET after = ?2 WHERE element = ?1";
-            db.prepare_cached(sql)?
-                .execute(params![look.element, ALL])?;
+            db.prepare_cached("DELETE FROM lost WHERE node = ?1 AND back = 1")?
+                .execute([look.node])?;
+            let sql = "UPDATE lost SET after = ?2 WHERE node = ?1";
+            db.prepare_cached(sql)?.execute(params![look.node, ALL])?;
         }
     }
     Ok(())
 }
 
-/// Returns the elements of the burst tier that hold too much.
+/// Returns the nodes of the burst tier that hold too much.
 pub(crate) fn filling(database: &Database, array: &Array) -> Vec<Free> {
     let mut tier = array.tier();
     tier.retain(|&free| {
@@ -277,21 +272,21 @@ pub(crate) fn health(db: &Connection) -> Result<v1::CopyHealth, Fault> {
     let sql = "SELECT DISTINCT path FROM short CROSS JOIN held ON held.object = short.object WHERE has = 0 ORDER BY short.object LIMIT ?1";
     let mut statement = db.prepare_cached(sql)?;
     let lost_paths = statement.query_map([LOST_NAMED_MAX], |row| row.get(0))?;
-    let mut elements = db.prepare_cached("SELECT element FROM lost WHERE back = 0")?;
-    let lost_elements = elements.query_map([], |row| row.get(0))?;
+    let mut nodes = db.prepare_cached("SELECT node FROM lost WHERE back = 0")?;
+    let lost_nodes = nodes.query_map([], |row| row.get(0))?;
     Ok(v1::CopyHealth {
         short: count(&format!(
             "SELECT count(*) FROM short WHERE has < {COPIES_MAX}"
         ))?,
         lost: count("SELECT count(*) FROM short WHERE has = 0")?,
         lost_paths: lost_paths.collect::<Result<_, _>>()?,
-        lost_elements: lost_elements.collect::<Result<_, _>>()?,
+        lost_nodes: lost_nodes.collect::<Result<_, _>>()?,
         damaged: count("SELECT count(*) FROM damage")?,
     })
 }
 
 /// Returns the versions to examine up to `until`, those with the fewest copies first. New versions wait while more arrive. A version is
-/// left out while an element that is up creates a copy of it.
+/// left out while a node that is up creates a copy of it.
 pub(crate) fn due(
     db: &Connection,
     (now, until): (i64, i64),
@@ -309,7 +304,7 @@ pub(crate) fn due(
     };
     let sql = "SELECT object FROM short WHERE has = ?1 AND at <= ?2 AND NOT EXISTS \
                (SELECT 1 FROM copy WHERE copy.object = short.object AND state = ?4 \
-               AND element IN (SELECT value FROM json_each(?5))) ORDER BY at LIMIT ?3";
+               AND node IN (SELECT value FROM json_each(?5))) ORDER BY at LIMIT ?3";
     let mut statement = db.prepare_cached(sql)?;
     let up = json(&up);
     let mut objects = Vec::new();
@@ -322,16 +317,16 @@ pub(crate) fn due(
     Ok(objects)
 }
 
-/// Facts about elements that are not in the tables of versions.
+/// Facts about nodes that are not in the tables of versions.
 #[derive(Debug)]
 pub(crate) struct Absent {
-    /// Elements for which the server no longer waits, and elements that were removed from the array.
+    /// Nodes for which the server no longer waits, and nodes that were removed from the array.
     pub(crate) lost: BTreeSet<u32>,
-    /// Elements that are being emptied.
+    /// Nodes that are being emptied.
     pub(crate) emptied: BTreeSet<u32>,
-    /// Number of elements that could hold copies.
+    /// Number of nodes that could hold copies.
     pub(crate) places: usize,
-    /// Elements of the burst tier.
+    /// Nodes of the burst tier.
     pub(crate) bursts: BTreeSet<u32>,
 }
 
@@ -341,7 +336,7 @@ impl Absent {
         let mut lost = losses.lost();
         lost.append(&mut leaving.removed());
         let emptied = leaving.emptied();
-        let stays = |element: &&u32| !lost.contains(element) && !emptied.contains(element);
+        let stays = |node: &&u32| !lost.contains(node) && !emptied.contains(node);
         let places = stores.iter().filter(stays).count();
         Self {
             lost,
@@ -354,7 +349,7 @@ impl Absent {
 
 /// Reads all facts about a version that may lack copies, or is to move.
 pub(crate) fn short(db: &Connection, object: i64, absent: &Absent) -> Result<Short, Fault> {
-    let sql = "SELECT held.size, copies, held.element, removed, held.ino, path, \
+    let sql = "SELECT held.size, copies, held.node, removed, held.ino, path, \
                coalesce(inode.uid, held.uid), coalesce(inode.gid, 0) \
                FROM held LEFT JOIN inode ON inode.ino = held.ino WHERE held.object = ?1";
     let mut statement = db.prepare_cached(sql)?;
@@ -365,7 +360,7 @@ pub(crate) fn short(db: &Connection, object: i64, absent: &Absent) -> Result<Sho
                 object: ObjectId(object),
                 size: row.get::<_, i64>(0)?.cast_unsigned(),
                 wanted: row.get::<_, u32>(1)? as usize,
-                holders: vec![(ElementId(row.get(2)?), CopyState::Current)],
+                holders: vec![(NodeId(row.get(2)?), CopyState::Current)],
                 target: None,
                 places: absent.places,
             };
@@ -393,52 +388,52 @@ pub(crate) fn short(db: &Connection, object: i64, absent: &Absent) -> Result<Sho
     let first = &mut short.kept.holders[0];
     first.1 = state_of_first(db, object, first.0.0)?;
     let others = others(db, object)?.into_iter();
-    let others = others.map(|(element, state)| (ElementId(element), state));
+    let others = others.map(|(node, state)| (NodeId(node), state));
     short.kept.holders.extend(others);
     let moves = moves::of(db, object)?;
-    for (element, state) in &mut short.kept.holders {
+    for (node, state) in &mut short.kept.holders {
         let goes =
             |target: u32| !absent.lost.contains(&target) && !absent.emptied.contains(&target);
         // If the wanted target can't take the version, the version stays, unless it has to leave.
         let of = moves
             .iter()
-            .find(|one| one.source == element.0 && (one.anywhere || one.target.is_some_and(goes)));
-        let leaves = of.is_some() || absent.emptied.contains(&element.0);
-        *state = match (leaves, absent.lost.contains(&element.0), *state) {
+            .find(|one| one.source == node.0 && (one.anywhere || one.target.is_some_and(goes)));
+        let leaves = of.is_some() || absent.emptied.contains(&node.0);
+        *state = match (leaves, absent.lost.contains(&node.0), *state) {
             (true, false, CopyState::Current) => CopyState::Leaving,
             (true, true, _) => CopyState::LostLeaving,
             (false, true, _) => CopyState::Lost,
-            (false, false, CopyState::Current) if absent.bursts.contains(&element.0) => {
+            (false, false, CopyState::Current) if absent.bursts.contains(&node.0) => {
                 CopyState::Burst
             }
             (_, false, state) => state,
         };
         let target = of.and_then(|one| one.target.filter(|&target| goes(target)));
-        short.kept.target = short.kept.target.or(target.map(ElementId));
+        short.kept.target = short.kept.target.or(target.map(NodeId));
     }
     let staged = staged(&moves, &short.kept.holders);
     short.kept.target = short.kept.target.or(staged);
     let going = going(db, object)?.into_iter();
-    let going = going.map(|element| (ElementId(element), CopyState::Going));
+    let going = going.map(|node| (NodeId(node), CopyState::Going));
     short.kept.holders.extend(going);
     Ok(short)
 }
 
-/// Returns the elements that are about to remove an object.
+/// Returns the nodes that are about to remove an object.
 fn going(db: &Connection, object: u64) -> Result<Vec<u32>, Fault> {
-    let sql = "SELECT element FROM removal WHERE object = ?1 AND element >= 0";
+    let sql = "SELECT node FROM removal WHERE object = ?1 AND node >= 0";
     let mut statement = db.prepare_cached(sql)?;
     let going = statement.query_map([object.cast_signed()], |row| row.get(0))?;
     Ok(going.collect::<Result<_, _>>()?)
 }
 
-/// Returns the element that is to have a copy because somebody wants one there, or `None` if that element already has a copy.
-fn staged(moves: &[moves::Move], holders: &[(ElementId, CopyState)]) -> Option<ElementId> {
+/// Returns the node that is to have a copy because somebody wants one there, or `None` if that node already has a copy.
+fn staged(moves: &[moves::Move], holders: &[(NodeId, CopyState)]) -> Option<NodeId> {
     let wanted = moves.iter().find(|one| one.source == NOWHERE)?;
-    let target = ElementId(wanted.target?);
+    let target = NodeId(wanted.target?);
     let states = [CopyState::Current, CopyState::Burst];
     let mut there = holders.iter();
-    let has = there.any(|(element, state)| *element == target && states.contains(state));
+    let has = there.any(|(node, state)| *node == target && states.contains(state));
     (!has).then_some(target)
 }
 
@@ -463,14 +458,14 @@ impl Short {
         }
     }
 
-    /// Returns the next step for the version while these elements are up.
+    /// Returns the next step for the version while these nodes are up.
     pub(crate) fn next(&self, sites: &[Site]) -> Next {
         if self.not_written.is_empty() {
             return self.kept.next(sites);
         }
         let mut sites = sites.to_vec();
         for site in &mut sites {
-            site.takes &= !(site.outside && self.not_written.contains(&site.element.0));
+            site.takes &= !(site.outside && self.not_written.contains(&site.node.0));
         }
         self.kept.next(&sites)
     }
@@ -485,13 +480,13 @@ impl Short {
         self.drained && !self.gone && !self.kept.is_stored()
     }
 
-    /// Returns the operation of an element that is to create a copy.
-    pub(crate) fn operation(&self, from: ElementId) -> Operation {
+    /// Returns the operation of a node that is to create a copy.
+    pub(crate) fn operation(&self, from: NodeId) -> Operation {
         Operation::Copy {
             from: Input {
                 name: String::new(),
                 object: self.kept.object,
-                element: from,
+                node: from,
                 size: self.kept.size,
                 selection: Selection::WHOLE,
             },
@@ -513,31 +508,31 @@ pub(crate) fn of_all(
     db: &Connection,
     objects: &[ObjectId],
     moved: bool,
-) -> Result<Vec<(ObjectId, ElementId)>, Fault> {
+) -> Result<Vec<(ObjectId, NodeId)>, Fault> {
     let any = "SELECT 1 WHERE EXISTS (SELECT 1 FROM copy) OR EXISTS (SELECT 1 FROM removal)";
     if objects.is_empty() || !(moved || db.prepare_cached(any)?.exists([])?) {
         return Ok(Vec::new());
     }
     let objects: Vec<u64> = objects.iter().map(|object| object.0).collect();
-    let sql = "SELECT copy.object, element FROM json_each(?1) AS wanted \
+    let sql = "SELECT copy.object, node FROM json_each(?1) AS wanted \
                CROSS JOIN copy ON copy.object = wanted.value WHERE state = ?2 AND NOT EXISTS \
-               (SELECT 1 FROM damage WHERE damage.object = copy.object AND damage.element = copy.element) \
-               UNION SELECT removal.object, element FROM json_each(?1) AS wanted \
-               CROSS JOIN removal ON removal.object = wanted.value WHERE label = 0 AND element >= 0 \
-               UNION SELECT held.object, element FROM json_each(?1) AS wanted \
-               CROSS JOIN held ON held.object = wanted.value WHERE ?3 AND element >= 0 AND NOT EXISTS \
-               (SELECT 1 FROM damage WHERE damage.object = held.object AND damage.element = held.element)";
+               (SELECT 1 FROM damage WHERE damage.object = copy.object AND damage.node = copy.node) \
+               UNION SELECT removal.object, node FROM json_each(?1) AS wanted \
+               CROSS JOIN removal ON removal.object = wanted.value WHERE label = 0 AND node >= 0 \
+               UNION SELECT held.object, node FROM json_each(?1) AS wanted \
+               CROSS JOIN held ON held.object = wanted.value WHERE ?3 AND node >= 0 AND NOT EXISTS \
+               (SELECT 1 FROM damage WHERE damage.object = held.object AND damage.node = held.node)";
     let mut statement = db.prepare_cached(sql)?;
     let rows = statement.query_map(params![json(&objects), CURRENT, moved], |row| {
         let object = ObjectId(row.get::<_, i64>(0)?.cast_unsigned());
-        Ok((object, ElementId(row.get(1)?)))
+        Ok((object, NodeId(row.get(1)?)))
     })?;
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Returns all elements with an undamaged copy of a version, the first copy's element before the others.
+/// Returns all nodes with an undamaged copy of a version, the first copy's node before the others.
 pub(crate) fn holders(db: &Connection, object: u64) -> Result<Vec<u32>, Fault> {
-    let sql = "SELECT element FROM held WHERE object = ?1 AND element >= 0";
+    let sql = "SELECT node FROM held WHERE object = ?1 AND node >= 0";
     let mut statement = db.prepare_cached(sql)?;
     let first = statement.query_row([object.cast_signed()], |row| row.get::<_, u32>(0));
     let first = match first.optional()? {
@@ -546,14 +541,14 @@ pub(crate) fn holders(db: &Connection, object: u64) -> Result<Vec<u32>, Fault> {
     };
     let all = first.into_iter().chain(others(db, object)?);
     let current = all.filter(|(_, state)| *state == CopyState::Current);
-    let mut elements: Vec<u32> = current.map(|(element, _)| element).collect();
+    let mut nodes: Vec<u32> = current.map(|(node, _)| node).collect();
     // A job may still read the copy there.
-    let going = "SELECT element FROM removal WHERE object = ?1 AND label = 0 AND element >= 0 \
-                 AND NOT EXISTS (SELECT 1 FROM damage WHERE damage.object = ?1 AND damage.element = removal.element)";
+    let going = "SELECT node FROM removal WHERE object = ?1 AND label = 0 AND node >= 0 \
+                 AND NOT EXISTS (SELECT 1 FROM damage WHERE damage.object = ?1 AND damage.node = removal.node)";
     let mut going = db.prepare_cached(going)?;
     let going = going.query_map([object.cast_signed()], |row| row.get(0))?;
-    elements.extend(going.collect::<Result<Vec<u32>, _>>()?);
-    Ok(elements)
+    nodes.extend(going.collect::<Result<Vec<u32>, _>>()?);
+    Ok(nodes)
 }
 
 /// Keeps the copies of a version that are still to be removed, if every other copy is damaged.
@@ -563,26 +558,26 @@ pub(crate) fn reprieve(
     (leaving, now): (&Leaving, i64),
 ) -> Result<(), Fault> {
     let id = object.cast_signed();
-    let sql = "SELECT removal.element FROM removal CROSS JOIN held ON held.object = removal.object AND held.removed = 0 \
-               WHERE removal.object = ?1 AND removal.label = 0 AND removal.element >= 0 \
-               AND NOT EXISTS (SELECT 1 FROM damage WHERE damage.object = ?1 AND damage.element = removal.element) \
-               AND EXISTS (SELECT 1 FROM damage WHERE damage.object = ?1 AND damage.element = held.element) \
+    let sql = "SELECT removal.node FROM removal CROSS JOIN held ON held.object = removal.object AND held.removed = 0 \
+               WHERE removal.object = ?1 AND removal.label = 0 AND removal.node >= 0 \
+               AND NOT EXISTS (SELECT 1 FROM damage WHERE damage.object = ?1 AND damage.node = removal.node) \
+               AND EXISTS (SELECT 1 FROM damage WHERE damage.object = ?1 AND damage.node = held.node) \
                AND NOT EXISTS (SELECT 1 FROM copy WHERE copy.object = ?1 AND state = ?2 AND NOT EXISTS \
-               (SELECT 1 FROM damage WHERE damage.object = ?1 AND damage.element = copy.element))";
+               (SELECT 1 FROM damage WHERE damage.object = ?1 AND damage.node = copy.node))";
     let mut statement = db.prepare_cached(sql)?;
     let kept = statement.query_map(params![id, CURRENT], |row| row.get::<_, u32>(0))?;
-    for element in kept.collect::<Result<Vec<_>, _>>()? {
+    for node in kept.collect::<Result<Vec<_>, _>>()? {
         tracing::warn!(
-            element,
+            node,
             "object {object:016x} is not removed: its other copies are damaged"
         );
-        db.prepare_cached("DELETE FROM removal WHERE object = ?1 AND element = ?2")?
-            .execute(params![id, element])?;
+        db.prepare_cached("DELETE FROM removal WHERE object = ?1 AND node = ?2")?
+            .execute(params![id, node])?;
         db.prepare_cached("INSERT OR REPLACE INTO copy VALUES (?1, ?2, ?3)")?
-            .execute(params![id, element, CURRENT])?;
-        notes::copied(db, object, element)?;
-        if leaving.is_emptied(element) {
-            leaves(db, object, element, now)?;
+            .execute(params![id, node, CURRENT])?;
+        notes::copied(db, object, node)?;
+        if leaving.is_emptied(node) {
+            leaves(db, object, node, now)?;
         }
         look_again(db, object, now)?;
     }
@@ -590,11 +585,11 @@ pub(crate) fn reprieve(
 }
 
 /// Records that a label is to create a copy. A version that was deleted in the meantime gets none.
-pub(crate) fn coming(db: &Connection, object: u64, element: ElementId) -> Result<(), Fault> {
+pub(crate) fn coming(db: &Connection, object: u64, node: NodeId) -> Result<(), Fault> {
     let sql = "INSERT OR IGNORE INTO copy SELECT object, ?2, ?3 FROM held \
-               WHERE object = ?1 AND removed = 0 AND element != ?2";
+               WHERE object = ?1 AND removed = 0 AND node != ?2";
     db.prepare_cached(sql)?
-        .execute(params![object.cast_signed(), element.0, COMING])?;
+        .execute(params![object.cast_signed(), node.0, COMING])?;
     Ok(())
 }
 
@@ -602,22 +597,22 @@ pub(crate) fn coming(db: &Connection, object: u64, element: ElementId) -> Result
 pub(crate) fn ended(
     db: &Connection,
     object: ObjectId,
-    element: ElementId,
+    node: NodeId,
     well: bool,
     (leaving, now): (&Leaving, i64),
 ) -> Result<(), Fault> {
-    if damage::mended(db, object, element, well)? {
+    if damage::mended(db, object, node, well)? {
         if !well {
             return look_later(db, object, 1, now);
         }
-        if leaving.is_emptied(element.0) {
-            leaves(db, object.0, element.0, now)?;
+        if leaving.is_emptied(node.0) {
+            leaves(db, object.0, node.0, now)?;
         }
         return look_again(db, object.0, now);
     }
-    let row = params![object.0.cast_signed(), element.0];
+    let row = params![object.0.cast_signed(), node.0];
     if !well {
-        let sql = "DELETE FROM copy WHERE object = ?1 AND element = ?2";
+        let sql = "DELETE FROM copy WHERE object = ?1 AND node = ?2";
         if db.prepare_cached(sql)?.execute(row)? > 0 {
             let sql = "UPDATE short SET at = ?2, has = max(has, 1) WHERE object = ?1";
             db.prepare_cached(sql)?
@@ -625,18 +620,18 @@ pub(crate) fn ended(
         }
         return Ok(());
     }
-    let sql = "UPDATE copy SET state = ?3 WHERE object = ?1 AND element = ?2";
-    let row = params![object.0.cast_signed(), element.0, CURRENT];
+    let sql = "UPDATE copy SET state = ?3 WHERE object = ?1 AND node = ?2";
+    let row = params![object.0.cast_signed(), node.0, CURRENT];
     if db.prepare_cached(sql)?.execute(row)? > 0 {
-        notes::copied(db, object.0, element.0)?;
-        burst::brought(db, object.0.cast_signed(), element.0, now)?;
-        if leaving.is_emptied(element.0) {
-            leaves(db, object.0, element.0, now)?;
+        notes::copied(db, object.0, node.0)?;
+        burst::brought(db, object.0.cast_signed(), node.0, now)?;
+        if leaving.is_emptied(node.0) {
+            leaves(db, object.0, node.0, now)?;
         }
         return look_again(db, object.0, now);
     }
     // The version was deleted while the copy was being created.
-    remove_copy(db, object.0, element.0, now)
+    remove_copy(db, object.0, node.0, now)
 }
 
 /// Stores a finding about the copies of a version. Returns the change to announce to clients that know its file.
@@ -664,12 +659,12 @@ pub(crate) fn found(
     }
 }
 
-/// Removes a version from the tables `short` and `move`. A version with a wanted move from one of its elements is examined later instead:
+/// Removes a version from the tables `short` and `move`. A version with a wanted move from one of its nodes is examined later instead:
 /// somebody has just asked for the move, or the move can't be done now.
 fn enough(db: &Connection, object: u64, now: i64) -> Result<(), Fault> {
     let object = object.cast_signed();
-    let sql = "SELECT 1 FROM move WHERE object = ?1 AND (source = (SELECT element FROM held WHERE object = ?1 \
-               AND removed = 0) OR source IN (SELECT element FROM copy WHERE object = ?1))";
+    let sql = "SELECT 1 FROM move WHERE object = ?1 AND (source = (SELECT node FROM held WHERE object = ?1 \
+               AND removed = 0) OR source IN (SELECT node FROM copy WHERE object = ?1))";
     if db.prepare_cached(sql)?.exists([object])? {
         return look_later(db, ObjectId(object.cast_unsigned()), MOVES, now);
     }
@@ -686,10 +681,10 @@ fn enough(db: &Connection, object: u64, now: i64) -> Result<(), Fault> {
 fn remove(
     db: &Connection,
     object: u64,
-    (goes, first): (&[ElementId], u32),
+    (goes, first): (&[NodeId], u32),
     now: i64,
 ) -> Result<Option<Change>, Fault> {
-    let sql = "SELECT ino, element FROM held WHERE object = ?1 AND removed = 0";
+    let sql = "SELECT ino, node FROM held WHERE object = ?1 AND removed = 0";
     let mut statement = db.prepare_cached(sql)?;
     let version = statement.query_row([object.cast_signed()], |row| {
         Ok((row.get::<_, i64>(0)?.cast_unsigned(), row.get::<_, u32>(1)?))
@@ -699,16 +694,16 @@ fn remove(
         return Ok(None);
     };
     let mut changed = None;
-    for element in goes {
-        if element.0 == was_first {
+    for node in goes {
+        if node.0 == was_first {
             if !switch_first(db, object, first)? {
                 continue;
             }
-            changed = Some(Change::Node(ino));
+            changed = Some(Change::Vnode(ino));
         }
-        remove_copy(db, object, element.0, now)?;
-        notes::copied(db, object, element.0)?;
-        moves::done(db, object, element.0)?;
+        remove_copy(db, object, node.0, now)?;
+        notes::copied(db, object, node.0)?;
+        moves::done(db, object, node.0)?;
     }
     Ok(changed)
 }
@@ -732,7 +727,7 @@ mod tests {
         let database = names.database();
         let kept = |db: &Connection| {
             db.execute_batch(
-                "INSERT INTO removal(object, element, queued) VALUES (7, -1, 0), (8, 2, 0);
+                "INSERT INTO removal(object, node, queued) VALUES (7, -1, 0), (8, 2, 0);
                  INSERT INTO copy VALUES (8, 1, 1)",
             )?;
             Ok(())
@@ -740,15 +735,12 @@ mod tests {
         database.write_blocking(kept).unwrap();
         let objects = [ObjectId(7), ObjectId(8)];
         let found = database.read(|db| of_all(db, &objects, true)).unwrap();
-        assert_eq!(
-            found,
-            [1, 2].map(|element| (ObjectId(8), ElementId(element)))
-        );
+        assert_eq!(found, [1, 2].map(|node| (ObjectId(8), NodeId(node))));
         assert!(database.read(|db| holders(db, 7)).unwrap().is_empty());
     }
 
     #[test]
-    fn orphan_check_skips_copies_in_progress_on_connected_elements() {
+    fn orphan_check_skips_copies_in_progress_on_connected_nodes() {
         let folder = tempfile::tempdir().unwrap();
         let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
         let database = names.database();

@@ -1,4 +1,4 @@
-//! Copies that elements reported as damaged: the table `damage`. Such a copy does not count as a copy until it was recreated in its
+//! Copies that nodes reported as damaged: the table `damage`. Such a copy does not count as a copy until it was recreated in its
 //! place.
 
 use crate::copies::reprieve;
@@ -10,142 +10,142 @@ use crate::names::shared::Shared;
 use crate::names::transaction::{Change, Tx};
 use crate::names::{Caller, Fault};
 use rusqlite::{Connection, params};
-use tidemill_core::id::{ElementId, ObjectId};
+use tidemill_core::id::{NodeId, ObjectId};
 use tidemill_core::label::Damaged;
 use tidemill_wire::v1;
 
 /// Damage of objects that were in lost memory.
 pub(crate) const FORGOTTEN: &str = "was in memory, which is gone with its host";
 
-/// Records objects that an element reported as damaged. Objects that belong to no version, or are being removed, are ignored. Returns the
+/// Records objects that a node reported as damaged. Objects that belong to no version, or are being removed, are ignored. Returns the
 /// number of the others.
 pub(crate) fn found(
     db: &Connection,
     shared: &Shared,
-    element: ElementId,
+    node: NodeId,
     damaged: &[Damaged],
     now: i64,
 ) -> Result<u64, Fault> {
-    let sql = "INSERT OR IGNORE INTO damage(object, element, what, at) SELECT object, ?2, ?3, ?4 FROM held \
-               WHERE object = ?1 AND removed = 0 AND (element = ?2 OR EXISTS \
-               (SELECT 1 FROM copy WHERE copy.object = ?1 AND copy.element = ?2 AND state = ?5))";
+    let sql = "INSERT OR IGNORE INTO damage(object, node, what, at) SELECT object, ?2, ?3, ?4 FROM held \
+               WHERE object = ?1 AND removed = 0 AND (node = ?2 OR EXISTS \
+               (SELECT 1 FROM copy WHERE copy.object = ?1 AND copy.node = ?2 AND state = ?5))";
     let mut insert = db.prepare_cached(sql)?;
     let mut count = 0;
     for Damaged { object, what } in damaged {
         let id = object.0.cast_signed();
-        if insert.execute(params![id, element.0, what, now, CURRENT])? > 0 {
-            tracing::error!(%element, "object {object} {what}: it is made anew of another copy, if there is one");
+        if insert.execute(params![id, node.0, what, now, CURRENT])? > 0 {
+            tracing::error!(%node, "object {object} {what}: it is made anew of another copy, if there is one");
             shared.set_damage();
             look_again(db, object.0, now)?;
             burst::lost_elsewhere(db, id)?;
             reprieve(db, object.0, (&shared.leaving, now))?;
         }
-        count += u64::from(is(db, object.0, element.0)?);
+        count += u64::from(is(db, object.0, node.0)?);
     }
     Ok(count)
 }
 
-/// Handles a known element in memory that connects with another memory: all its objects are lost, and count as damaged from now on.
+/// Handles a known node in memory that connects with another memory: all its objects are lost, and count as damaged from now on.
 /// Versions that were being written there are lost, too: the file keeps its version before, or, if there is none, gets a version that is
 /// lost. Returns the changes.
 pub(crate) fn forgotten(
     db: &Connection,
     shared: &Shared,
-    (known, came): (Option<&v1::Element>, &v1::Element),
+    (known, came): (Option<&v1::Node>, &v1::Node),
     now: i64,
 ) -> Result<Vec<Change>, Fault> {
     let id = known.map_or(0, |known| known.memory_id);
     if id == 0 || id == came.memory_id {
         return Ok(Vec::new());
     }
-    let element = came.element;
+    let node = came.node;
     shared.set_damage();
     let root = Caller::root();
     let mut tx = Tx::new(db, shared, &root, 0, now);
-    let written = tx.lose_writing(element)?;
-    let sql = "SELECT object FROM held WHERE removed = 0 AND (element = ?1 OR EXISTS \
-               (SELECT 1 FROM copy WHERE copy.object = held.object AND copy.element = ?1 AND state = ?2))";
+    let written = tx.lose_writing(node)?;
+    let sql = "SELECT object FROM held WHERE removed = 0 AND (node = ?1 OR EXISTS \
+               (SELECT 1 FROM copy WHERE copy.object = held.object AND copy.node = ?1 AND state = ?2))";
     let mut lost = db.prepare(sql)?;
-    let lost = lost.query_map(params![element, CURRENT], |row| row.get::<_, i64>(0))?;
+    let lost = lost.query_map(params![node, CURRENT], |row| row.get::<_, i64>(0))?;
     let lost = lost.collect::<Result<Vec<_>, _>>()?;
-    let sql = "INSERT OR REPLACE INTO damage(object, element, what, at) VALUES (?1, ?2, ?3, ?4)";
+    let sql = "INSERT OR REPLACE INTO damage(object, node, what, at) VALUES (?1, ?2, ?3, ?4)";
     let mut insert = db.prepare_cached(sql)?;
     for &object in &lost {
-        insert.execute(params![object, element, FORGOTTEN, now])?;
+        insert.execute(params![object, node, FORGOTTEN, now])?;
         look_again(db, object.cast_unsigned(), now)?;
         burst::lost_elsewhere(db, object)?;
         reprieve(db, object.cast_unsigned(), (&shared.leaving, now))?;
     }
-    let channels = channels::lose(db, element)?;
+    let channels = channels::lose(db, node)?;
     tracing::error!(
-        element,
+        node,
         objects = lost.len(),
         written,
         channels,
-        "an element in memory came back without its memory: what only it had is lost, see `tidemill health --all`"
+        "a node in memory came back without its memory: what only it had is lost, see `tidemill health --all`"
     );
     Ok(tx.changes)
 }
 
-/// Records that an element verified these objects, except those in `damaged`.
+/// Records that a node verified these objects, except those in `damaged`.
 pub(crate) fn verified(
     db: &Connection,
-    element: ElementId,
+    node: NodeId,
     objects: &[ObjectId],
     damaged: &[Damaged],
     now: i64,
 ) -> Result<(), Fault> {
     let ids = |ids: &mut dyn Iterator<Item = u64>| json(&ids.collect::<Vec<_>>());
-    let sql = "DELETE FROM damage WHERE element = ?1 AND mending = 0 \
+    let sql = "DELETE FROM damage WHERE node = ?1 AND mending = 0 \
                AND object IN (SELECT value FROM json_each(?2)) \
                AND object NOT IN (SELECT value FROM json_each(?3)) RETURNING object";
     let mut statement = db.prepare_cached(sql)?;
     let good = ids(&mut objects.iter().map(|object| object.0));
     let bad = ids(&mut damaged.iter().map(|one| one.object.0));
-    let rows = statement.query_map(params![element.0, good, bad], |row| row.get(0))?;
+    let rows = statement.query_map(params![node.0, good, bad], |row| row.get(0))?;
     for object in rows.collect::<Result<Vec<i64>, _>>()? {
         look_again(db, object.cast_unsigned(), now)?;
     }
     Ok(())
 }
 
-/// Whether an element's copy is damaged.
-pub(crate) fn is(db: &Connection, object: u64, element: u32) -> Result<bool, Fault> {
-    let sql = "SELECT 1 FROM damage WHERE object = ?1 AND element = ?2";
+/// Whether a node's copy is damaged.
+pub(crate) fn is(db: &Connection, object: u64, node: u32) -> Result<bool, Fault> {
+    let sql = "SELECT 1 FROM damage WHERE object = ?1 AND node = ?2";
     Ok(db
         .prepare_cached(sql)?
-        .exists(params![object.cast_signed(), element])?)
+        .exists(params![object.cast_signed(), node])?)
 }
 
-/// Returns the objects with a damaged copy, and the elements of these copies.
+/// Returns the objects with a damaged copy, and the nodes of these copies.
 pub(crate) fn of_all(
     db: &Connection,
     objects: &[ObjectId],
-) -> Result<Vec<(ObjectId, ElementId)>, Fault> {
+) -> Result<Vec<(ObjectId, NodeId)>, Fault> {
     let objects: Vec<u64> = objects.iter().map(|object| object.0).collect();
-    let sql = "SELECT damage.object, element FROM json_each(?1) AS wanted \
+    let sql = "SELECT damage.object, node FROM json_each(?1) AS wanted \
                CROSS JOIN damage ON damage.object = wanted.value";
     let mut statement = db.prepare_cached(sql)?;
     let rows = statement.query_map([json(&objects)], |row| {
         let object = ObjectId(row.get::<_, i64>(0)?.cast_unsigned());
-        Ok((object, ElementId(row.get(1)?)))
+        Ok((object, NodeId(row.get(1)?)))
     })?;
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Returns the elements with a damaged copy of an object, and the kinds of damage.
+/// Returns the nodes with a damaged copy of an object, and the kinds of damage.
 pub(crate) fn of(db: &Connection, object: u64) -> Result<Vec<(u32, String)>, Fault> {
-    let sql = "SELECT element, what FROM damage WHERE object = ?1 ORDER BY element";
+    let sql = "SELECT node, what FROM damage WHERE object = ?1 ORDER BY node";
     let mut statement = db.prepare_cached(sql)?;
     let rows = statement.query_map([object.cast_signed()], |row| Ok((row.get(0)?, row.get(1)?)))?;
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
 /// Records that a label recreates a damaged copy.
-pub(crate) fn mending(db: &Connection, object: u64, element: ElementId) -> Result<(), Fault> {
-    let sql = "UPDATE damage SET mending = 1 WHERE object = ?1 AND element = ?2";
+pub(crate) fn mending(db: &Connection, object: u64, node: NodeId) -> Result<(), Fault> {
+    let sql = "UPDATE damage SET mending = 1 WHERE object = ?1 AND node = ?2";
     db.prepare_cached(sql)?
-        .execute(params![object.cast_signed(), element.0])?;
+        .execute(params![object.cast_signed(), node.0])?;
     Ok(())
 }
 
@@ -153,15 +153,15 @@ pub(crate) fn mending(db: &Connection, object: u64, element: ElementId) -> Resul
 pub(crate) fn mended(
     db: &Connection,
     object: ObjectId,
-    element: ElementId,
+    node: NodeId,
     well: bool,
 ) -> Result<bool, Fault> {
     let sql = if well {
-        "DELETE FROM damage WHERE object = ?1 AND element = ?2"
+        "DELETE FROM damage WHERE object = ?1 AND node = ?2"
     } else {
-        "UPDATE damage SET mending = 0 WHERE object = ?1 AND element = ?2"
+        "UPDATE damage SET mending = 0 WHERE object = ?1 AND node = ?2"
     };
-    let row = params![object.0.cast_signed(), element.0];
+    let row = params![object.0.cast_signed(), node.0];
     Ok(db.prepare_cached(sql)?.execute(row)? > 0)
 }
 
@@ -205,7 +205,7 @@ mod tests {
     fn late_seal_does_not_replace_version_lost_during_write() {
         let folder = tempfile::tempdir().unwrap();
         let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
-        names.add_element(ElementId(3));
+        names.add_node(NodeId(3));
         let reserved = names
             .database()
             .write_blocking(|db| ids::reserve_for(db, &Caller::root(), 1, 10));
@@ -220,30 +220,27 @@ mod tests {
             ..v1::Create::default()
         };
         assert!(matches!(ask(&names, Op::Create(create)), Answer::Opened(_)));
-        let known = v1::Element {
-            element: 3,
+        let known = v1::Node {
+            node: 3,
             memory_id: 7,
-            ..v1::Element::default()
+            ..v1::Node::default()
         };
-        let came = v1::Element {
+        let came = v1::Node {
             memory_id: 8,
             ..known.clone()
         };
         let shared = names.shared().clone();
         let lose = move |db: &Connection| forgotten(db, &shared, (Some(&known), &came), 99);
         names.database().write_blocking(lose).unwrap();
-        let lost = numbers(
-            &names,
-            "SELECT object, element FROM inode WHERE object != 0",
-        );
+        let lost = numbers(&names, "SELECT object, node FROM inode WHERE object != 0");
         assert_eq!((lost.len(), lost[0].1), (1, 3));
         assert_ne!(lost[0].0, object);
-        assert_eq!(numbers(&names, "SELECT object, element FROM damage"), lost);
-        let removed = numbers(&names, "SELECT object, element FROM removal");
+        assert_eq!(numbers(&names, "SELECT object, node FROM damage"), lost);
+        let removed = numbers(&names, "SELECT object, node FROM removal");
         assert_eq!(removed, [(object, 3)]);
-        let good = move |db: &Connection| verified(db, ElementId(3), &[ObjectId(object)], &[], 100);
+        let good = move |db: &Connection| verified(db, NodeId(3), &[ObjectId(object)], &[], 100);
         names.database().write_blocking(good).unwrap();
-        assert_eq!(numbers(&names, "SELECT object, element FROM damage"), lost);
+        assert_eq!(numbers(&names, "SELECT object, node FROM damage"), lost);
         let seal = v1::Seal {
             ino,
             object,

@@ -1,9 +1,9 @@
-//! Ends the versions of writers that have disconnected, in all circumstances. This module asks elements to seal and changes the
+//! Ends the versions of writers that have disconnected, in all circumstances. This module asks nodes to seal and changes the
 //! namespace. Next: `server/src/names`, which applies the requests.
 //!
 //! The table of unsealed versions is the list of open work. A restart of the server therefore forgets no version, and no step is tried
-//! only once. A version that a lost mount was writing is sealed with the content that reached the element, as after an ordinary close.
-//! This is retried without limit until the element is connected and able to seal. A version that another client began is abandoned when
+//! only once. A version that a lost mount was writing is sealed with the content that reached the node, as after an ordinary close.
+//! This is retried without limit until the node is connected and able to seal. A version that another client began is abandoned when
 //! that client has been silent for too long.
 
 use crate::array::Array;
@@ -27,13 +27,13 @@ pub(crate) const ABOUT_TO_BE_SEALED: &str = "about to be sealed for a lost mount
 
 /// Interval in which the list is examined.
 const PERIOD: Duration = Duration::from_millis(500);
-/// Limits of the pause between two tries at one element. The pause doubles after each try.
+/// Limits of the pause between two tries at one node. The pause doubles after each try.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(30);
 /// Maximum number of versions sealed with one request.
 const BATCH_MAX: usize = 256;
 
-/// HTTP status of an object that does not exist on the element.
+/// HTTP status of an object that does not exist on the node.
 const NOT_FOUND: u16 = 404;
 const SEALED: u16 = 200;
 
@@ -46,17 +46,17 @@ pub(crate) struct Ends {
     sessions: Sessions,
     objects: Objects,
     started: i64,
-    /// Elements that have versions to end.
+    /// Nodes that have versions to end.
     trials: Mutex<BTreeMap<u32, Trial>>,
 }
 
-/// Progress of the tries at one element.
+/// Progress of the tries at one node.
 #[derive(Debug)]
 struct Trial {
     busy: bool,
     next: Instant,
     pause: Duration,
-    /// The element's connection at the last try.
+    /// The node's connection at the last try.
     epoch: Option<u64>,
     /// Reason why the last try failed.
     why: String,
@@ -119,7 +119,7 @@ impl Ends {
         let mut lost: BTreeMap<u32, Vec<u64>> = BTreeMap::new();
         for writer in &unsealed {
             if writer.session != 0 && self.sessions.has_ended(writer.session) {
-                lost.entry(writer.element).or_default().push(writer.session);
+                lost.entry(writer.node).or_default().push(writer.session);
             }
         }
         // The writes that a mount's locks allowed to its programs have ended before other mounts get the locks.
@@ -132,20 +132,20 @@ impl Ends {
         self.sessions
             .forget_all_but(|session| unsealed.iter().any(|writer| writer.session == session));
         let mut trials = self.trials.lock();
-        trials.retain(|element, trial| trial.busy || lost.contains_key(element));
+        trials.retain(|node, trial| trial.busy || lost.contains_key(node));
         drop(trials);
-        for (element, sessions) in lost {
-            self.try_to_end(element, sessions);
+        for (node, sessions) in lost {
+            self.try_to_end(node, sessions);
         }
         Ok(())
     }
 
-    /// Begins to end the versions that these mounts were writing on an element, if the element is up and the pause has passed.
-    fn try_to_end(self: &Arc<Self>, element: u32, sessions: Vec<u64>) {
+    /// Begins to end the versions that these mounts were writing on a node, if the node is up and the pause has passed.
+    fn try_to_end(self: &Arc<Self>, node: u32, sessions: Vec<u64>) {
         let now = Instant::now();
-        let epoch = self.array.epoch(element);
+        let epoch = self.array.epoch(node);
         let mut trials = self.trials.lock();
-        let trial = trials.entry(element).or_insert(Trial {
+        let trial = trials.entry(node).or_insert(Trial {
             busy: false,
             next: now,
             pause: PAUSE_MIN,
@@ -153,11 +153,11 @@ impl Ends {
             why: String::new(),
         });
         if trial.epoch != epoch {
-            // The element has reconnected.
+            // The node has reconnected.
             (trial.epoch, trial.pause, trial.next) = (epoch, PAUSE_MIN, now);
         }
         if epoch.is_none() {
-            trial.fails(element, format!("element {element} is away"));
+            trial.fails(node, format!("node {node} is away"));
             return;
         }
         if trial.busy || now < trial.next {
@@ -167,27 +167,27 @@ impl Ends {
         drop(trials);
         let ends = self.clone();
         tokio::spawn(async move {
-            let why = ends.end(element, &sessions).await;
+            let why = ends.end(node, &sessions).await;
             let mut trials = ends.trials.lock();
-            if let Some(trial) = trials.get_mut(&element) {
+            if let Some(trial) = trials.get_mut(&node) {
                 trial.busy = false;
                 trial.next = Instant::now() + trial.pause;
                 trial.pause = (trial.pause * 2).min(PAUSE_MAX);
                 if let Err(why) = why {
-                    trial.fails(element, why);
+                    trial.fails(node, why);
                 }
             }
         });
     }
 
     /// Ends as many versions as possible. Returns the reason why versions are left as an error.
-    async fn end(&self, element: u32, sessions: &[u64]) -> Result<(), String> {
+    async fn end(&self, node: u32, sessions: &[u64]) -> Result<(), String> {
         let mut left = Ok(());
         for &session in sessions {
             let mut after = 0;
             // A mount that has reconnected seals for itself.
             while self.sessions.has_ended(session) {
-                let writer = (session, element);
+                let writer = (session, node);
                 let unfinished = self.names.unfinished(writer, after, BATCH_MAX);
                 let unfinished = unfinished.map_err(|fault| fault.to_string())?;
                 let Some(last) = unfinished.last() else { break };
@@ -196,10 +196,7 @@ impl Ends {
                     .iter()
                     .map(|version| (version.object, body(version)))
                     .collect();
-                let results = self
-                    .array
-                    .seal_all(&self.objects, element, &versions)
-                    .await?;
+                let results = self.array.seal_all(&self.objects, node, &versions).await?;
                 for (version, result) in unfinished.iter().zip(results) {
                     if let Err(why) = self.keep(version, result).await {
                         left = Err(why);
@@ -210,7 +207,7 @@ impl Ends {
         left
     }
 
-    /// Applies the element's result to the namespace.
+    /// Applies the node's result to the namespace.
     async fn keep(&self, version: &Unfinished, result: SealResult) -> Result<(), String> {
         let Unfinished { ino, object, .. } = *version;
         let op = match result.status {
@@ -221,7 +218,7 @@ impl Ends {
                 mtime: 0,
                 ..v1::Seal::default()
             }),
-            // No byte of the version reached the element.
+            // No byte of the version reached the node.
             NOT_FOUND => Op::Abandon(v1::Abandon {
                 ino,
                 object: version.version,
@@ -255,14 +252,12 @@ impl Ends {
         let unsealed = self.names.unsealed()?;
         let trials = self.trials.lock();
         let shown = unsealed.into_iter().map(|writer| {
-            let Unsealed {
-                session, element, ..
-            } = writer;
+            let Unsealed { session, node, .. } = writer;
             let ended = session != 0 && self.sessions.has_ended(session);
             let tried = trials
-                .get(&element)
+                .get(&node)
                 .filter(|trial| ended && !trial.why.is_empty());
-            let why = match (tried, self.array.trouble(element)) {
+            let why = match (tried, self.array.trouble(node)) {
                 (Some(trial), _) => trial.why.clone(),
                 (None, Some(trouble)) => trouble,
                 (None, None) if ended => ABOUT_TO_BE_SEALED.into(),
@@ -271,7 +266,7 @@ impl Ends {
                 (None, None) => "its mount is away".into(),
             };
             v1::Unsealed {
-                element,
+                node,
                 session,
                 versions: writer.versions,
                 oldest: writer.oldest,
@@ -285,10 +280,10 @@ impl Ends {
 
 impl Trial {
     /// Records the reason of a failure. Each reason is logged once.
-    fn fails(&mut self, element: u32, why: String) {
+    fn fails(&mut self, node: u32, why: String) {
         if self.why != why {
             tracing::warn!(
-                element,
+                node,
                 why,
                 "versions that lost mounts were writing can't be sealed yet; trying again for ever"
             );

@@ -24,7 +24,7 @@ use tower::{Layer, Service};
 /// Maximum number of simultaneous requests of one user.
 const REQUESTS_EACH_MAX: usize = 32;
 
-/// Maximum number of simultaneous reductions of one user, since each holds a process of an element.
+/// Maximum number of simultaneous reductions of one user, since each holds a process of a node.
 const REDUCTIONS_EACH_MAX: usize = 16;
 
 /// Limits on reading a refused request, in bytes and in time.

@@ -8,9 +8,9 @@ use crate::names::burst::sum_of;
 use crate::names::commit::Database;
 use crate::names::copies::{COMING, CURRENT};
 use crate::names::holdings::objects_below;
-use crate::names::node::NO_ELEMENT;
 use crate::names::parts;
 use crate::names::shared::Shared;
+use crate::names::vnode::NO_NODE;
 use crate::names::{Fault, SqliteNames};
 use crate::namespace_service::refused;
 use crate::rebuild;
@@ -34,7 +34,7 @@ pub(crate) struct HealthService {
     pub(crate) access: Arc<Access>,
 }
 
-/// Elements that answer, and elements that were removed from the array.
+/// Nodes that answer, and nodes that were removed from the array.
 struct Known {
     presence: Presence,
     removed: BTreeSet<u32>,
@@ -45,18 +45,18 @@ impl HealthService {
         self.names.database()
     }
 
-    /// Returns the elements that are to scrub: all elements that store data, or the named one.
-    fn elements(&self, named: Option<u32>) -> Result<Vec<v1::Element>, Status> {
-        let mut elements = self.array.elements();
-        elements.retain(|one| match named {
-            Some(named) => one.element == named,
+    /// Returns the nodes that are to scrub: all nodes that store data, or the named one.
+    fn nodes(&self, named: Option<u32>) -> Result<Vec<v1::Node>, Status> {
+        let mut nodes = self.array.nodes();
+        nodes.retain(|one| match named {
+            Some(named) => one.node == named,
             None => one.role == "store",
         });
-        match (named, elements.is_empty()) {
+        match (named, nodes.is_empty()) {
             (Some(named), true) => Err(Status::not_found(format!(
-                "there is no element {named}; see `tidemill status`"
+                "there is no node {named}; see `tidemill status`"
             ))),
-            _ => Ok(elements),
+            _ => Ok(nodes),
         }
     }
 }
@@ -90,11 +90,11 @@ impl v1::health_server::Health for HealthService {
         request: Request<v1::ScrubRequest>,
     ) -> Result<Response<v1::ScrubReply>, Status> {
         self.access.need_trusted(&request)?;
-        let v1::ScrubRequest { path, element } = request.into_inner();
-        let elements = self.elements(element)?;
+        let v1::ScrubRequest { path, node } = request.into_inner();
+        let nodes = self.nodes(node)?;
         let now = clock::now_ns();
         let mut objects = 0;
-        let mut reading: BTreeSet<u32> = elements.iter().map(|one| one.element).collect();
+        let mut reading: BTreeSet<u32> = nodes.iter().map(|one| one.node).collect();
         let asked = if path.is_empty() {
             let all: Vec<u32> = reading.iter().copied().collect();
             let ask = move |db: &Connection| scrub::ask_for_all(db, &all, now);
@@ -105,7 +105,7 @@ impl v1::health_server::Health for HealthService {
             let found = tokio::task::spawn_blocking(find).await;
             let lists = found.map_err(|_| refused(&Fault::Closed))?;
             let mut lists = lists.map_err(|fault| refused(&fault))?;
-            lists.retain(|listed, _| element.is_none_or(|element| element == *listed));
+            lists.retain(|listed, _| node.is_none_or(|node| node == *listed));
             objects = lists.values().map(|list| list.len() as u64).sum();
             reading = lists.keys().copied().collect();
             scrub::ask_for(self.database(), lists.into_iter().collect(), now).await
@@ -114,7 +114,7 @@ impl v1::health_server::Health for HealthService {
         Ok(Response::new(v1::ScrubReply {
             request: asked.map_err(|fault| refused(&fault))?,
             away: reading.difference(&up).copied().collect(),
-            elements: reading.into_iter().collect(),
+            nodes: reading.into_iter().collect(),
             objects,
         }))
     }
@@ -136,11 +136,11 @@ impl v1::health_server::Health for HealthService {
     }
 }
 
-/// Returns the objects of the files at and below a path, by the elements that have them, damaged or not.
+/// Returns the objects of the files at and below a path, by the nodes that have them, damaged or not.
 fn lists(db: &Connection, shared: &Shared, path: &[u8]) -> Result<BTreeMap<u32, Vec<u64>>, Fault> {
     let mut lists: BTreeMap<u32, Vec<u64>> = BTreeMap::new();
-    let sql = "SELECT element FROM held WHERE object = ?1 \
-               UNION SELECT element FROM copy WHERE object = ?1 AND state = ?2";
+    let sql = "SELECT node FROM held WHERE object = ?1 \
+               UNION SELECT node FROM copy WHERE object = ?1 AND state = ?2";
     let mut holders = db.prepare_cached(sql)?;
     let mut objects = Vec::new();
     for object in objects_below(db, shared, path)? {
@@ -151,8 +151,8 @@ fn lists(db: &Connection, shared: &Shared, path: &[u8]) -> Result<BTreeMap<u32, 
     }
     for object in objects {
         let rows = holders.query_map(params![object.cast_signed(), CURRENT], |row| row.get(0))?;
-        for element in rows.collect::<Result<Vec<u32>, _>>()? {
-            lists.entry(element).or_default().push(object);
+        for node in rows.collect::<Result<Vec<u32>, _>>()? {
+            lists.entry(node).or_default().push(object);
         }
     }
     Ok(lists)
@@ -169,9 +169,9 @@ fn show(
         unavailable(db, &known.presence, &known.removed)? + lost_for_good(db, &known.removed)?;
     reply.bytes_per_sec = shared.copied_bytes_per_sec().unwrap_or(0);
     reply.scrubs = scrub::list(db, None)?;
-    let mut elements = db.prepare_cached("SELECT element FROM lost WHERE back = 0")?;
-    let elements = elements.query_map([], |row| row.get(0))?;
-    reply.lost_elements = elements.collect::<Result<_, _>>()?;
+    let mut nodes = db.prepare_cached("SELECT node FROM lost WHERE back = 0")?;
+    let nodes = nodes.query_map([], |row| row.get(0))?;
+    reply.lost_nodes = nodes.collect::<Result<_, _>>()?;
     let lists: [(&str, &List<'_>); 3] = [
         ("lost", &|after, limit| lost(db, known, after, limit)),
         ("damaged", &|after, limit| damaged(db, after, limit)),
@@ -191,43 +191,43 @@ fn show(
 
 type List<'a> = dyn Fn(u64, u32) -> Result<Vec<v1::Ailing>, Fault> + 'a;
 
-/// Returns an SQL condition for versions with bytes that have an undamaged copy, but none on these elements.
+/// Returns an SQL condition for versions with bytes that have an undamaged copy, but none on these nodes.
 fn nowhere(present: &[u32]) -> String {
     let present = listed(present);
     let undamaged = |place: &str| {
         format!(
-            "NOT EXISTS (SELECT 1 FROM damage WHERE damage.object = held.object AND damage.element = {place})"
+            "NOT EXISTS (SELECT 1 FROM damage WHERE damage.object = held.object AND damage.node = {place})"
         )
     };
-    let (first, other) = (undamaged("held.element"), undamaged("copy.element"));
+    let (first, other) = (undamaged("held.node"), undamaged("copy.node"));
     let somewhere = |within: &str| {
         format!(
-            "(held.element {within} ({present}) AND {first} OR EXISTS (SELECT 1 FROM copy WHERE copy.object = held.object \
-             AND state = {CURRENT} AND copy.element {within} ({present}) AND {other}))"
+            "(held.node {within} ({present}) AND {first} OR EXISTS (SELECT 1 FROM copy WHERE copy.object = held.object \
+             AND state = {CURRENT} AND copy.node {within} ({present}) AND {other}))"
         )
     };
     format!(
-        "(held.element != {NO_ELEMENT} AND held.size > 0 AND NOT {} AND {})",
+        "(held.node != {NO_NODE} AND held.size > 0 AND NOT {} AND {})",
         somewhere("IN"),
         somewhere("NOT IN")
     )
 }
 
-/// Returns elements as an SQL list.
-fn listed<'a>(elements: impl IntoIterator<Item = &'a u32>) -> String {
-    let elements: Vec<String> = elements.into_iter().map(ToString::to_string).collect();
-    elements.join(",")
+/// Returns nodes as an SQL list.
+fn listed<'a>(nodes: impl IntoIterator<Item = &'a u32>) -> String {
+    let nodes: Vec<String> = nodes.into_iter().map(ToString::to_string).collect();
+    nodes.join(",")
 }
 
-/// Returns an SQL condition for versions that were only on removed elements (`moves::remove` has put them on the list).
+/// Returns an SQL condition for versions that were only on removed nodes (`moves::remove` has put them on the list).
 fn gone(removed: &BTreeSet<u32>) -> String {
     format!(
-        "(held.element IN ({}) AND EXISTS (SELECT 1 FROM short WHERE short.object = held.object AND has = 0))",
+        "(held.node IN ({}) AND EXISTS (SELECT 1 FROM short WHERE short.object = held.object AND has = 0))",
         listed(removed)
     )
 }
 
-/// Returns the number of files that are only on elements that do not answer. The function reads all versions if any element may be
+/// Returns the number of files that are only on nodes that do not answer. The function reads all versions if any node may be
 /// offline.
 pub(crate) fn unavailable(
     db: &Connection,
@@ -247,12 +247,12 @@ pub(crate) fn unavailable(
     Ok(count.cast_unsigned())
 }
 
-/// A rebuilt database does not know the elements that were not given to the rebuild.
+/// A rebuilt database does not know the nodes that were not given to the rebuild.
 fn may_be_away(db: &Connection, presence: &Presence) -> Result<bool, Fault> {
     Ok(presence.any_away || rebuild::noted_at(db)?.is_some())
 }
 
-/// Returns the number of files that were only on removed elements.
+/// Returns the number of files that were only on removed nodes.
 pub(crate) fn lost_for_good(db: &Connection, removed: &BTreeSet<u32>) -> Result<u64, Fault> {
     if removed.is_empty() {
         return Ok(0);
@@ -309,13 +309,13 @@ fn ailing(
 ) -> Result<Vec<v1::Ailing>, Fault> {
     let mut statement = db.prepare_cached(sql)?;
     let rows = statement.query_map(params![after.cast_signed(), limit], |row| {
-        let elements: String = row.get(3)?;
+        let nodes: String = row.get(3)?;
         Ok(v1::Ailing {
             kind: kind.into(),
             object: row.get::<_, i64>(0)?.cast_unsigned(),
             path: row.get(1)?,
             size: row.get::<_, i64>(2)?.cast_unsigned(),
-            elements: elements
+            nodes: nodes
                 .split(',')
                 .filter_map(|one| one.parse().ok())
                 .collect(),
@@ -326,8 +326,8 @@ fn ailing(
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// SQL expression for all elements that have or once stored a version.
-const HOLDERS: &str = "(held.element || coalesce((SELECT ',' || group_concat(element) FROM copy \
+/// SQL expression for all nodes that have or once stored a version.
+const HOLDERS: &str = "(held.node || coalesce((SELECT ',' || group_concat(node) FROM copy \
      WHERE copy.object = held.object), ''))";
 
 fn lost(db: &Connection, known: &Known, after: u64, limit: u32) -> Result<Vec<v1::Ailing>, Fault> {
@@ -340,8 +340,8 @@ fn lost(db: &Connection, known: &Known, after: u64, limit: u32) -> Result<Vec<v1
         false => gone.clone(),
     };
     let sql = format!(
-        "SELECT object, path, size, {HOLDERS}, iif({gone}, 'its elements were taken out of the array', \
-         'its elements do not answer'), 0 FROM held \
+        "SELECT object, path, size, {HOLDERS}, iif({gone}, 'its nodes were taken out of the array', \
+         'its nodes do not answer'), 0 FROM held \
          WHERE object > ?1 AND removed = 0 AND {lost} ORDER BY object LIMIT ?2"
     );
     ailing(db, "lost", &sql, after, limit)
@@ -349,7 +349,7 @@ fn lost(db: &Connection, known: &Known, after: u64, limit: u32) -> Result<Vec<v1
 
 fn damaged(db: &Connection, after: u64, limit: u32) -> Result<Vec<v1::Ailing>, Fault> {
     let sql = format!(
-        "SELECT held.object, path, size, group_concat(damage.element), \
+        "SELECT held.object, path, size, group_concat(damage.node), \
          what || iif({GOOD} < 1, ', and there is no other copy', ''), max(mending) \
          FROM damage CROSS JOIN held ON held.object = damage.object WHERE damage.object > ?1 \
          GROUP BY damage.object ORDER BY damage.object LIMIT ?2"

@@ -6,7 +6,7 @@
 //! path.
 //!
 //! A task may be seen by the owner of its job. Any other user who may see an output of the task sees that the task existed, its owner,
-//! time and element, its built-in kernel, and the versions that this user may see: the answer omits the job, the arguments and the names
+//! time and node, its built-in kernel, and the versions that this user may see: the answer omits the job, the arguments and the names
 //! of inputs and outputs. For all other users the answer contains the task's number and its connections, so that the graph stays
 //! complete. A search finds the asker's own tasks, and versions that the asker may see.
 
@@ -16,9 +16,9 @@ use crate::names::lineage::{
     Among, OBJECTS_MAX, Walked, Wanted, Way, annotated, runs, tasks, versions, versions_of, walk,
     walk_from,
 };
-use crate::names::node::{Caller, Node, READ};
 use crate::names::sight::Sight;
 use crate::names::transaction::Tx;
+use crate::names::vnode::{Caller, READ, Vnode};
 use crate::names::{Fault, SqliteNames};
 use crate::namespace_service::refused;
 use std::collections::{BTreeMap, BTreeSet};
@@ -110,7 +110,7 @@ fn query(
 /// Returns all versions of a file that the asker may see. The file may have been deleted.
 fn versions_at(tx: &Tx<'_>, viewer: &Caller, path: &[u8]) -> Result<Walked, Fault> {
     let ino = match tx.resolve(path, true) {
-        Ok(node) => node.ino,
+        Ok(vnode) => vnode.ino,
         Err(Fault::NotFound(_)) => 0,
         Err(fault) => return Err(fault),
     };
@@ -223,26 +223,26 @@ fn kernel_word(kernel: &str) -> &str {
 }
 
 fn object_at(tx: &Tx<'_>, path: &[u8]) -> Result<u64, Fault> {
-    let node = tx
+    let vnode = tx
         .resolve(path, true)
         .map_err(|fault| tx.advised(path, fault))?;
-    tx.need(&node, READ, &String::from_utf8_lossy(path))?;
-    if node.object == 0 {
+    tx.need(&vnode, READ, &String::from_utf8_lossy(path))?;
+    if vnode.object == 0 {
         let path = String::from_utf8_lossy(path);
         return Err(Fault::NotFound(format!(
             "{path} has no lineage: it has no sealed version with bytes"
         )));
     }
-    Ok(node.object)
+    Ok(vnode.object)
 }
 
 /// Checks that the caller may ask for the origin of a version: a reader of the file, or its owner if the file was deleted.
 fn check(tx: &Tx<'_>, version: &v1::Version) -> Result<(), Fault> {
     let what = format!("object {}", version.object);
-    match Node::find(tx.db, version.ino)? {
-        Some(node) => {
-            tx.reach(node.ino)?;
-            tx.need(&node, READ, &what)
+    match Vnode::find(tx.db, version.ino)? {
+        Some(vnode) => {
+            tx.reach(vnode.ino)?;
+            tx.need(&vnode, READ, &what)
         }
         None if tx.caller.uid == 0 || tx.caller.uid == version.uid => Ok(()),
         None => Err(Fault::Denied(what, tx.caller.uid)),
@@ -315,7 +315,7 @@ fn conceal(run: &mut v1::Run, made: bool) {
     };
     if made {
         run.uid = whole.uid;
-        run.element = whole.element;
+        run.node = whole.node;
         (run.start, run.end) = (whole.start, whole.end);
         if is_builtin(&whole.kernel) {
             (run.kernel, run.kernel_hash) = (whole.kernel, whole.kernel_hash);
@@ -376,7 +376,7 @@ pub(crate) fn summary(tx: &Tx<'_>, object: u64) -> Result<String, Fault> {
             "surroundings": run.surroundings.as_ref().map(|one| serde_json::json!({
                 "environment": one.environment, "path": one.path, "folders": one.folders
             })),
-            "element": run.element, "uid": run.uid, "start": run.start, "end": run.end,
+            "node": run.node, "uid": run.uid, "start": run.start, "end": run.end,
             "reused_task": (run.reused_task != 0).then_some(run.reused_task),
             "inputs": list(&run.inputs), "outputs": list(&run.outputs),
         })
@@ -384,7 +384,7 @@ pub(crate) fn summary(tx: &Tx<'_>, object: u64) -> Result<String, Fault> {
     Ok(serde_json::json!({
         "object": version.object, "path": version.path, "size": version.size, "ino": version.ino,
         "version": version.version, "uid": version.uid, "sealed_at": version.sealed_at,
-        "element": version.element, "run": run,
+        "node": version.node, "run": run,
     })
     .to_string())
 }

@@ -1,4 +1,4 @@
-//! Requests about the places of files: elements are emptied and removed, files are moved. This module writes the requests to tables
+//! Requests about the places of files: nodes are emptied and removed, files are moved. This module writes the requests to tables
 //! ([`crate::moves`]). Next: the dispatcher's driver in `server/src/jobs`, which carries them out.
 
 use crate::access::Access;
@@ -29,7 +29,7 @@ pub(crate) struct Mover {
     shared: Arc<Shared>,
     array: Arc<Array>,
     driver: Sender<Incoming>,
-    /// Labels without a job that elements have begun.
+    /// Labels without a job that nodes have begun.
     running: Arc<Mutex<BTreeSet<LabelId>>>,
 }
 
@@ -111,19 +111,19 @@ impl Mover {
         Ok(written.map_err(|fault| refused(&fault))??)
     }
 
-    /// Starts or stops the emptying of an element.
+    /// Starts or stops the emptying of a node.
     pub(crate) async fn drain(&self, request: v1::DrainRequest) -> Result<v1::Drain, Status> {
-        let v1::DrainRequest { element, cancel } = request;
+        let v1::DrainRequest { node, cancel } = request;
         let now = clock::now_ns();
         self.write(move |db, shared, members| match cancel {
-            true => moves::cancel_drain(db, shared, element),
-            false => moves::drain(db, shared, (element, members), now),
+            true => moves::cancel_drain(db, shared, node),
+            false => moves::drain(db, shared, (node, members), now),
         })
         .await?;
         let mut drains = self.drains()?.into_iter();
-        let drain = drains.find(|drain| drain.element == element);
+        let drain = drains.find(|drain| drain.node == node);
         Ok(drain.unwrap_or(v1::Drain {
-            element,
+            node,
             ..v1::Drain::default()
         }))
     }
@@ -135,30 +135,30 @@ impl Mover {
         Ok(drains)
     }
 
-    /// Marks the elements that are offline and make no progress now.
+    /// Marks the nodes that are offline and make no progress now.
     fn mark_away(&self, drains: &mut [v1::Drain]) {
         let away = self.array.gone(std::time::Duration::ZERO);
         for drain in drains {
-            drain.away = away.contains(&drain.element);
+            drain.away = away.contains(&drain.node);
         }
     }
 
-    /// Removes an element from the array.
+    /// Removes a node from the array.
     pub(crate) async fn remove(
         &self,
-        request: v1::RemoveElementRequest,
-    ) -> Result<v1::RemoveElementReply, Status> {
-        let v1::RemoveElementRequest { element, lose } = request;
+        request: v1::RemoveNodeRequest,
+    ) -> Result<v1::RemoveNodeReply, Status> {
+        let v1::RemoveNodeRequest { node, lose } = request;
         let now = clock::now_ns();
         let removed = self.write(move |db, shared, members| {
-            moves::remove(db, shared, (element, members), (lose, now))
+            moves::remove(db, shared, (node, members), (lose, now))
         });
         let files_lost = removed.await?;
-        self.array.forget(element);
-        Ok(v1::RemoveElementReply { files_lost })
+        self.array.forget(node);
+        Ok(v1::RemoveNodeReply { files_lost })
     }
 
-    /// Orders files to be moved to an element.
+    /// Orders files to be moved to a node.
     pub(crate) async fn move_files(
         &self,
         caller: Caller,
@@ -245,7 +245,7 @@ impl Mover {
         listed.map_err(|fault| refused(&fault))
     }
 
-    /// Orders moves from full elements to empty ones.
+    /// Orders moves from full nodes to empty ones.
     async fn rebalance(&self, request: v1::RebalanceRequest) -> Result<v1::RebalanceReply, Status> {
         if request.cancel {
             self.write(|db, _, _| balance::cancel(db).map(Ok)).await?;
@@ -254,7 +254,7 @@ impl Mover {
         let within = request.within_percent;
         if !(1..=100).contains(&within) {
             let text =
-                format!("{within} is no percentage of what an element could hold: give 1 to 100");
+                format!("{within} is no percentage of what a node could hold: give 1 to 100");
             return Err(Status::invalid_argument(text));
         }
         let sites = self.array.sites();
@@ -310,8 +310,8 @@ impl v1::places_server::Places for PlaceService {
 
     async fn remove(
         &self,
-        request: Request<v1::RemoveElementRequest>,
-    ) -> Result<Response<v1::RemoveElementReply>, Status> {
+        request: Request<v1::RemoveNodeRequest>,
+    ) -> Result<Response<v1::RemoveNodeReply>, Status> {
         self.access.need_trusted(&request)?;
         let removed = self.mover.remove(request.into_inner()).await?;
         Ok(Response::new(removed))
@@ -322,7 +322,7 @@ impl v1::places_server::Places for PlaceService {
         request: Request<v1::SleepRequest>,
     ) -> Result<Response<v1::SleepReply>, Status> {
         self.access.need_trusted(&request)?;
-        let done = self.manager.suspend(request.into_inner().element).await;
+        let done = self.manager.suspend(request.into_inner().node).await;
         Ok(Response::new(told(done)))
     }
 
@@ -331,7 +331,7 @@ impl v1::places_server::Places for PlaceService {
         request: Request<v1::SleepRequest>,
     ) -> Result<Response<v1::SleepReply>, Status> {
         self.access.need_trusted(&request)?;
-        let done = self.manager.wake_now(request.into_inner().element).await;
+        let done = self.manager.wake_now(request.into_inner().node).await;
         Ok(Response::new(told(done)))
     }
 

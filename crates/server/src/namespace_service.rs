@@ -196,7 +196,7 @@ async fn forward(
 
 fn invalidation(change: &Change) -> Option<v1::Invalidation> {
     match change {
-        Change::Node(ino) => Some(v1::Invalidation {
+        Change::Vnode(ino) => Some(v1::Invalidation {
             ino: *ino,
             ..v1::Invalidation::default()
         }),

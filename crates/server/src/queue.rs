@@ -1,4 +1,4 @@
-//! Queues of labels on their way to elements. Next: `server/src/jobs`, which takes labels from the queue and sends them.
+//! Queues of labels on their way to nodes. Next: `server/src/jobs`, which takes labels from the queue and sends them.
 //!
 //! Each decision is stored in the outbox (`jobs/outbox.rs`), in the transaction of the decision, and passed to the queue after the
 //! commit. A queue therefore need not take part in the server's transactions. After a start, or when the queue could not be reached, it
@@ -25,7 +25,7 @@ use crate::names::commit::Database;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use tidemill_core::id::{ElementId, LabelId};
+use tidemill_core::id::{LabelId, NodeId};
 use tidemill_core::label::Label;
 
 /// Error of a queue that can't be used now.
@@ -39,7 +39,7 @@ impl From<Fault> for Unavailable {
     }
 }
 
-/// Queue of labels between the dispatcher and the elements. A label may be delivered repeatedly until it is acknowledged; elements carry
+/// Queue of labels between the dispatcher and the nodes. A label may be delivered repeatedly until it is acknowledged; nodes carry
 /// out a repeated label only once.
 pub trait Queue: std::fmt::Debug + Send + Sync {
     /// Whether the queue may lack labels after a start, or after a time when it could not be used.
@@ -47,33 +47,33 @@ pub trait Queue: std::fmt::Debug + Send + Sync {
         true
     }
 
-    /// Takes labels for an element. A label that the queue already has may be delivered again, or not.
+    /// Takes labels for a node. A label that the queue already has may be delivered again, or not.
     ///
     /// # Errors
     /// If the queue did not take all labels.
-    fn enqueue(&self, element: ElementId, labels: Vec<Label>) -> Result<(), Unavailable>;
+    fn enqueue(&self, node: NodeId, labels: Vec<Label>) -> Result<(), Unavailable>;
 
-    /// Returns the undelivered labels for an element, oldest first.
+    /// Returns the undelivered labels for a node, oldest first.
     ///
     /// # Errors
     /// If the queue can't be read now.
-    fn fetch(&self, element: ElementId) -> Result<Vec<Label>, Unavailable>;
+    fn fetch(&self, node: NodeId) -> Result<Vec<Label>, Unavailable>;
 
     /// Forgets labels whose end is stored, or that are no longer wanted.
     ///
     /// # Errors
     /// If the labels may be delivered again.
-    fn acknowledge(&self, element: ElementId, labels: &[LabelId]) -> Result<(), Unavailable>;
+    fn acknowledge(&self, node: NodeId, labels: &[LabelId]) -> Result<(), Unavailable>;
 
-    /// Delivers all labels of an element again that are not acknowledged and not in `known`, the labels with which the element
+    /// Delivers all labels of a node again that are not acknowledged and not in `known`, the labels with which the node
     /// reconnected.
     ///
     /// # Errors
     /// If the labels will not be delivered again.
-    fn redeliver(&self, element: ElementId, known: &BTreeSet<LabelId>) -> Result<(), Unavailable>;
+    fn redeliver(&self, node: NodeId, known: &BTreeSet<LabelId>) -> Result<(), Unavailable>;
 }
 
-/// Place where labels wait for their elements.
+/// Place where labels wait for their nodes.
 #[derive(Clone, Debug, Default)]
 pub enum Place {
     /// The server's own database.
@@ -90,7 +90,7 @@ pub enum Place {
 pub(crate) struct Journal {
     database: Arc<Database>,
     /// Labels that were not delivered.
-    due: Mutex<BTreeMap<ElementId, BTreeMap<LabelId, Label>>>,
+    due: Mutex<BTreeMap<NodeId, BTreeMap<LabelId, Label>>>,
 }
 
 impl Journal {
@@ -108,28 +108,28 @@ impl Queue for Journal {
         false
     }
 
-    fn enqueue(&self, element: ElementId, labels: Vec<Label>) -> Result<(), Unavailable> {
+    fn enqueue(&self, node: NodeId, labels: Vec<Label>) -> Result<(), Unavailable> {
         let mut due = self.due.lock();
         let labels = labels.into_iter().map(|label| (label.id, label));
-        due.entry(element).or_default().extend(labels);
+        due.entry(node).or_default().extend(labels);
         Ok(())
     }
 
-    fn fetch(&self, element: ElementId) -> Result<Vec<Label>, Unavailable> {
-        let due = self.due.lock().remove(&element);
+    fn fetch(&self, node: NodeId) -> Result<Vec<Label>, Unavailable> {
+        let due = self.due.lock().remove(&node);
         Ok(due.into_iter().flat_map(BTreeMap::into_values).collect())
     }
 
     /// The transaction that stored the end of the labels has removed them.
-    fn acknowledge(&self, _: ElementId, _: &[LabelId]) -> Result<(), Unavailable> {
+    fn acknowledge(&self, _: NodeId, _: &[LabelId]) -> Result<(), Unavailable> {
         Ok(())
     }
 
-    fn redeliver(&self, element: ElementId, known: &BTreeSet<LabelId>) -> Result<(), Unavailable> {
-        let labels = self.database.read(|db| outbox::of(db, Some(element)))?;
+    fn redeliver(&self, node: NodeId, known: &BTreeSet<LabelId>) -> Result<(), Unavailable> {
+        let labels = self.database.read(|db| outbox::of(db, Some(node)))?;
         let labels = labels.into_iter().map(|(_, label)| (label.id, label));
         let unknown = labels.filter(|(id, _)| !known.contains(id)).collect();
-        self.due.lock().insert(element, unknown);
+        self.due.lock().insert(node, unknown);
         Ok(())
     }
 }
@@ -138,7 +138,7 @@ impl Queue for Journal {
 #[cfg(feature = "simulation")]
 #[derive(Debug, Default)]
 pub struct Memory {
-    elements: Mutex<BTreeMap<ElementId, BTreeMap<LabelId, Kept>>>,
+    nodes: Mutex<BTreeMap<NodeId, BTreeMap<LabelId, Kept>>>,
 }
 
 #[cfg(feature = "simulation")]
@@ -153,7 +153,7 @@ impl Memory {
     /// Returns the number of labels in the queue.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.elements.lock().values().map(BTreeMap::len).sum()
+        self.nodes.lock().values().map(BTreeMap::len).sum()
     }
 
     /// Whether the queue is empty.
@@ -165,9 +165,9 @@ impl Memory {
 
 #[cfg(feature = "simulation")]
 impl Queue for Memory {
-    fn enqueue(&self, element: ElementId, labels: Vec<Label>) -> Result<(), Unavailable> {
-        let mut elements = self.elements.lock();
-        let kept = elements.entry(element).or_default();
+    fn enqueue(&self, node: NodeId, labels: Vec<Label>) -> Result<(), Unavailable> {
+        let mut nodes = self.nodes.lock();
+        let kept = nodes.entry(node).or_default();
         for label in labels {
             let given = false;
             kept.entry(label.id).or_insert(Kept { label, given });
@@ -175,25 +175,25 @@ impl Queue for Memory {
         Ok(())
     }
 
-    fn fetch(&self, element: ElementId) -> Result<Vec<Label>, Unavailable> {
-        let mut elements = self.elements.lock();
-        let kept = elements.entry(element).or_default().values_mut();
+    fn fetch(&self, node: NodeId) -> Result<Vec<Label>, Unavailable> {
+        let mut nodes = self.nodes.lock();
+        let kept = nodes.entry(node).or_default().values_mut();
         let due = kept.filter_map(|kept| {
             (!std::mem::replace(&mut kept.given, true)).then(|| kept.label.clone())
         });
         Ok(due.collect())
     }
 
-    fn acknowledge(&self, element: ElementId, labels: &[LabelId]) -> Result<(), Unavailable> {
-        let mut elements = self.elements.lock();
-        let kept = elements.entry(element).or_default();
+    fn acknowledge(&self, node: NodeId, labels: &[LabelId]) -> Result<(), Unavailable> {
+        let mut nodes = self.nodes.lock();
+        let kept = nodes.entry(node).or_default();
         kept.retain(|label, _| !labels.contains(label));
         Ok(())
     }
 
-    fn redeliver(&self, element: ElementId, known: &BTreeSet<LabelId>) -> Result<(), Unavailable> {
-        let mut elements = self.elements.lock();
-        for (label, kept) in elements.entry(element).or_default() {
+    fn redeliver(&self, node: NodeId, known: &BTreeSet<LabelId>) -> Result<(), Unavailable> {
+        let mut nodes = self.nodes.lock();
+        for (label, kept) in nodes.entry(node).or_default() {
             kept.given = known.contains(label);
         }
         Ok(())
@@ -209,14 +209,14 @@ mod tests {
     use tidemill_core::label::{Input, Operation, Output, Owner};
     use tidemill_core::layout::Selection;
 
-    const HERE: ElementId = ElementId(1);
-    const ELSEWHERE: ElementId = ElementId(2);
+    const HERE: NodeId = NodeId(1);
+    const ELSEWHERE: NodeId = NodeId(2);
 
     fn label(id: u64) -> Label {
         let from = Input {
             name: String::new(),
             object: ObjectId(id),
-            element: ELSEWHERE,
+            node: ELSEWHERE,
             size: 5,
             selection: Selection::WHOLE,
         };
@@ -240,12 +240,12 @@ mod tests {
 
     /// Checks a queue's behaviour with labels that stay in the outbox as long as necessary.
     fn delivers(queue: &dyn Queue, database: &Database) {
-        let post = |element, id| {
-            let posted = Posted::new(element, &label(id));
+        let post = |node, id| {
+            let posted = Posted::new(node, &label(id));
             database
                 .write_blocking(move |db| posted.put(db, 0))
                 .unwrap();
-            queue.enqueue(element, vec![label(id)]).unwrap();
+            queue.enqueue(node, vec![label(id)]).unwrap();
         };
         let end = |id: u64| {
             let take = move |db: &rusqlite::Connection| outbox::take(db, LabelId(id));
@@ -253,7 +253,7 @@ mod tests {
             assert_eq!(taken, Some(label(id).operation));
             queue.acknowledge(HERE, &[LabelId(id)]).unwrap();
         };
-        let fetched = |element| queue.fetch(element).unwrap();
+        let fetched = |node| queue.fetch(node).unwrap();
         let known = |ids: &[u64]| ids.iter().copied().map(LabelId).collect();
         assert_eq!(fetched(HERE), []);
         for id in [3, 1, 2] {
@@ -267,7 +267,7 @@ mod tests {
         queue.redeliver(HERE, &known(&[1])).unwrap();
         post(HERE, 5);
         assert_eq!(fetched(HERE), [label(3), label(5)]);
-        // The element has lost all its labels.
+        // The node has lost all its labels.
         queue.redeliver(HERE, &known(&[])).unwrap();
         assert_eq!(fetched(HERE), [label(1), label(3), label(5)]);
         for id in [1, 3, 5] {

@@ -574,7 +574,7 @@ async fn change_of(changes: &mut Changes, ino: u64) -> Result<(), Fault> {
     loop {
         match changes.next().await {
             Ok(changed) => {
-                let of_ino = |change: &Change| matches!(change, Change::Node(other) | Change::Closed(other) if *other == ino);
+                let of_ino = |change: &Change| matches!(change, Change::Vnode(other) | Change::Closed(other) if *other == ino);
                 if changed.changes.iter().any(of_ino) {
                     return Ok(());
                 }
@@ -644,14 +644,14 @@ mod tests {
     use super::*;
     use crate::names::{Caller, SqliteNames, ids};
     use crate::session::Sessions;
-    use tidemill_core::id::ElementId;
+    use tidemill_core::id::NodeId;
 
     #[tokio::test(start_paused = true)]
     async fn recall_lists_any_number_of_unsettled_files() {
         let count = 1030;
         let folder = tempfile::tempdir().unwrap();
         let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
-        names.add_element(ElementId(3));
+        names.add_node(NodeId(3));
         let reserved = names
             .database()
             .write(move |db| ids::reserve_for(db, &Caller::root(), count, count));

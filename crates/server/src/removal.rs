@@ -1,5 +1,5 @@
 //! Removal of objects without a name. The table `removal` is a durable list, written in the transaction that makes the objects garbage.
-//! When nobody reads the objects and their element is up, they become labels with many objects each. They leave the list when such a
+//! When nobody reads the objects and their node is up, they become labels with many objects each. They leave the list when such a
 //! label has succeeded. A second removal is no error, and an object that could not be removed becomes part of a label again. Next:
 //! `server/src/jobs`, whose driver creates the labels.
 
@@ -8,15 +8,15 @@ use crate::jobs::Incoming;
 use crate::jobs::store::json;
 use crate::names::commit::Database;
 use crate::names::leaving::Leaving;
-use crate::names::node::NO_ELEMENT;
 use crate::names::parts;
 use crate::names::shared::Shared;
+use crate::names::vnode::NO_NODE;
 use crate::{clock, copies, damage, names::Fault};
 use rusqlite::{Connection, params};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
-use tidemill_core::id::{ElementId, LabelId, ObjectId};
+use tidemill_core::id::{LabelId, NodeId, ObjectId};
 
 /// Interval in which the list is examined.
 const PERIOD: Duration = Duration::from_millis(500);
@@ -53,8 +53,8 @@ impl Garbage {
             if let Err(fault) = self.let_go().await {
                 fault.put_off("parts of versions that nobody uses stay for now");
             }
-            let due = array.up().into_iter().any(|element| {
-                let due = self.due(element, ObjectId(0));
+            let due = array.up().into_iter().any(|node| {
+                let due = self.due(node, ObjectId(0));
                 due.is_ok_and(|due| !due.is_empty())
             });
             if due && driver.send(Incoming::Garbage).is_err() {
@@ -66,8 +66,8 @@ impl Garbage {
     /// Replaces unused versions of several objects by their objects, which are then removed separately.
     async fn let_go(&self) -> Result<(), Fault> {
         let any = self.database.read(|db| {
-            let sql = "SELECT 1 FROM removal WHERE element = ?1";
-            Ok(db.prepare_cached(sql)?.exists([NO_ELEMENT])?)
+            let sql = "SELECT 1 FROM removal WHERE node = ?1";
+            Ok(db.prepare_cached(sql)?.exists([NO_NODE])?)
         })?;
         if !any {
             return Ok(());
@@ -89,12 +89,12 @@ impl Garbage {
         (now - REST_NS, since)
     }
 
-    /// Returns objects of an element after `after` that can be removed now and have no label in progress: in order, at most as many as
+    /// Returns objects of a node after `after` that can be removed now and have no label in progress: in order, at most as many as
     /// one label takes.
-    pub(crate) fn due(&self, element: u32, after: ObjectId) -> Result<Vec<ObjectId>, Fault> {
+    pub(crate) fn due(&self, node: u32, after: ObjectId) -> Result<Vec<ObjectId>, Fault> {
         let mut after = after;
         loop {
-            let page = self.page(element, after)?;
+            let page = self.page(node, after)?;
             let Some(&(last, _)) = page.last() else {
                 return Ok(Vec::new());
             };
@@ -102,7 +102,7 @@ impl Garbage {
             let free = page
                 .into_iter()
                 .filter(|&(object, elsewhere)| match elsewhere {
-                    true => !self.shared.copy_held(object.0, element),
+                    true => !self.shared.copy_held(object.0, node),
                     false => !self.shared.object_held(object.0),
                 });
             let free: Vec<ObjectId> = free.map(|(object, _)| object).collect();
@@ -112,24 +112,24 @@ impl Garbage {
         }
     }
 
-    /// Returns the next objects of the list. The flag says whether the object still belongs to a version on another element: nobody is
-    /// then directed to read it here, and a rule that fires for it reads it there. A map that was sent to this element during the write
+    /// Returns the next objects of the list. The flag says whether the object still belongs to a version on another node: nobody is
+    /// then directed to read it here, and a rule that fires for it reads it there. A map that was sent to this node during the write
     /// reads it here.
-    fn page(&self, element: u32, after: ObjectId) -> Result<Vec<(ObjectId, bool)>, Fault> {
+    fn page(&self, node: u32, after: ObjectId) -> Result<Vec<(ObjectId, bool)>, Fault> {
         let (before, since) = self.queued();
         self.database.read(|db| {
             let sql = "SELECT object, EXISTS (SELECT 1 FROM held WHERE held.object = removal.object \
-                       AND removed = 0) FROM removal WHERE element = ?1 AND object > ?2 AND label = 0 \
+                       AND removed = 0) FROM removal WHERE node = ?1 AND object > ?2 AND label = 0 \
                        AND queued < ?3 AND queued >= ?4 AND (NOT EXISTS (SELECT 1 FROM firing \
                        WHERE firing.object = removal.object AND state <= 2) OR EXISTS (SELECT 1 FROM held \
                        WHERE held.object = removal.object AND removed = 0)) AND NOT EXISTS (SELECT 1 FROM firing \
                        JOIN label ON label.task BETWEEN firing.task AND max(firing.task, firing.last) \
                        WHERE firing.object = removal.object AND firing.state <= 2 AND firing.state = 2 \
-                       AND label.element = removal.element) \
+                       AND label.node = removal.node) \
                        ORDER BY object LIMIT ?5";
             let mut statement = db.prepare_cached(sql)?;
             let limit = i64::try_from(OBJECTS_MAX).unwrap_or(i64::MAX);
-            let key = params![element, after.0.cast_signed(), before, since, limit];
+            let key = params![node, after.0.cast_signed(), before, since, limit];
             let objects = statement.query_map(key, |row| {
                 let object = ObjectId(row.get::<_, i64>(0)?.cast_unsigned());
                 Ok((object, row.get(1)?))
@@ -139,27 +139,27 @@ impl Garbage {
     }
 }
 
-/// Records that a label is to remove these objects of an element.
+/// Records that a label is to remove these objects of a node.
 pub(crate) fn labelled(
     db: &Connection,
     label: LabelId,
-    element: ElementId,
+    node: NodeId,
     objects: &[u64],
 ) -> Result<(), Fault> {
     if objects.is_empty() {
         return Ok(());
     }
-    let sql = "UPDATE removal SET label = ?1 WHERE element = ?2 \
+    let sql = "UPDATE removal SET label = ?1 WHERE node = ?2 \
                AND object IN (SELECT value FROM json_each(?3))";
     db.prepare_cached(sql)?
-        .execute(params![label.0.cast_signed(), element.0, json(&objects)])?;
+        .execute(params![label.0.cast_signed(), node.0, json(&objects)])?;
     Ok(())
 }
 
-/// Records the end of a label that was to remove these objects of an element. A failed label may have removed some of them.
+/// Records the end of a label that was to remove these objects of a node. A failed label may have removed some of them.
 pub(crate) fn ended(
     db: &Connection,
-    element: ElementId,
+    node: NodeId,
     objects: &[ObjectId],
     failed: Option<&[ObjectId]>,
     (leaving, now): (&Leaving, i64),
@@ -170,18 +170,18 @@ pub(crate) fn ended(
     };
     let gone = list(failed.unwrap_or(objects));
     for sql in [
-        "DELETE FROM damage WHERE element = ?1 AND object IN (SELECT value FROM json_each(?2)) \
-         AND object IN (SELECT object FROM removal WHERE removal.element = ?1)",
-        "DELETE FROM removal WHERE element = ?1 AND object IN (SELECT value FROM json_each(?2))",
+        "DELETE FROM damage WHERE node = ?1 AND object IN (SELECT value FROM json_each(?2)) \
+         AND object IN (SELECT object FROM removal WHERE removal.node = ?1)",
+        "DELETE FROM removal WHERE node = ?1 AND object IN (SELECT value FROM json_each(?2))",
     ] {
-        db.prepare_cached(sql)?.execute(params![element.0, gone])?;
+        db.prepare_cached(sql)?.execute(params![node.0, gone])?;
     }
     if failed.is_some() {
         let sql = "UPDATE removal SET label = 0, queued = ?3 \
-                   WHERE element = ?1 AND object IN (SELECT value FROM json_each(?2))";
+                   WHERE node = ?1 AND object IN (SELECT value FROM json_each(?2))";
         let again = now + AGAIN_NS - REST_NS;
         db.prepare_cached(sql)?
-            .execute(params![element.0, list(objects), again])?;
+            .execute(params![node.0, list(objects), again])?;
         // A report in the meantime may have made this copy the last undamaged one.
         if damage::any(db)? {
             for object in objects {

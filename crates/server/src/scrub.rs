@@ -1,9 +1,9 @@
-//! Scrubs: elements read all of their objects, or some, and compare them with their hashes. This module writes the tables of scrubs.
+//! Scrubs: nodes read all of their objects, or some, and compare them with their hashes. This module writes the tables of scrubs.
 //! Next: `server/src/jobs`, whose driver creates the labels.
 //!
-//! A scrub of one element is a row of `scrub`, with the objects of a list in `verify` or, for all objects, the progress. The driver
+//! A scrub of one node is a row of `scrub`, with the objects of a list in `verify` or, for all objects, the progress. The driver
 //! creates labels for it with a few hundred objects each, and few at a time. A row and its labels change in one transaction, so a restart
-//! finds the remaining work. All objects of each element are also read regularly.
+//! finds the remaining work. All objects of each node are also read regularly.
 
 use crate::array::Array;
 use crate::clock;
@@ -17,7 +17,7 @@ use rusqlite::{Connection, OptionalExtension, params};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
-use tidemill_core::id::{ElementId, ObjectId};
+use tidemill_core::id::{NodeId, ObjectId};
 use tidemill_core::label::{Damaged, Operation};
 use tidemill_wire::v1;
 
@@ -38,7 +38,7 @@ const LISTING: i64 = -1;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Open {
     id: i64,
-    pub(crate) element: ElementId,
+    pub(crate) node: NodeId,
     listed: bool,
     idle: bool,
     after: i64,
@@ -46,13 +46,13 @@ pub(crate) struct Open {
 
 /// Returns the scrubs that have no label in progress.
 pub(crate) fn open(db: &Connection) -> Result<Vec<Open>, Fault> {
-    let sql = "SELECT scrub, element, listed, idle, after FROM scrub \
+    let sql = "SELECT scrub, node, listed, idle, after FROM scrub \
                WHERE ended = 0 AND labels = 0 ORDER BY idle, scrub";
     let mut statement = db.prepare_cached(sql)?;
     let rows = statement.query_map([], |row| {
         Ok(Open {
             id: row.get(0)?,
-            element: ElementId(row.get(1)?),
+            node: NodeId(row.get(1)?),
             listed: row.get(2)?,
             idle: row.get(3)?,
             after: row.get(4)?,
@@ -72,14 +72,14 @@ impl Open {
             "SELECT verify.object, coalesce(size, 0) FROM verify LEFT JOIN held USING (object) \
              WHERE scrub = ?1 AND verify.object > ?2 ORDER BY verify.object LIMIT ?3"
         } else {
-            "SELECT object, size FROM held WHERE element = ?1 AND removed = 0 AND object > ?2 \
+            "SELECT object, size FROM held WHERE node = ?1 AND removed = 0 AND object > ?2 \
              UNION SELECT copy.object, size FROM copy CROSS JOIN held ON held.object = copy.object \
-             WHERE copy.element = ?1 AND copy.object > ?2 AND state = ?4 ORDER BY 1 LIMIT ?3"
+             WHERE copy.node = ?1 AND copy.object > ?2 AND state = ?4 ORDER BY 1 LIMIT ?3"
         };
         let key = if self.listed {
             self.id
         } else {
-            self.element.0.into()
+            self.node.0.into()
         };
         let mut statement = db.prepare_cached(sql)?;
         let mut rows = if self.listed {
@@ -123,15 +123,15 @@ pub(crate) struct Read {
 pub(crate) fn ended(
     db: &Connection,
     shared: &Shared,
-    (scrub, element): (u64, ElementId),
+    (scrub, node): (u64, NodeId),
     objects: &[ObjectId],
     (read, well): (&Read, bool),
     now: i64,
 ) -> Result<(), Fault> {
-    let damaged = damage::found(db, shared, element, &read.damaged, now)?;
+    let damaged = damage::found(db, shared, node, &read.damaged, now)?;
     let mut count = 0;
     if well {
-        damage::verified(db, element, objects, &read.damaged, now)?;
+        damage::verified(db, node, objects, &read.damaged, now)?;
         count = objects.len();
     }
     let sql = "UPDATE scrub SET labels = max(labels - 1, 0), objects = objects + ?2, bytes = bytes + ?3, \
@@ -153,21 +153,21 @@ pub(crate) fn finish(db: &Connection, scrub: u64, now: i64) -> Result<(), Fault>
     let sql = "UPDATE scrub SET ended = ?2 WHERE scrub = ?1 AND ended = 0";
     db.prepare_cached(sql)?
         .execute(params![scrub.cast_signed(), now])?;
-    // The last complete scrub of each element is kept.
+    // The last complete scrub of each node is kept.
     let sql = "DELETE FROM scrub WHERE ended > 0 AND ended < ?1 AND (listed = 1 OR EXISTS (SELECT 1 FROM scrub AS later \
-               WHERE later.element = scrub.element AND later.listed = 0 AND later.ended > scrub.ended))";
+               WHERE later.node = scrub.node AND later.listed = 0 AND later.ended > scrub.ended))";
     db.prepare_cached(sql)?.execute([now - KEPT_NS])?;
     Ok(())
 }
 
 fn insert(
     db: &Connection,
-    element: u32,
+    node: u32,
     (request, listed, idle): (u64, bool, bool),
     (begun, ended): (i64, i64),
 ) -> Result<i64, Fault> {
-    let sql = "INSERT INTO scrub(request, element, listed, idle, begun, ended) VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
-    let row = params![request.cast_signed(), element, listed, idle, begun, ended];
+    let sql = "INSERT INTO scrub(request, node, listed, idle, begun, ended) VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
+    let row = params![request.cast_signed(), node, listed, idle, begun, ended];
     db.prepare_cached(sql)?.execute(row)?;
     Ok(db.last_insert_rowid())
 }
@@ -178,26 +178,26 @@ fn new_request(db: &Connection) -> Result<u64, Fault> {
     Ok(request.cast_unsigned())
 }
 
-/// Orders a scrub of all objects of these elements. Returns the number of the request.
-pub(crate) fn ask_for_all(db: &Connection, elements: &[u32], now: i64) -> Result<u64, Fault> {
+/// Orders a scrub of all objects of these nodes. Returns the number of the request.
+pub(crate) fn ask_for_all(db: &Connection, nodes: &[u32], now: i64) -> Result<u64, Fault> {
     let request = new_request(db)?;
-    for &element in elements {
-        insert(db, element, (request, false, false), (now, 0))?;
+    for &node in nodes {
+        insert(db, node, (request, false, false), (now, 0))?;
     }
     Ok(request)
 }
 
-/// Orders a scrub of these objects, by element. Returns the number of the request.
+/// Orders a scrub of these objects, by node. Returns the number of the request.
 pub(crate) async fn ask_for(
     database: &Database,
     lists: Vec<(u32, Vec<u64>)>,
     now: i64,
 ) -> Result<u64, Fault> {
-    let elements: Vec<u32> = lists.iter().map(|(element, _)| *element).collect();
+    let nodes: Vec<u32> = lists.iter().map(|(node, _)| *node).collect();
     let begin = move |db: &Connection| {
         let request = new_request(db)?;
-        let insert = |&element: &u32| insert(db, element, (request, true, false), (now, LISTING));
-        let rows = elements.iter().map(insert).collect::<Result<Vec<_>, _>>()?;
+        let insert = |&node: &u32| insert(db, node, (request, true, false), (now, LISTING));
+        let rows = nodes.iter().map(insert).collect::<Result<Vec<_>, _>>()?;
         Ok((request, rows))
     };
     let (request, rows) = database.write(begin).await?;
@@ -226,19 +226,19 @@ pub(crate) async fn ask_for(
     Ok(request)
 }
 
-/// Returns the progress of scrubs: those of a request, or for all elements the last complete one and those in progress.
-pub(crate) fn list(db: &Connection, request: Option<u64>) -> Result<Vec<v1::ElementScrub>, Fault> {
-    let sql = "SELECT element, begun, ended, objects, bytes, damaged, idle, \
+/// Returns the progress of scrubs: those of a request, or for all nodes the last complete one and those in progress.
+pub(crate) fn list(db: &Connection, request: Option<u64>) -> Result<Vec<v1::NodeScrub>, Fault> {
+    let sql = "SELECT node, begun, ended, objects, bytes, damaged, idle, \
                iif(listed, 0, after), (SELECT next FROM counter WHERE name = 'object'), request FROM scrub \
-               WHERE iif(?1 IS NULL, listed = 0, request = ?1) ORDER BY element, scrub";
+               WHERE iif(?1 IS NULL, listed = 0, request = ?1) ORDER BY node, scrub";
     let mut statement = db.prepare_cached(sql)?;
     let number =
         |row: &rusqlite::Row<'_>, column: usize| row.get::<_, i64>(column).map(i64::cast_unsigned);
     let rows = statement.query_map([request.map(u64::cast_signed)], |row| {
         let (after, last) = (number(row, 7)?, number(row, 8)?.max(1));
         let milli = u128::from(after) * 1000 / u128::from(last);
-        Ok(v1::ElementScrub {
-            element: row.get(0)?,
+        Ok(v1::NodeScrub {
+            node: row.get(0)?,
             begun: row.get(1)?,
             ended: row.get::<_, i64>(2)?.max(0),
             objects: number(row, 3)?,
@@ -263,30 +263,30 @@ pub(crate) fn clean(db: &Connection) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Begins to read all objects of the elements for which the interval has passed. A new element is first read after one interval.
-fn begin(db: &Connection, elements: &[u32], every: Duration, now: i64) -> Result<(), Fault> {
-    let sql = "SELECT ended FROM scrub WHERE element = ?1 AND listed = 0 ORDER BY ended = 0 DESC, ended DESC LIMIT 1";
+/// Begins to read all objects of the nodes for which the interval has passed. A new node is first read after one interval.
+fn begin(db: &Connection, nodes: &[u32], every: Duration, now: i64) -> Result<(), Fault> {
+    let sql = "SELECT ended FROM scrub WHERE node = ?1 AND listed = 0 ORDER BY ended = 0 DESC, ended DESC LIMIT 1";
     let every = i64::try_from(every.as_nanos()).unwrap_or(i64::MAX);
-    for &element in elements {
+    for &node in nodes {
         let mut statement = db.prepare_cached(sql)?;
-        let ended = statement.query_row([element], |row| row.get::<_, i64>(0));
+        let ended = statement.query_row([node], |row| row.get::<_, i64>(0));
         match ended.optional()? {
-            None => drop(insert(db, element, (0, false, true), (now, now))?),
+            None => drop(insert(db, node, (0, false, true), (now, now))?),
             Some(0) => {}
             Some(ended) if ended.saturating_add(every) > now => {}
-            Some(_) => drop(insert(db, element, (0, false, true), (now, 0))?),
+            Some(_) => drop(insert(db, node, (0, false, true), (now, 0))?),
         }
     }
     Ok(())
 }
 
-/// Whether a scrub of an element is due, or its first interval has to be recorded.
-fn is_due(db: &Connection, elements: &[u32], every: Duration, now: i64) -> Result<bool, Fault> {
-    let sql = "SELECT coalesce(max(iif(ended = 0, ?2, ended)), 0) FROM scrub WHERE element = ?1 AND listed = 0";
+/// Whether a scrub of a node is due, or its first interval has to be recorded.
+fn is_due(db: &Connection, nodes: &[u32], every: Duration, now: i64) -> Result<bool, Fault> {
+    let sql = "SELECT coalesce(max(iif(ended = 0, ?2, ended)), 0) FROM scrub WHERE node = ?1 AND listed = 0";
     let every = i64::try_from(every.as_nanos()).unwrap_or(i64::MAX);
     let mut statement = db.prepare_cached(sql)?;
-    for &element in elements {
-        let last: i64 = statement.query_row(params![element, now], |row| row.get(0))?;
+    for &node in nodes {
+        let last: i64 = statement.query_row(params![node, now], |row| row.get(0))?;
         if last == 0 || last.saturating_add(every) <= now {
             return Ok(true);
         }
@@ -294,7 +294,7 @@ fn is_due(db: &Connection, elements: &[u32], every: Duration, now: i64) -> Resul
     Ok(false)
 }
 
-/// Makes the driver look for work as long as the server runs. With `every`, all objects of each element are read once in that interval.
+/// Makes the driver look for work as long as the server runs. With `every`, all objects of each node are read once in that interval.
 pub(crate) async fn watch(
     database: Arc<Database>,
     array: Arc<Array>,
@@ -307,10 +307,10 @@ pub(crate) async fn watch(
     loop {
         tokio::time::sleep(PERIOD).await;
         if let Some(every) = every {
-            let (elements, now) = (array.scrubbing(), clock::now_ns());
-            let due = database.read(|db| is_due(db, &elements, every, now));
+            let (nodes, now) = (array.scrubbing(), clock::now_ns());
+            let due = database.read(|db| is_due(db, &nodes, every, now));
             if due.unwrap_or(false) {
-                let begin = move |db: &Connection| begin(db, &elements, every, now);
+                let begin = move |db: &Connection| begin(db, &nodes, every, now);
                 if let Err(fault) = database.write(begin).await {
                     fault.put_off("scrubs can't be begun now");
                 }

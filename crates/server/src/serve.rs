@@ -86,7 +86,7 @@ const COALESCE: Duration = Duration::from_millis(5);
 /// Time limit for the process that holds the folder to end.
 const ENDING: Duration = Duration::from_secs(1);
 
-/// Default rate of copying between elements for repairs and moves, in bytes per second: twice the rate of a link of 1 Gbit/s.
+/// Default rate of copying between nodes for repairs and moves, in bytes per second: twice the rate of a link of 1 Gbit/s.
 pub const MOVE_BYTES_PER_SEC: u64 = 250_000_000;
 
 /// Settings of a server.
@@ -98,31 +98,31 @@ pub struct Config {
     pub listen: SocketAddr,
     /// Path of the Unix socket; `None` for `server.sock` in the folder.
     pub socket: Option<PathBuf>,
-    /// Whether TCP connections to the server and to its elements use TLS.
+    /// Whether TCP connections to the server and to its nodes use TLS.
     pub tls: bool,
     /// Additional names, of hosts or addresses, in the server's certificate, for programs that fetch files by URL.
     pub tls_names: Vec<String>,
     /// Policy of jobs that name none.
     pub default_policy: String,
-    /// Time for which an element may be offline before its labels are assigned to other elements.
-    pub element_timeout: Duration,
+    /// Time for which a node may be offline before its labels are assigned to other nodes.
+    pub node_timeout: Duration,
     /// Time for which a mount may be offline before its open files are closed by the server.
     pub mount_timeout: Duration,
     /// Time for which finished jobs stay on the list; `None` for until somebody deletes them.
     pub keep_jobs: Option<Duration>,
-    /// Assumed rate at which elements pull from each other if they report none, in bytes per second.
+    /// Assumed rate at which nodes pull from each other if they report none, in bytes per second.
     pub link_bytes_per_sec: u64,
     /// Wanted number of copies of versions for which no folder sets a number.
     pub copies: Wanted,
-    /// Time for which an element may be offline before its copies are recreated on other elements.
+    /// Time for which a node may be offline before its copies are recreated on other nodes.
     pub repair_after: Duration,
-    /// Interval in which all objects of each element are read and compared with their hashes; `None`: only on request.
+    /// Interval in which all objects of each node are read and compared with their hashes; `None`: only on request.
     pub scrub_every: Option<Duration>,
     /// Rate limit of recreated copies and of moves in the whole array, in bytes per second; 0 for no limit.
     pub move_bytes_per_sec: u64,
-    /// Place where labels wait for their elements.
+    /// Place where labels wait for their nodes.
     pub queue: Place,
-    /// Settings of suspending elements.
+    /// Settings of suspending nodes.
     pub elastic: Elastic,
     /// Limits of each user.
     pub limits: Limits,
@@ -130,11 +130,11 @@ pub struct Config {
     pub burst: burst::Limits,
 }
 
-/// Default interval in which all objects of an element are read.
+/// Default interval in which all objects of a node are read.
 const SCRUB_EVERY_DEFAULT: Duration = Duration::from_secs(7 * 86_400);
 
 impl Config {
-    /// Returns the settings of a server in `dir` with all else at its default: a free port on the loopback address, 10 s element timeout,
+    /// Returns the settings of a server in `dir` with all else at its default: a free port on the loopback address, 10 s node timeout,
     /// 1 Gbit/s links.
     #[must_use]
     pub fn new(dir: impl Into<PathBuf>) -> Self {
@@ -145,7 +145,7 @@ impl Config {
             tls: true,
             tls_names: Vec::new(),
             default_policy: tidemill_core::policy::DEFAULT.into(),
-            element_timeout: Duration::from_secs(10),
+            node_timeout: Duration::from_secs(10),
             mount_timeout: Duration::from_secs(10),
             keep_jobs: None,
             link_bytes_per_sec: 125_000_000,
@@ -385,7 +385,7 @@ fn settings(
 ) -> Result<Settings, StartError> {
     Ok(Settings {
         array_id: names.database().read(names::array_id)?,
-        element_timeout: config.element_timeout,
+        node_timeout: config.node_timeout,
         link_bytes_per_sec: config.link_bytes_per_sec,
         tls: config.tls,
         authority: authority.clone(),

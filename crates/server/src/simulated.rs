@@ -1,4 +1,4 @@
-//! The server of a simulated array: names, jobs, driver, elements and all background work, as in [`crate::Server`], but without
+//! The server of a simulated array: names, jobs, driver, nodes and all background work, as in [`crate::Server`], but without
 //! connections and threads, on one database connection, in virtual time and with random numbers from a seed.
 //!
 //! The server's timers run on a runtime of its own whose clock is moved by [`Simulated::advance`]. Time has a resolution of one
@@ -32,14 +32,14 @@ use std::time::Duration;
 use tidemill_core::burst::Limits;
 use tidemill_core::copies::Wanted;
 use tidemill_core::id::JobId;
-use tidemill_wire::v1::{self, from_element::Message as From};
+use tidemill_wire::v1::{self, from_node::Message as From};
 use tokio::runtime::Runtime;
 use tokio::sync::{mpsc, oneshot, watch};
 
-/// Maximum number of versions that a mount writes on one element.
+/// Maximum number of versions that a mount writes on one node.
 const UNFINISHED_MAX: usize = 4096;
 
-/// Time limit for a woken element to connect.
+/// Time limit for a woken node to connect.
 const WAKE_LIMIT: Duration = Duration::from_secs(5);
 
 /// Virtual time.
@@ -109,19 +109,19 @@ pub(crate) mod chance {
 pub struct Options {
     /// Seed of all random numbers.
     pub seed: u64,
-    /// Time for which an element may be offline before its labels are assigned to other elements.
-    pub element_timeout: Duration,
+    /// Time for which a node may be offline before its labels are assigned to other nodes.
+    pub node_timeout: Duration,
     /// Policy of jobs that name none.
     pub policy: String,
     /// Wanted number of copies of versions.
     pub copies: u32,
-    /// Time for which an element may be offline before its copies are recreated.
+    /// Time for which a node may be offline before its copies are recreated.
     pub repair_after: Duration,
-    /// Interval in which all objects of each element are read and compared with their hashes.
+    /// Interval in which all objects of each node are read and compared with their hashes.
     pub scrub_every: Duration,
     /// Rate limit of repairs and moves in bytes per second; 0 for no limit.
     pub move_bytes_per_sec: u64,
-    /// Idle time after which an element is suspended; `None`: elements are suspended only on request.
+    /// Idle time after which a node is suspended; `None`: nodes are suspended only on request.
     pub suspend_after: Option<Duration>,
     /// Fill levels at which the burst tier drains.
     pub burst: Limits,
@@ -140,13 +140,13 @@ pub enum StartError {
     Fault(#[from] Fault),
 }
 
-/// Stream of one element.
+/// Stream of one node.
 #[derive(Debug)]
 pub struct Link {
-    /// Number of the element's connection.
+    /// Number of the node's connection.
     pub epoch: u64,
     /// Messages from the server.
-    pub outbox: mpsc::Receiver<v1::ToElement>,
+    pub outbox: mpsc::Receiver<v1::ToNode>,
     /// Signal that the server ends the stream.
     pub ended: watch::Receiver<bool>,
 }
@@ -255,7 +255,7 @@ impl Simulated {
     ) -> Result<(Arc<Array>, Manager, Driver), Fault> {
         let settings = Settings {
             array_id: names.database().read(array_id)?,
-            element_timeout: options.element_timeout,
+            node_timeout: options.node_timeout,
             link_bytes_per_sec: 125_000_000,
             tls: false,
             authority: authority(),
@@ -333,10 +333,10 @@ impl Simulated {
         }
     }
 
-    /// Begins an element's stream.
+    /// Begins a node's stream.
     ///
     /// # Errors
-    /// If the array refuses the element.
+    /// If the array refuses the node.
     pub fn join(&self, hello: v1::Hello) -> Result<Link, String> {
         let _entered = self.runtime.enter();
         let (sender, outbox) = outbox();
@@ -349,19 +349,19 @@ impl Simulated {
         })
     }
 
-    /// Handles a message from an element.
-    pub fn hear(&self, element: u32, epoch: u64, message: From) {
+    /// Handles a message from a node.
+    pub fn hear(&self, node: u32, epoch: u64, message: From) {
         let _entered = self.runtime.enter();
-        self.array.on_message(element, epoch, message);
+        self.array.on_message(node, epoch, message);
     }
 
-    /// Ends an element's stream.
-    pub fn leave(&self, element: u32, epoch: u64) {
+    /// Ends a node's stream.
+    pub fn leave(&self, node: u32, epoch: u64) {
         let _entered = self.runtime.enter();
-        self.array.leave(element, epoch);
+        self.array.leave(node, epoch);
     }
 
-    /// Connects a process that stays connected while its element is suspended.
+    /// Connects a process that stays connected while its node is suspended.
     ///
     /// # Errors
     /// If the array refuses the process.
@@ -377,28 +377,28 @@ impl Simulated {
         })
     }
 
-    /// Disconnects a process that waits to wake an element.
-    pub fn unkeep(&self, element: u32, number: u64) {
-        self.array.unkeep(element, number);
+    /// Disconnects a process that waits to wake a node.
+    pub fn unkeep(&self, node: u32, number: u64) {
+        self.array.unkeep(node, number);
     }
 
-    /// Requests that an element is suspended. It is suspended if nobody needs it.
-    pub fn suspend_element(&self, element: u32) {
+    /// Requests that a node is suspended. It is suspended if nobody needs it.
+    pub fn suspend_node(&self, node: u32) {
         let manager = self.manager.clone();
         self.runtime
-            .spawn(async move { manager.suspend(element).await });
+            .spawn(async move { manager.suspend(node).await });
     }
 
-    /// Requests that an element is woken.
-    pub fn wake_element(&self, element: u32) {
+    /// Requests that a node is woken.
+    pub fn wake_node(&self, node: u32) {
         let _entered = self.runtime.enter();
-        self.names.shared().sleepers.want(element);
+        self.names.shared().sleepers.want(node);
     }
 
-    /// Whether an element is up.
+    /// Whether a node is up.
     #[must_use]
-    pub fn is_awake(&self, element: u32) -> bool {
-        self.array.up().contains(&element)
+    pub fn is_awake(&self, node: u32) -> bool {
+        self.array.up().contains(&node)
     }
 
     /// Carries out a mount's request.
@@ -436,8 +436,8 @@ impl Simulated {
     }
 
     /// Repeats a mount's report of a version that it writes, as a mount does after a start of the server.
-    pub fn hold(&self, session: u64, version: (u64, u64), element: u32) {
-        self.names.shared().hold(session, version, element);
+    pub fn hold(&self, session: u64, version: (u64, u64), node: u32) {
+        self.names.shared().hold(session, version, node);
     }
 
     /// Reserves ids for a mount.
@@ -457,7 +457,7 @@ impl Simulated {
         self.runtime.block_on(self.names.new_session())
     }
 
-    /// Ends a mount. Returns the versions that the mount was writing, and their elements.
+    /// Ends a mount. Returns the versions that the mount was writing, and their nodes.
     ///
     /// # Errors
     /// If the database fails.
@@ -468,9 +468,9 @@ impl Simulated {
             if session == 0 || group.session != session {
                 continue;
             }
-            let writer = (session, group.element);
+            let writer = (session, group.node);
             let unfinished = self.names.unfinished(writer, 0, UNFINISHED_MAX)?;
-            versions.extend(unfinished.into_iter().map(|one| (group.element, one)));
+            versions.extend(unfinished.into_iter().map(|one| (group.node, one)));
         }
         Ok(versions)
     }
@@ -599,17 +599,17 @@ impl Simulated {
         let _ = self.in_rooms(move |tx| tx.leave_room(&leave));
     }
 
-    /// Starts or cancels the emptying of an element. Returns whether that succeeded.
-    pub fn drain(&self, element: u32, cancel: bool) -> bool {
-        let request = v1::DrainRequest { element, cancel };
+    /// Starts or cancels the emptying of a node. Returns whether that succeeded.
+    pub fn drain(&self, node: u32, cancel: bool) -> bool {
+        let request = v1::DrainRequest { node, cancel };
         self.runtime.block_on(self.mover().drain(request)).is_ok()
     }
 
-    /// Moves all files to an element. Returns whether the order succeeded.
-    pub fn move_all(&self, element: u32) -> bool {
+    /// Moves all files to a node. Returns whether the order succeeded.
+    pub fn move_all(&self, node: u32) -> bool {
         let request = v1::MoveRequest {
             path: b"/".to_vec(),
-            element,
+            node,
             ..v1::MoveRequest::default()
         };
         let moved = self.mover();
@@ -617,11 +617,11 @@ impl Simulated {
         self.runtime.block_on(moved).is_ok()
     }
 
-    /// Whether an element that is being emptied is empty; `None` if the element is not being emptied.
+    /// Whether a node that is being emptied is empty; `None` if the node is not being emptied.
     #[must_use]
-    pub fn is_empty(&self, element: u32) -> Option<bool> {
+    pub fn is_empty(&self, node: u32) -> Option<bool> {
         let moves = self.mover().moves().ok()?;
-        let drain = moves.drains.iter().find(|drain| drain.element == element)?;
+        let drain = moves.drains.iter().find(|drain| drain.node == node)?;
         let left = drain.files_left + drain.removals + drain.writing + drain.labels;
         Some(!drain.listing && left == 0)
     }
@@ -677,7 +677,7 @@ mod tests {
     use crate::queue::Unavailable;
     use std::collections::BTreeSet;
     use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-    use tidemill_core::id::{ElementId, LabelId};
+    use tidemill_core::id::{LabelId, NodeId};
     use tidemill_core::label::Label;
     use tracing::span::{Attributes, Id, Record};
     use tracing::{Event, Level, Metadata, Subscriber};
@@ -691,20 +691,20 @@ mod tests {
     }
 
     impl Queue for Away {
-        fn enqueue(&self, _: ElementId, _: Vec<Label>) -> Result<(), Unavailable> {
+        fn enqueue(&self, _: NodeId, _: Vec<Label>) -> Result<(), Unavailable> {
             Ok(())
         }
 
-        fn fetch(&self, _: ElementId) -> Result<Vec<Label>, Unavailable> {
+        fn fetch(&self, _: NodeId) -> Result<Vec<Label>, Unavailable> {
             self.fetched.fetch_add(1, Ordering::Relaxed);
             Ok(Vec::new())
         }
 
-        fn acknowledge(&self, _: ElementId, _: &[LabelId]) -> Result<(), Unavailable> {
+        fn acknowledge(&self, _: NodeId, _: &[LabelId]) -> Result<(), Unavailable> {
             Ok(())
         }
 
-        fn redeliver(&self, _: ElementId, _: &BTreeSet<LabelId>) -> Result<(), Unavailable> {
+        fn redeliver(&self, _: NodeId, _: &BTreeSet<LabelId>) -> Result<(), Unavailable> {
             self.tries.fetch_add(1, Ordering::Relaxed);
             let there = self.is_there.load(Ordering::Relaxed);
             there.then_some(()).ok_or(Unavailable("away".into()))
@@ -736,7 +736,7 @@ mod tests {
         let queue = Arc::new(Away::default());
         let options = Options {
             seed: 1,
-            element_timeout: Duration::from_secs(10),
+            node_timeout: Duration::from_secs(10),
             policy: tidemill_core::policy::DEFAULT.into(),
             copies: 1,
             repair_after: Duration::from_secs(600),
@@ -753,10 +753,10 @@ mod tests {
         let mut server = begun.map_err(|(_, error)| error).unwrap();
         let hello = v1::Hello {
             version: tidemill_wire::PROTOCOL_VERSION,
-            element: Some(v1::Element {
-                element: 1,
+            node: Some(v1::Node {
+                node: 1,
                 role: "store".into(),
-                ..v1::Element::default()
+                ..v1::Node::default()
             }),
             ..v1::Hello::default()
         };

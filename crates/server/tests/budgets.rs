@@ -1,4 +1,4 @@
-//! Every call of the protocol with requests that are as large, or have as many elements, as a user can send: each ends,
+//! Every call of the protocol with requests that are as large, or have as many nodes, as a user can send: each ends,
 //! with an error or a bounded answer. Calls come from the definition of the protocol, so a new call is tested by itself.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -18,7 +18,7 @@ use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
-/// More elements than any request may have.
+/// More nodes than any request may have.
 const FLOOD: usize = 250_000;
 /// Bytes of one long string.
 const LONG: usize = 1 << 20;
@@ -292,7 +292,7 @@ async fn server_survives_random_requests_of_every_call() {
     }));
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
-    let _element = running.element(0).await;
+    let _node = running.node(0).await;
     let operator = running.client().await;
     let (channel, credential) = user(&running).await;
     let own = Credential::read(running.server().token_file()).unwrap();

@@ -1,10 +1,10 @@
-//! Copies of files on several elements: the wanted number, their creation, and their removal with their version.
+//! Copies of files on several nodes: the wanted number, their creation, and their removal with their version.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod array;
 
-use array::copies::{at, attribute, copies, copy, element, file, made, one, rows, seal, unlink};
-use array::{FakeElement, Running, ended, failure, root, stat, status, submit, success, user};
+use array::copies::{at, attribute, copies, copy, file, made, node, one, rows, seal, unlink};
+use array::{FakeNode, Running, ended, failure, root, stat, status, submit, success, user};
 use rustix::io::Errno;
 use serde_json::json;
 use std::path::Path;
@@ -42,18 +42,18 @@ async fn set(client: &Client, ino: u64, copies: &str) -> Result<Answer, tidemill
 /// Parts of a test with a file of two copies.
 struct Two {
     client: Client,
-    first: FakeElement,
-    other: FakeElement,
+    first: FakeNode,
+    other: FakeNode,
     folder: u64,
     ino: u64,
     object: u64,
 }
 
-/// Creates a file on the first of two elements of different hosts. A copy of the file is to be created on the other.
+/// Creates a file on the first of two nodes of different hosts. A copy of the file is to be created on the other.
 async fn two(running: &Running) -> Two {
     let client = running.client().await;
-    let first = element(&client, 0, "a").await;
-    let other = element(&client, 1, "b").await;
+    let first = node(&client, 0, "a").await;
+    let other = node(&client, 1, "b").await;
     let folder = folder(&client, "d", "2").await;
     let (ino, object) = file(&client, "/d/f").await;
     Two {
@@ -71,14 +71,14 @@ async fn version_is_copied_to_other_host_and_removed_with_copies() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
-    let mut first = element(&client, 0, "a").await;
-    let mut same_host = element(&client, 1, "a").await;
-    let mut other_host = element(&client, 2, "b").await;
+    let mut first = node(&client, 0, "a").await;
+    let mut same_host = node(&client, 1, "a").await;
+    let mut other_host = node(&client, 2, "b").await;
     let folder = folder(&client, "d", "2").await;
     let (ino, object) = file(&client, "/d/f").await;
     let (label, sent) = copy(&mut other_host).await;
     let from = sent.from.as_ref().unwrap();
-    assert_eq!((from.object, from.element, sent.to), (object, 0, object));
+    assert_eq!((from.object, from.node, sent.to), (object, 0, object));
     assert!(!from.capability.is_empty());
     assert_eq!((sent.ino, sent.path.as_str()), (ino, "/d/f"));
     let coming = json!([at(0, "current"), at(2, "coming")]);
@@ -86,7 +86,7 @@ async fn version_is_copied_to_other_host_and_removed_with_copies() {
     made(&mut other_host, (label, sent)).await;
     let current = json!([at(0, "current"), at(2, "current")]);
     assert_eq!(copies(&client, ino).await, current);
-    // Each element with a copy knows the file's name, and receives its changes.
+    // Each node with a copy knows the file's name, and receives its changes.
     let note = other_host.note(ino).await;
     assert_eq!((note.forget, note.object, note.copies), (false, object, 2));
     let set = v1::SetAttr {
@@ -97,7 +97,7 @@ async fn version_is_copied_to_other_host_and_removed_with_copies() {
     one(&client, Op::SetAttr(set)).await.unwrap();
     assert_eq!(other_host.note(ino).await.mode, 0o640);
     assert_eq!(attribute(&client, ino, "user.tidemill.copies").await, "2");
-    // After the next version is begun, the version before is removed from both elements.
+    // After the next version is begun, the version before is removed from both nodes.
     let (_, next) = client.reserve(0, 1).await.unwrap();
     let new = v1::NewVersion {
         ino,
@@ -115,13 +115,13 @@ async fn version_is_copied_to_other_host_and_removed_with_copies() {
     assert_eq!(first.removed().await, [object]);
     assert_eq!(other_host.removed().await, [object]);
     unlink(&client, folder, "f").await;
-    for element in [&mut first, &mut same_host, &mut other_host] {
-        assert_eq!(element.removed().await, [next.0]);
+    for node in [&mut first, &mut same_host, &mut other_host] {
+        assert_eq!(node.removed().await, [next.0]);
     }
     assert_eq!(rows(dir.path(), "SELECT count(*) FROM copy"), 0);
 }
 
-/// Returns the element from which a version is to be read by a client that got no answer from the elements in `avoid`.
+/// Returns the node from which a version is to be read by a client that got no answer from the nodes in `avoid`.
 async fn read_from(client: &Client, ino: u64, avoid: &[u32]) -> u32 {
     let open = v1::Open {
         ino,
@@ -131,7 +131,7 @@ async fn read_from(client: &Client, ino: u64, avoid: &[u32]) -> u32 {
     match one(client, Op::Open(open)).await.unwrap() {
         Answer::Opened(opened) => {
             assert!(!opened.capability.is_empty());
-            opened.element
+            opened.node
         }
         other => panic!("{other:?}"),
     }
@@ -158,8 +158,8 @@ async fn version_is_read_from_any_available_copy() {
         (vec![0, 1], 0),
         (vec![u32::MAX, 7], 0),
     ] {
-        let element = read_from(&client, ino, &avoid).await;
-        assert_eq!(element, expected, "{avoid:?}");
+        let node = read_from(&client, ino, &avoid).await;
+        assert_eq!(node, expected, "{avoid:?}");
     }
     drop(first);
     while copies(&client, ino).await[0] != at(0, "away") {
@@ -168,16 +168,16 @@ async fn version_is_read_from_any_available_copy() {
     for avoid in [vec![], vec![0]] {
         assert_eq!(read_from(&client, ino, &avoid).await, 1);
     }
-    // A new version that begins with the content of the version before is placed on an element with that content.
+    // A new version that begins with the content of the version before is placed on a node with that content.
     let (_, object) = client.reserve(0, 1).await.unwrap();
     let new = v1::NewVersion {
         ino,
         object: object.0,
-        element: Some(0),
+        node: Some(0),
         ..v1::NewVersion::default()
     };
     match one(&client, Op::NewVersion(new)).await.unwrap() {
-        Answer::Opened(opened) => assert_eq!(opened.element, 1),
+        Answer::Opened(opened) => assert_eq!(opened.node, 1),
         other => panic!("{other:?}"),
     }
     drop(other);
@@ -188,7 +188,7 @@ async fn version_is_read_from_any_available_copy() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn job_reads_copy_of_input_on_absent_element() {
+async fn job_reads_copy_of_input_on_absent_node() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let Two {
@@ -201,19 +201,19 @@ async fn job_reads_copy_of_input_on_absent_element() {
     let sent = copy(&mut other).await;
     made(&mut other, sent).await;
     drop(first);
-    let mut third = element(&client, 2, "c").await;
-    let script = r#"name = "j"; workdir = "/d"; tasks = ( { name = "t"; kernel = "wordcount"; element = 2;
+    let mut third = node(&client, 2, "c").await;
+    let script = r#"name = "j"; workdir = "/d"; tasks = ( { name = "t"; kernel = "wordcount"; node = 2;
         input = ["f"]; output = ["out"]; stdout = "out"; } );"#;
     let reply = submit(&client, 0, script).await;
     assert!(reply.job > 0, "{reply:?}");
     let (_, analyse) = third.labels().await.remove(0);
     let input = &analyse.inputs[0];
-    assert_eq!((input.object, input.element), (object, 1));
+    assert_eq!((input.object, input.node), (object, 1));
     assert!(!input.capability.is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn cached_result_is_read_from_copy_if_element_is_away() {
+async fn cached_result_is_read_from_copy_if_node_is_away() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let Two {
@@ -224,9 +224,9 @@ async fn cached_result_is_read_from_copy_if_element_is_away() {
     } = two(&running).await;
     let sent = copy(&mut other).await;
     made(&mut other, sent).await;
-    let script = |element: u32| {
+    let script = |node: u32| {
         format!(
-            r#"name = "j"; workdir = "/d"; tasks = ( {{ name = "t"; kernel = "wordcount"; element = {element};
+            r#"name = "j"; workdir = "/d"; tasks = ( {{ name = "t"; kernel = "wordcount"; node = {node};
             input = ["f"]; output = ["out"]; stdout = "out"; }} );"#
         )
     };
@@ -252,7 +252,7 @@ async fn cached_result_is_read_from_copy_if_element_is_away() {
     let (_, analyse) = other.labels().await.remove(0);
     let remembered = analyse.remembered.unwrap();
     let output = &remembered.outputs[0];
-    assert_eq!((output.object, output.element), (result, 1));
+    assert_eq!((output.object, output.node), (result, 1));
 }
 
 /// Waits until the server reports the expected state of copies.
@@ -268,7 +268,7 @@ async fn health(client: &Client, expected: impl Fn(&v1::CopyHealth) -> bool) -> 
 
 fn soon(dir: &Path) -> Config {
     Config {
-        element_timeout: Duration::from_millis(300),
+        node_timeout: Duration::from_millis(300),
         repair_after: Duration::from_millis(300),
         tls: false,
         ..Config::new(dir)
@@ -276,7 +276,7 @@ fn soon(dir: &Path) -> Config {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn files_of_lost_element_are_copied_and_trimmed_on_return() {
+async fn files_of_lost_node_are_copied_and_trimmed_on_return() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start_with(soon(dir.path())).await;
     let Two {
@@ -293,13 +293,13 @@ async fn files_of_lost_element_are_copied_and_trimmed_on_return() {
     let sent = copy(&mut lost).await;
     made(&mut lost, sent).await;
     health(&client, |copies| copies.short == 0).await;
-    let mut third = element(&client, 2, "c").await;
+    let mut third = node(&client, 2, "c").await;
     drop(lost);
-    let told = health(&client, |copies| copies.lost_elements == [1]).await;
+    let told = health(&client, |copies| copies.lost_nodes == [1]).await;
     assert_eq!((told.lost, told.lost_paths.len()), (0, 0));
     let sent = copy(&mut third).await;
     let from = sent.1.from.as_ref().unwrap();
-    assert_eq!((from.object, from.element), (object, 0));
+    assert_eq!((from.object, from.node), (object, 0));
     // The server dies, and still knows the loss afterwards.
     drop((first, third, client));
     running.crash().await;
@@ -309,8 +309,8 @@ async fn files_of_lost_element_are_copied_and_trimmed_on_return() {
     };
     let running = Running::start_with(slow).await;
     let client = running.client().await;
-    first = element(&client, 0, "a").await;
-    third = element(&client, 2, "c").await;
+    first = node(&client, 0, "a").await;
+    third = node(&client, 2, "c").await;
     let mut objects = Vec::new();
     for _ in 0..2 {
         let sent = copy(&mut third).await;
@@ -321,14 +321,14 @@ async fn files_of_lost_element_are_copied_and_trimmed_on_return() {
     health(&client, |copies| copies.short == 0).await;
     let three = json!([at(0, "current"), at(1, "away"), at(2, "current")]);
     assert_eq!(copies(&client, ino).await, three);
-    // The element reconnects with its copy. One of three copies is too many, and the first copy is not on this element.
-    let back = element(&client, 1, "b").await;
+    // The node reconnects with its copy. One of three copies is too many, and the first copy is not on this node.
+    let back = node(&client, 1, "b").await;
     assert_eq!(third.removed().await, [object, other]);
     let two = json!([at(0, "current"), at(1, "current")]);
     assert_eq!(copies(&client, ino).await, two);
     assert_eq!(copies(&client, other_ino).await, two);
     health(&client, |copies| {
-        copies.short == 0 && copies.lost_elements.is_empty()
+        copies.short == 0 && copies.lost_nodes.is_empty()
     })
     .await;
     drop((first, back));
@@ -339,9 +339,9 @@ async fn file_without_remaining_copy_is_reported_by_path() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start_with(soon(dir.path())).await;
     let client = running.client().await;
-    let first = element(&client, 0, "a").await;
-    let mut second = element(&client, 1, "b").await;
-    let mut third = element(&client, 2, "c").await;
+    let first = node(&client, 0, "a").await;
+    let mut second = node(&client, 1, "b").await;
+    let mut third = node(&client, 2, "c").await;
     folder(&client, "d", "2").await;
     let (_, object) = file(&client, "/d/f").await;
     let sent = tokio::select! {
@@ -352,14 +352,14 @@ async fn file_without_remaining_copy_is_reported_by_path() {
     drop((second, third, first));
     let told = health(&client, |copies| copies.lost == 1).await;
     assert_eq!(told.lost_paths, [b"/d/f".to_vec()]);
-    assert_eq!((told.short, told.lost_elements), (1, vec![0, 1, 2]));
-    // The loss ends when an element with the file reconnects.
-    let _first = element(&client, 0, "a").await;
+    assert_eq!((told.short, told.lost_nodes), (1, vec![0, 1, 2]));
+    // The loss ends when a node with the file reconnects.
+    let _first = node(&client, 0, "a").await;
     health(&client, |copies| copies.lost == 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn copy_completes_after_server_and_element_are_killed() {
+async fn copy_completes_after_server_and_node_are_killed() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let Two {
@@ -371,14 +371,14 @@ async fn copy_completes_after_server_and_element_are_killed() {
     } = two(&running).await;
     let sent = copy(&mut other).await;
     drop(other);
-    let mut other = element(&client, 1, "b").await;
+    let mut other = node(&client, 1, "b").await;
     assert_eq!(copy(&mut other).await.0, sent.0);
     drop((other, client));
     running.crash().await;
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
-    let _first = element(&client, 0, "a").await;
-    let mut other = element(&client, 1, "b").await;
+    let _first = node(&client, 0, "a").await;
+    let mut other = node(&client, 1, "b").await;
     let again = copy(&mut other).await;
     assert_eq!((again.0, again.1.to), (sent.0, sent.1.to));
     // The copy can't be created. Nothing is left of it, and the creation is retried.
@@ -417,25 +417,25 @@ async fn copy_finished_after_removal_is_removed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn copies_wait_for_element_that_can_hold_them() {
+async fn copies_wait_for_node_that_can_hold_them() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
-    let _first = element(&client, 0, "a").await;
+    let _first = node(&client, 0, "a").await;
     folder(&client, "d", "2").await;
     let (ino, object) = file(&client, "/d/f").await;
-    // The server has looked for an element.
+    // The server has looked for a node.
     let rested = "SELECT count(*) FROM short WHERE at > 1000000000 * (1 + unixepoch('subsec'))";
     while rows(dir.path(), rested) == 0 {
         tokio::task::yield_now().await;
     }
-    // A compute element stores no copy, but the same host is better than no copy.
-    let host = v1::Element {
+    // A compute node stores no copy, but the same host is better than no copy.
+    let host = v1::Node {
         role: "host".into(),
         ..status(1000)
     };
-    let _host = FakeElement::attach_as(&client, host, Vec::new()).await;
-    let mut second = element(&client, 1, "a").await;
+    let _host = FakeNode::attach_as(&client, host, Vec::new()).await;
+    let mut second = node(&client, 1, "a").await;
     let sent = copy(&mut second).await;
     assert_eq!(sent.1.to, object);
     made(&mut second, sent).await;
@@ -452,7 +452,7 @@ async fn invalid_copy_count_is_refused_with_reason() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
-    let _element = element(&client, 0, "a").await;
+    let _node = node(&client, 0, "a").await;
     let folder = folder(&client, "d", " 8\n").await;
     for bad in [
         "0",
@@ -558,7 +558,7 @@ async fn seal_waits_for_copies_if_wanted_and_possible() {
     two.other.acknowledged(vec![label]).await;
     assert!(!waits(&client, ino, object).await);
     assert_eq!(attribute(&client, ino, "user.tidemill.copies").await, "2");
-    // If more copies are wanted than there are elements, as many as possible are created.
+    // If more copies are wanted than there are nodes, as many as possible are created.
     set(&client, two.folder, "3,now").await.unwrap();
     let (object, waiting) = next_version(&client, ino).await;
     assert!(waiting);

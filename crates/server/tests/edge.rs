@@ -6,20 +6,18 @@ mod array;
 #[path = "../../../tests/require.rs"]
 mod require;
 
-use array::{FakeElement, Running, file_op, root, status, user, write_file};
+use array::{FakeNode, Running, file_op, root, status, user, write_file};
 use futures_util::FutureExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tidemill_client::{Credential, Endpoint, Server as Client};
-use tidemill_core::id::{ElementId, ObjectId};
+use tidemill_core::id::{NodeId, ObjectId};
 use tidemill_server::Config;
 use tidemill_wire::bounded::OPS_MAX;
 use tidemill_wire::capability::{Key, Refusal, rights};
-use tidemill_wire::v1::{
-    self, name_op::Op, name_result::Result as Answer, to_element::Message as To,
-};
+use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer, to_node::Message as To};
 use tidemill_wire::{USER_MESSAGE_BYTES_MAX, USER_SCRIPT_BYTES_MAX, local};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -301,7 +299,7 @@ fn resolve(path: &str) -> Op {
 async fn user_token_acts_as_its_user_only() {
     let dir = tempfile::tempdir().unwrap();
     let server = plain(dir.path()).await;
-    let _element = server.element(0).await;
+    let _node = server.node(0).await;
     let (_, credential) = token(&server, of(ALICE)).await;
     let client = bearer(&server, &credential).await.unwrap();
     write_file(&server.client().await, "/of-alice", 5, ALICE).await;
@@ -349,7 +347,7 @@ async fn user_token_acts_as_its_user_only() {
     assert_eq!(refused.code(), Code::PermissionDenied);
     let refused = client.array().check(v1::CheckRequest::default()).await;
     assert_eq!(refused.unwrap_err().code(), Code::PermissionDenied);
-    let nothing = tokio_stream::empty::<v1::FromElement>();
+    let nothing = tokio_stream::empty::<v1::FromNode>();
     let refused = client.array().attach(nothing).await.unwrap_err();
     assert_eq!(refused.code(), Code::PermissionDenied);
     let question = v1::LineageRequest {
@@ -449,10 +447,10 @@ async fn local_user_makes_tokens_only_for_themselves() {
     assert_eq!(refused.code(), Code::PermissionDenied);
 }
 
-/// Returns the next rights that an element is ordered to revoke.
-async fn revoked(element: &mut FakeElement) -> Vec<v1::Revoked> {
+/// Returns the next rights that a node is ordered to revoke.
+async fn revoked(node: &mut FakeNode) -> Vec<v1::Revoked> {
     loop {
-        if let To::Revoke(revoke) = element.next().await {
+        if let To::Revoke(revoke) = node.next().await {
             return revoke.revoked;
         }
     }
@@ -472,10 +470,10 @@ async fn right(client: &Client, uid: u32, ino: u64) -> Option<Vec<u8>> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn right_ends_with_owner_even_if_element_is_away() {
+async fn right_ends_with_owner_even_if_node_is_away() {
     let dir = tempfile::tempdir().unwrap();
     let server = plain(dir.path()).await;
-    let mut element = server.element(3).await;
+    let mut node = server.node(3).await;
     let operator = server.client().await;
     let object = write_file(&operator, "/file", 5, ALICE).await;
     let ino = array::stat(&operator, "/file").await.unwrap().ino;
@@ -490,10 +488,10 @@ async fn right_ends_with_owner_even_if_element_is_away() {
     };
     let (_, credential) = token(&server, of(ALICE)).await;
     let alice = bearer(&server, &credential).await.unwrap();
-    let key = Key::from_slice(&element.key).unwrap();
+    let key = Key::from_slice(&node.key).unwrap();
     let good_at = |right: &[u8], now_ns: u64| {
         let said = key.read(right)?;
-        let allows = said.allows(ElementId(3), ObjectId(object), rights::READ, now_ns);
+        let allows = said.allows(NodeId(3), ObjectId(object), rights::READ, now_ns);
         allows.map(|()| said)
     };
     let now = || {
@@ -501,26 +499,26 @@ async fn right_ends_with_owner_even_if_element_is_away() {
         u64::try_from(now.unwrap().as_nanos()).unwrap()
     };
 
-    // The owner changes. The connected element is notified at once of the end of this right and every one before it.
+    // The owner changes. The connected node is notified at once of the end of this right and every one before it.
     let given = right(&alice, ALICE, ino).await.unwrap();
     let ends = good_at(&given, now()).unwrap().expires_at_ns;
     change(0o600, BOB).await;
     assert!(right(&alice, ALICE, ino).await.is_none());
-    let told = revoked(&mut element).await;
+    let told = revoked(&mut node).await;
     assert_eq!((told.len(), told[0].object), (1, object));
     assert!(told[0].until_ns >= ends);
 
-    // Without the element, the right ends by itself. The element is notified when it reconnects.
+    // Without the node, the right ends by itself. The node is notified when it reconnects.
     change(0o600, ALICE).await;
     let given = right(&alice, ALICE, ino).await.unwrap();
     let ends = good_at(&given, now()).unwrap().expires_at_ns;
     assert!(ends <= now() + 300 * 1_000_000_000, "{ends}");
     assert_eq!(good_at(&given, ends).unwrap_err(), Refusal::Expired);
-    drop(element);
+    drop(node);
     change(0o600, BOB).await;
     assert!(right(&alice, ALICE, ino).await.is_none());
-    let mut element = server.element(3).await;
-    let told = revoked(&mut element).await;
+    let mut node = server.node(3).await;
+    let told = revoked(&mut node).await;
     assert_eq!((told.len(), told[0].object), (1, object));
     assert!(told[0].until_ns >= ends);
 }
@@ -585,14 +583,14 @@ async fn kernel_names_are_hidden_from_other_users() {
         "secret-stack",
     ];
     let history = history.map(|name| (name.to_owned(), v1::KernelHistory::default()));
-    let known = v1::Element {
+    let known = v1::Node {
         history: history.into_iter().collect(),
         ..status(0)
     };
-    let _element = FakeElement::attach_as(&server.client().await, known, Vec::new()).await;
+    let _node = FakeNode::attach_as(&server.client().await, known, Vec::new()).await;
     let kernels = async |client: &Client| -> Vec<String> {
         let mut status = client.status().await.unwrap();
-        status.elements.remove(0).history.into_keys().collect()
+        status.nodes.remove(0).history.into_keys().collect()
     };
     assert_eq!(kernels(&server.client().await).await.len(), 3);
     let (_, credential) = token(&server, of(ALICE)).await;

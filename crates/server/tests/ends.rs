@@ -1,4 +1,4 @@
-//! Ends of versions and objects after the mount that wrote them, or the element that holds them, has disconnected.
+//! Ends of versions and objects after the mount that wrote them, or the node that holds them, has disconnected.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
 
@@ -9,12 +9,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tidemill_client::Server as Client;
 use tidemill_wire::v1::{
-    self, Kind, from_element::Message as From, name_op::Op, name_result::Result as Answer,
+    self, Kind, from_node::Message as From, name_op::Op, name_result::Result as Answer,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tonic::Streaming;
 
-/// Answer of an element to the seal of one object.
+/// Answer of a node to the seal of one object.
 #[derive(Clone, Copy)]
 enum Sealing {
     Done(u64),
@@ -22,14 +22,14 @@ enum Sealing {
     Full,
 }
 
-/// HTTP side of an element.
-struct Elements {
+/// HTTP side of a node.
+struct Nodes {
     url: String,
     sealing: Arc<Mutex<Sealing>>,
     asked: tokio::sync::mpsc::UnboundedReceiver<String>,
 }
 
-impl Elements {
+impl Nodes {
     async fn start(first: Sealing) -> Self {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
@@ -44,7 +44,7 @@ impl Elements {
                 let (size, status, message) = match *answer.lock().unwrap() {
                     Sealing::Done(size) => (size, 200, ""),
                     Sealing::NotThere => (0, 404, "no such object"),
-                    Sealing::Full => (0, 507, "this element is full"),
+                    Sealing::Full => (0, 507, "this node is full"),
                 };
                 let body = format!(
                     r#"[{{"object":0,"size":{size},"status":{status},"message":"{message}"}}]"#
@@ -68,12 +68,12 @@ impl Elements {
         *self.sealing.lock().unwrap() = sealing;
     }
 
-    async fn attach(&self, client: &Client) -> FakeElement {
-        let like = v1::Element {
+    async fn attach(&self, client: &Client) -> FakeNode {
+        let like = v1::Node {
             url: self.url.clone(),
             ..status(0)
         };
-        FakeElement::attach_as(client, like, Vec::new()).await
+        FakeNode::attach_as(client, like, Vec::new()).await
     }
 }
 
@@ -102,7 +102,7 @@ async fn by(client: &Client, session: u64, op: Op) -> Result<Answer, i32> {
     }
 }
 
-/// Begins a file. Returns its object and its element.
+/// Begins a file. Returns its object and its node.
 async fn begin(client: &Client, session: u64, name: &str) -> (u64, u32) {
     let (ino, object) = client.reserve(1, 1).await.unwrap();
     let create = Op::Create(v1::Create {
@@ -115,7 +115,7 @@ async fn begin(client: &Client, session: u64, name: &str) -> (u64, u32) {
         ..v1::Create::default()
     });
     match by(client, session, create).await.unwrap() {
-        Answer::Opened(opened) => (opened.object, opened.element),
+        Answer::Opened(opened) => (opened.object, opened.node),
         other => panic!("{other:?}"),
     }
 }
@@ -147,13 +147,13 @@ async fn file_of_killed_mount_is_sealed_up_to_written_length() {
         let dir = tempfile::tempdir().unwrap();
         let running = Running::start(dir.path()).await;
         let client = running.client().await;
-        let mut elements = Elements::start(sealing).await;
-        let _element = elements.attach(&client).await;
+        let mut nodes = Nodes::start(sealing).await;
+        let _node = nodes.attach(&client).await;
         let (session, stream) = mount(&client).await;
         let (object, _) = begin(&client, session, "f").await;
         drop(stream);
-        let asked = elements.asked.recv().await.unwrap();
-        // The element has to look for writers that outlived the mount, and to store the owner of the file.
+        let asked = nodes.asked.recv().await.unwrap();
+        // The node has to look for writers that outlived the mount, and to store the owner of the file.
         for part in [
             "POST /seal",
             &format!("\"object\":{object}"),
@@ -170,12 +170,12 @@ async fn file_of_killed_mount_is_sealed_up_to_written_length() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn file_of_lost_mount_is_sealed_when_element_returns() {
+async fn file_of_lost_mount_is_sealed_when_node_returns() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
-    let elements = Elements::start(Sealing::Full).await;
-    let element = elements.attach(&client).await;
+    let nodes = Nodes::start(Sealing::Full).await;
+    let node = nodes.attach(&client).await;
     let (session, stream) = mount(&client).await;
     begin(&client, session, "f").await;
     let open = &unsealed(&client).await[0];
@@ -183,23 +183,23 @@ async fn file_of_lost_mount_is_sealed_when_element_returns() {
         (open.versions, open.ended, open.why.as_str()),
         (1, false, "being written")
     );
-    drop((element, stream));
+    drop((node, stream));
     let waits = async |part: &str| {
         let left = unsealed(&client).await;
         let so = |one: &v1::Unsealed| one.ended && one.why.contains(part);
         left.iter().any(so).then_some(())
     };
-    until("it waits for the element", async || {
-        waits("element 0 is away").await
+    until("it waits for the node", async || {
+        waits("node 0 is away").await
     })
     .await;
-    let _element = elements.attach(&client).await;
-    until("the element can't seal", async || {
-        waits("this element is full").await
+    let _node = nodes.attach(&client).await;
+    until("the node can't seal", async || {
+        waits("this node is full").await
     })
     .await;
     assert!(stat(&client, "/f").await.unwrap().writing);
-    elements.now(Sealing::Done(7));
+    nodes.now(Sealing::Done(7));
     assert_eq!(sealed(&client, "/f").await.size, 7);
 }
 
@@ -208,15 +208,15 @@ async fn restarted_server_seals_open_versions() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
-    let elements = Elements::start(Sealing::Done(9)).await;
-    let element = elements.attach(&client).await;
+    let nodes = Nodes::start(Sealing::Done(9)).await;
+    let node = nodes.attach(&client).await;
     let (session, stream) = mount(&client).await;
     begin(&client, session, "f").await;
     running.crash().await;
-    drop((element, stream));
+    drop((node, stream));
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
-    let _element = elements.attach(&client).await;
+    let _node = nodes.attach(&client).await;
     assert_eq!(sealed(&client, "/f").await.size, 9);
     running.stop().await;
 }
@@ -226,8 +226,8 @@ async fn connected_mount_keeps_its_open_files() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
-    let elements = Elements::start(Sealing::Done(1)).await;
-    let _element = elements.attach(&client).await;
+    let nodes = Nodes::start(Sealing::Done(1)).await;
+    let _node = nodes.attach(&client).await;
     let (session, first) = mount(&client).await;
     begin(&client, session, "mine").await;
     // The mount's stream breaks, and the mount reconnects before it is missed.
@@ -284,11 +284,11 @@ fn removals(dir: &std::path::Path) -> Vec<(i64, i64)> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn removal_is_resent_until_element_has_done_it() {
+async fn removal_is_resent_until_node_has_done_it() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
-    let mut element = running.element(0).await;
+    let mut node = running.node(0).await;
     let mut objects = [0; 3];
     for (object, name) in objects.iter_mut().zip(["/f", "/g", "/h"]) {
         *object = write_file(&client, name, 5, 0).await;
@@ -306,67 +306,64 @@ async fn removal_is_resent_until_element_has_done_it() {
         ..v1::NameRequest::default()
     };
     client.apply(request).await.unwrap();
-    let first = element.removal().await;
+    let first = node.removal().await;
     assert_eq!(first.1, objects, "all in one label");
-    // First the element dies before the removal is done, and then the server.
-    drop(element);
-    let mut element = running.element(0).await;
-    assert_eq!(element.removal().await, first);
-    drop((element, client));
+    // First the node dies before the removal is done, and then the server.
+    drop(node);
+    let mut node = running.node(0).await;
+    assert_eq!(node.removal().await, first);
+    drop((node, client));
     running.crash().await;
     let running = Running::start(dir.path()).await;
-    let mut element = running.element(0).await;
-    assert_eq!(element.removal().await, first);
-    // The element reports the failure twice, as after a broken connection.
+    let mut node = running.node(0).await;
+    assert_eq!(node.removal().await, first);
+    // The node reports the failure twice, as after a broken connection.
     let mut outcome = failure("device", "not permitted");
     outcome.removed = vec![objects[0], objects[2]];
     for _ in 0..2 {
-        element.finished(first.0, outcome.clone()).await;
+        node.finished(first.0, outcome.clone()).await;
     }
-    element.acknowledged(vec![first.0]).await;
+    node.acknowledged(vec![first.0]).await;
     assert_eq!(removals(dir.path()), [(objects[1].cast_signed(), 0)]);
     // The remaining object becomes part of a label again after a while.
     let db = rusqlite::Connection::open(dir.path().join("server.db")).unwrap();
     let sooner = "UPDATE removal SET queued = queued - 29000000000";
     db.execute(sooner, []).unwrap();
-    // A label may arrive twice; the element then reports its result again.
+    // A label may arrive twice; the node then reports its result again.
     let (again, left) = loop {
-        let removal = element.removal().await;
+        let removal = node.removal().await;
         if removal != first {
             break removal;
         }
     };
     assert!(again > first.0);
     assert_eq!(left, [objects[1]]);
-    element.finished(again, v1::LabelOutcome::default()).await;
-    element.acknowledged(vec![again]).await;
+    node.finished(again, v1::LabelOutcome::default()).await;
+    node.acknowledged(vec![again]).await;
     assert_eq!(removals(dir.path()), []);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn hanging_element_gets_no_new_files_until_it_answers() {
+async fn hanging_node_gets_no_new_files_until_it_answers() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
-    let hung = running.element(0).await;
-    let well = running.element(1).await;
+    let hung = running.node(0).await;
+    let well = running.node(1).await;
     let mut names = 0_u32..;
     let mut two = async || {
-        let mut elements = Vec::new();
+        let mut nodes = Vec::new();
         for name in names.by_ref().take(2) {
-            elements.push(begin(&client, 0, &format!("f{name}")).await.1);
+            nodes.push(begin(&client, 0, &format!("f{name}")).await.1);
         }
-        elements.sort_unstable();
-        elements
+        nodes.sort_unstable();
+        nodes
     };
     assert_eq!(two().await, [0, 1]);
-    until("the silent element is told of", async || {
+    until("the silent node is told of", async || {
         well.send(From::Status(status(1))).await;
-        let elements = client.status().await.unwrap().elements;
-        elements[0]
-            .trouble
-            .contains("has not answered")
-            .then_some(())
+        let nodes = client.status().await.unwrap().nodes;
+        nodes[0].trouble.contains("has not answered").then_some(())
     })
     .await;
     until("files go elsewhere", async || {
@@ -379,5 +376,5 @@ async fn hanging_element_gets_no_new_files_until_it_answers() {
         (two().await == [0, 1]).then_some(())
     })
     .await;
-    assert_eq!(client.status().await.unwrap().elements[0].trouble, "");
+    assert_eq!(client.status().await.unwrap().nodes[0].trouble, "");
 }

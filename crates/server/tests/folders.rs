@@ -1,9 +1,9 @@
-//! Folders as outputs, with elements that speak the protocol from within the test.
+//! Folders as outputs, with nodes that speak the protocol from within the test.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod array;
 
-use array::{FakeElement, Running, ended, failure, root, stat, submit, success, write_file};
+use array::{FakeNode, Running, ended, failure, root, stat, submit, success, write_file};
 use tidemill_wire::v1::{self, State, name_op::Op};
 
 const SCRIPT: &str = r#"
@@ -26,14 +26,14 @@ async fn mkdir(client: &tidemill_client::Server, path: &str, uid: u32) {
     client.one(&root(), Op::Create(create)).await.unwrap();
 }
 
-async fn started(dir: &std::path::Path) -> (Running, FakeElement, tidemill_client::Server) {
+async fn started(dir: &std::path::Path) -> (Running, FakeNode, tidemill_client::Server) {
     let running = Running::start(dir).await;
-    let element = running.element(0).await;
+    let node = running.node(0).await;
     let client = running.client().await;
     mkdir(&client, "/w", 1000).await;
     write_file(&client, "/w/in", 100, 1000).await;
     write_file(&client, "/w/k.so", 100, 1000).await;
-    (running, element, client)
+    (running, node, client)
 }
 
 /// Returns an outcome with these files in the folder that is the second output.
@@ -58,8 +58,8 @@ fn names(analyse: &v1::Analyse) -> Vec<&str> {
 }
 
 /// Returns the next label, which must be of this task.
-async fn next(element: &mut FakeElement, task: &str) -> (u64, v1::Analyse) {
-    let mut labels = element.labels().await;
+async fn next(node: &mut FakeNode, task: &str) -> (u64, v1::Analyse) {
+    let mut labels = node.labels().await;
     assert_eq!(labels.len(), 1, "{labels:?}");
     let (label, analyse) = labels.remove(0);
     assert_eq!(analyse.name, task);
@@ -71,11 +71,11 @@ const FILES: [&str; 3] = [".zattrs", "0/0.0", "0/0.1"];
 #[tokio::test(flavor = "multi_thread")]
 async fn folder_output_is_published_and_read_whole() {
     let dir = tempfile::tempdir().unwrap();
-    let (_running, mut element, client) = started(dir.path()).await;
+    let (_running, mut node, client) = started(dir.path()).await;
     let reply = submit(&client, 1000, SCRIPT).await;
     assert_eq!(reply.errors, Vec::<String>::new());
     // The reader is not sent together with its producer, since its inputs are still unknown.
-    let (label, analyse) = next(&mut element, "make").await;
+    let (label, analyse) = next(&mut node, "make").await;
     let inside = r#"name = "x"; workdir = "/w"; tasks = ( { name = "x"; kernel = "k.so"; type = "native"; output = ["out/cube.zarr/x"]; } );"#;
     let other = submit(&client, 1000, inside).await;
     assert!(
@@ -83,8 +83,8 @@ async fn folder_output_is_published_and_read_whole() {
         "{:?}",
         other.errors
     );
-    element.finished(label, filled(&analyse, &FILES)).await;
-    let (label, reader) = next(&mut element, "read").await;
+    node.finished(label, filled(&analyse, &FILES)).await;
+    let (label, reader) = next(&mut node, "read").await;
     assert_eq!(reader.args, ["out/cube.zarr", "log"]);
     let whole = FILES.map(|file| format!("out/cube.zarr/{file}"));
     assert_eq!(names(&reader)[..3], whole);
@@ -93,8 +93,8 @@ async fn folder_output_is_published_and_read_whole() {
     let objects: Vec<u64> = within.iter().map(|input| input.object - first).collect();
     assert_eq!(objects, [1, 2, 3]);
     assert_eq!(stat(&client, "/w/sum").await, None);
-    element.finished(label, success(&reader, 5)).await;
-    element.acknowledged(vec![label]).await;
+    node.finished(label, success(&reader, 5)).await;
+    node.acknowledged(vec![label]).await;
     assert_eq!(
         ended(&client, reply.job).await.state,
         i32::from(State::Done)
@@ -121,7 +121,7 @@ async fn folder_output_is_published_and_read_whole() {
     let again = SCRIPT.replace("tasks =", "replace = true; tasks =");
     let reply = submit(&client, 1000, &again).await;
     assert_eq!(reply.errors, Vec::<String>::new());
-    let (_, analyse) = next(&mut element, "make").await;
+    let (_, analyse) = next(&mut node, "make").await;
     let remembered = analyse.remembered.unwrap();
     let offered: Vec<_> = remembered
         .outputs
@@ -147,16 +147,16 @@ async fn dry_run(client: &tidemill_client::Server, script: &str) -> v1::SubmitRe
 #[tokio::test(flavor = "multi_thread")]
 async fn dry_run_resolves_files_of_folders() {
     let dir = tempfile::tempdir().unwrap();
-    let (_running, mut element, client) = started(dir.path()).await;
+    let (_running, mut node, client) = started(dir.path()).await;
     let planned = dry_run(&client, SCRIPT).await.planned.unwrap();
     assert_eq!(planned.tasks[0].output_sizes, Vec::<u64>::new());
     let reply = submit(&client, 1000, SCRIPT).await;
-    let (label, analyse) = next(&mut element, "make").await;
+    let (label, analyse) = next(&mut node, "make").await;
     let refused = dry_run(&client, SCRIPT).await.errors;
     assert!(refused[1].contains("is an output of job"), "{refused:?}");
-    element.finished(label, filled(&analyse, &FILES)).await;
-    let (label, reader) = next(&mut element, "read").await;
-    element.finished(label, success(&reader, 5)).await;
+    node.finished(label, filled(&analyse, &FILES)).await;
+    let (label, reader) = next(&mut node, "read").await;
+    node.finished(label, success(&reader, 5)).await;
     ended(&client, reply.job).await;
     let planned = dry_run(&client, SCRIPT).await.planned.unwrap();
     assert_eq!(planned.tasks[0].output_sizes, [5, 21]);
@@ -166,11 +166,11 @@ async fn dry_run_resolves_files_of_folders() {
     assert_eq!(reused, [reply.job, reply.job]);
 }
 
-/// All files of a folder output are published or none, whatever the element reports and whatever blocks the path.
+/// All files of a folder output are published or none, whatever the node reports and whatever blocks the path.
 #[tokio::test(flavor = "multi_thread")]
 async fn folder_output_is_not_replaced_unless_asked() {
     let dir = tempfile::tempdir().unwrap();
-    let (_running, mut element, client) = started(dir.path()).await;
+    let (_running, mut node, client) = started(dir.path()).await;
     for hostile in [
         &["../in"][..],
         &["a/../../in"],
@@ -181,8 +181,8 @@ async fn folder_output_is_not_replaced_unless_asked() {
         &[],
     ] {
         let reply = submit(&client, 1000, SCRIPT).await;
-        let (label, analyse) = next(&mut element, "make").await;
-        element.finished(label, filled(&analyse, hostile)).await;
+        let (label, analyse) = next(&mut node, "make").await;
+        node.finished(label, filled(&analyse, hostile)).await;
         let failed = ended(&client, reply.job).await;
         assert_eq!(failed.state, i32::from(State::Failed));
         assert!(
@@ -194,9 +194,9 @@ async fn folder_output_is_not_replaced_unless_asked() {
     assert_eq!(stat(&client, "/w/out").await, None);
     // A file appears in the folder while the task runs.
     let reply = submit(&client, 1000, SCRIPT).await;
-    let (label, analyse) = next(&mut element, "make").await;
+    let (label, analyse) = next(&mut node, "make").await;
     let kept = write_file(&client, "/w/out/cube.zarr/mine", 3, 1000).await;
-    element.finished(label, filled(&analyse, &FILES)).await;
+    node.finished(label, filled(&analyse, &FILES)).await;
     let failed = ended(&client, reply.job).await;
     let error = &failed.tasks[0].error;
     assert!(
@@ -215,13 +215,13 @@ async fn folder_output_is_not_replaced_unless_asked() {
     write_file(&client, "/w/out/cube.zarr/deep/er/still", 3, 1000).await;
     let reply = submit(&client, 1000, &replacing).await;
     assert_eq!(reply.errors, Vec::<String>::new());
-    let (label, _) = next(&mut element, "make").await;
-    element.finished(label, failure("exit", "no luck")).await;
-    let (label, analyse) = next(&mut element, "make").await;
+    let (label, _) = next(&mut node, "make").await;
+    node.finished(label, failure("exit", "no luck")).await;
+    let (label, analyse) = next(&mut node, "make").await;
     let mine = stat(&client, "/w/out/cube.zarr/mine").await.unwrap();
     assert_eq!(mine.object, kept);
-    element.finished(label, filled(&analyse, &FILES)).await;
-    next(&mut element, "read").await;
+    node.finished(label, filled(&analyse, &FILES)).await;
+    next(&mut node, "read").await;
     for gone in ["mine", "deep/er/still", "deep"] {
         let path = format!("/w/out/cube.zarr/{gone}");
         assert_eq!(stat(&client, &path).await, None, "{path}");
@@ -233,7 +233,7 @@ async fn folder_output_is_not_replaced_unless_asked() {
 #[tokio::test(flavor = "multi_thread")]
 async fn folder_with_unremovable_file_is_not_replaced() {
     let dir = tempfile::tempdir().unwrap();
-    let (_running, _element, client) = started(dir.path()).await;
+    let (_running, _node, client) = started(dir.path()).await;
     write_file(&client, "/w/out/cube.zarr/mine", 3, 1000).await;
     mkdir(&client, "/w/out/cube.zarr/theirs", 2000).await;
     write_file(&client, "/w/out/cube.zarr/theirs/file", 3, 2000).await;
@@ -250,37 +250,37 @@ async fn folder_with_unremovable_file_is_not_replaced() {
 #[tokio::test(flavor = "multi_thread")]
 async fn folder_output_is_known_after_server_restart() {
     let dir = tempfile::tempdir().unwrap();
-    let (running, mut element, client) = started(dir.path()).await;
+    let (running, mut node, client) = started(dir.path()).await;
     let script = SCRIPT.replace("tasks =", "lifetime = \"used\"; tasks =");
     let reply = submit(&client, 1000, &script).await;
     assert_eq!(reply.errors, Vec::<String>::new());
-    let (label, analyse) = next(&mut element, "make").await;
-    element.finished(label, filled(&analyse, &FILES)).await;
-    let (label, _) = next(&mut element, "read").await;
-    // Its element must not disconnect first: the server might have the time to reschedule the label.
+    let (label, analyse) = next(&mut node, "make").await;
+    node.finished(label, filled(&analyse, &FILES)).await;
+    let (label, _) = next(&mut node, "read").await;
+    // Its node must not disconnect first: the server might have the time to reschedule the label.
     running.crash().await;
-    drop((element, client));
+    drop((node, client));
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
-    let mut element = FakeElement::attach(&client, 0, Vec::new()).await;
-    let (again, reader) = next(&mut element, "read").await;
+    let mut node = FakeNode::attach(&client, 0, Vec::new()).await;
+    let (again, reader) = next(&mut node, "read").await;
     assert_eq!((again, names(&reader).len()), (label, 5));
     // A retry creates a new label. The label before may have arrived twice.
-    element.finished(again, failure("exit", "no luck")).await;
+    node.finished(again, failure("exit", "no luck")).await;
     let (label, reader) = loop {
-        let (label, reader) = next(&mut element, "read").await;
+        let (label, reader) = next(&mut node, "read").await;
         if label != again {
             break (label, reader);
         }
     };
     assert_eq!(names(&reader)[2], "out/cube.zarr/0/0.1");
-    element.finished(label, success(&reader, 5)).await;
+    node.finished(label, success(&reader, 5)).await;
     assert_eq!(
         ended(&client, reply.job).await.state,
         i32::from(State::Done)
     );
     // Nobody reads the folder any more: all its files are removed.
-    let removed = element.removed_of(4).await;
+    let removed = node.removed_of(4).await;
     let first = analyse.outputs[1].object;
     assert_eq!(
         removed,

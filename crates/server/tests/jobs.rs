@@ -1,14 +1,14 @@
-//! Jobs from script to names and lineage, with elements that speak the protocol from within the test.
+//! Jobs from script to names and lineage, with nodes that speak the protocol from within the test.
 #![allow(clippy::unwrap_used, clippy::too_many_lines, reason = "tests")]
 
 mod array;
 #[path = "../../../tests/require.rs"]
 mod require;
 
-use array::{FakeElement, Running, ended, failure, job, root, stat, submit, success, write_file};
+use array::{FakeNode, Running, ended, failure, job, root, stat, submit, success, write_file};
 use std::collections::BTreeSet;
 use std::time::Duration;
-use tidemill_wire::v1::{self, State, name_op::Op, to_element::Message as To};
+use tidemill_wire::v1::{self, State, name_op::Op, to_node::Message as To};
 
 const CHAIN: &str = r#"
 name = "chain"; workdir = "/w";
@@ -27,13 +27,13 @@ fn may_read_all() -> bool {
     root
 }
 
-async fn with_input(dir: &std::path::Path) -> (Running, FakeElement, tidemill_client::Server) {
+async fn with_input(dir: &std::path::Path) -> (Running, FakeNode, tidemill_client::Server) {
     let running = Running::start(dir).await;
-    let element = running.element(0).await;
+    let node = running.node(0).await;
     let client = running.client().await;
     mkdir(&client, "/w", 1000).await;
     write_file(&client, "/w/in", 100, 1000).await;
-    (running, element, client)
+    (running, node, client)
 }
 
 async fn mkdir(client: &tidemill_client::Server, path: &str, uid: u32) {
@@ -80,9 +80,9 @@ async fn job_runs_and_lineage_survives_renames_and_rewrites() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let (_running, element, client) = with_input(dir.path()).await;
+    let (_running, node, client) = with_input(dir.path()).await;
     let input = stat(&client, "/w/in").await.unwrap().object;
-    let worker = element.serve();
+    let worker = node.serve();
     let reply = submit(&client, 1000, CHAIN).await;
     assert_eq!(reply.errors, Vec::<String>::new());
     let done = ended(&client, reply.job).await;
@@ -176,7 +176,7 @@ async fn job_runs_and_lineage_survives_renames_and_rewrites() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn job_waits_for_elements_and_unwritten_inputs() {
+async fn job_waits_for_nodes_and_unwritten_inputs() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
@@ -185,7 +185,7 @@ async fn job_waits_for_elements_and_unwritten_inputs() {
     assert_eq!(reply.errors, Vec::<String>::new());
     let waiting = until(&client, reply.job, |job| !job.tasks[0].awaited.is_empty()).await;
     assert_eq!(waiting.tasks[0].awaited, ["/w/in"]);
-    let worker = running.element(3).await.serve();
+    let worker = running.node(3).await.serve();
     // The file is written by another user at another place. Files that the job's owner may not read do not count.
     write_file(&client, "/other", 9, 2000).await;
     let rename = |name: &str, new_parent: u64| v1::Rename {
@@ -231,42 +231,42 @@ async fn job_waits_for_elements_and_unwritten_inputs() {
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_server_continues_its_jobs() {
     let dir = tempfile::tempdir().unwrap();
-    let (running, mut element, client) = with_input(dir.path()).await;
+    let (running, mut node, client) = with_input(dir.path()).await;
     let reply = submit(&client, 1000, CHAIN).await;
-    let labels = element.labels().await;
+    let labels = node.labels().await;
     let (first, analyse) = labels[0].clone();
-    element.started(first).await;
+    node.started(first).await;
     until(&client, reply.job, |job| {
         job.tasks[0].state == i32::from(State::Running)
     })
     .await;
-    drop((element, client));
+    drop((node, client));
     running.crash().await;
 
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
     let known: Vec<u64> = labels.iter().map(|(label, _)| *label).collect();
-    let mut element = FakeElement::attach(&client, 0, known.clone()).await;
-    // The label ended while the server was down. The element reports the end until it is acknowledged.
-    element.finished(first, success(&analyse, 5)).await;
-    element.finished(first, success(&analyse, 5)).await;
-    element.acknowledged(vec![first]).await;
+    let mut node = FakeNode::attach(&client, 0, known.clone()).await;
+    // The label ended while the server was down. The node reports the end until it is acknowledged.
+    node.finished(first, success(&analyse, 5)).await;
+    node.finished(first, success(&analyse, 5)).await;
+    node.acknowledged(vec![first]).await;
     assert!(stat(&client, "/w/mid").await.is_some());
     let second = match labels.get(1) {
         Some(label) => label.clone(),
-        None => element.labels().await.remove(0),
+        None => node.labels().await.remove(0),
     };
-    drop((element, client));
+    drop((node, client));
     running.crash().await;
 
-    // An element that lost the label receives it again.
+    // A node that lost the label receives it again.
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
-    let mut element = FakeElement::attach(&client, 0, Vec::new()).await;
-    let again = element.labels().await.remove(0);
+    let mut node = FakeNode::attach(&client, 0, Vec::new()).await;
+    let again = node.labels().await.remove(0);
     assert_eq!(again.0, second.0, "the same label, not a new try");
     assert_eq!(again.1.inputs[0].object, analyse.outputs[0].object);
-    element.finished(again.0, success(&again.1, 6)).await;
+    node.finished(again.0, success(&again.1, 6)).await;
     let done = ended(&client, reply.job).await;
     assert_eq!(done.state, i32::from(State::Done));
     assert_eq!(stat(&client, "/w/out").await.unwrap().size, 6);
@@ -280,21 +280,21 @@ async fn killed_server_continues_its_jobs() {
 #[tokio::test(flavor = "multi_thread")]
 async fn job_is_scheduled_after_submitter_disconnected() {
     let dir = tempfile::tempdir().unwrap();
-    let (_running, mut element, client) = with_input(dir.path()).await;
+    let (_running, mut node, client) = with_input(dir.path()).await;
     let script = CHAIN.replace("kernel = \"max\"", "kernel = \"wc\"");
     let submitting = tokio::spawn({
         let client = client.clone();
         async move { submit(&client, 1000, &script).await }
     });
-    let To::FindPrograms(question) = element.next().await else {
+    let To::FindPrograms(question) = node.next().await else {
         panic!("no question");
     };
     submitting.abort();
     submitting.await.unwrap_err();
     // The server has noticed the disconnection when it answers a later request.
     job_count(&client).await;
-    element.answer(question).await;
-    let labels = element.labels().await;
+    node.answer(question).await;
+    let labels = node.labels().await;
     assert_eq!(labels[0].1.name, "first");
     assert_eq!(job_count(&client).await, 1);
 }
@@ -309,14 +309,14 @@ async fn job_count(client: &tidemill_client::Server) -> usize {
     listed.into_inner().jobs.len()
 }
 
-/// A task whose label is not in the server's database is placed again, and the element aborts the unknown label.
+/// A task whose label is not in the server's database is placed again, and the node aborts the unknown label.
 #[tokio::test(flavor = "multi_thread")]
 async fn task_with_lost_label_is_placed_again() {
     let dir = tempfile::tempdir().unwrap();
-    let (running, mut element, client) = with_input(dir.path()).await;
+    let (running, mut node, client) = with_input(dir.path()).await;
     let reply = submit(&client, 1000, CHAIN).await;
-    let (old, first) = element.labels().await.remove(0);
-    element.started(old).await;
+    let (old, first) = node.labels().await.remove(0);
+    node.started(old).await;
     until(&client, reply.job, |job| {
         job.tasks[0].state() == State::Running
     })
@@ -328,10 +328,10 @@ async fn task_with_lost_label_is_placed_again() {
 
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
-    let mut element = FakeElement::attach(&client, 0, vec![old]).await;
+    let mut node = FakeNode::attach(&client, 0, vec![old]).await;
     let (mut aborted, mut placed) = (false, Vec::new());
     while !aborted || placed.is_empty() {
-        match element.next().await {
+        match node.next().await {
             To::Abort(abort) => aborted |= abort.label == old,
             message @ To::Labels(_) => placed.extend(array::analyses(message)),
             _ => {}
@@ -340,9 +340,9 @@ async fn task_with_lost_label_is_placed_again() {
     assert_eq!(placed[0].1.task, first.task);
     for (label, analyse) in placed {
         assert_ne!(label, old);
-        element.finished(label, success(&analyse, 5)).await;
+        node.finished(label, success(&analyse, 5)).await;
     }
-    let worker = element.serve();
+    let worker = node.serve();
     let done = ended(&client, reply.job).await;
     assert_eq!(done.state, i32::from(State::Done));
     worker.abort();
@@ -351,9 +351,9 @@ async fn task_with_lost_label_is_placed_again() {
 #[tokio::test(flavor = "multi_thread")]
 async fn labels_of_ended_job_are_aborted() {
     let dir = tempfile::tempdir().unwrap();
-    let (running, mut element, client) = with_input(dir.path()).await;
+    let (running, mut node, client) = with_input(dir.path()).await;
     let reply = submit(&client, 1000, CHAIN).await;
-    let (label, analyse) = element.labels().await.remove(0);
+    let (label, analyse) = node.labels().await.remove(0);
     let get = v1::GetJobRequest {
         credentials: Some(array::user(1000)),
         job: reply.job,
@@ -361,19 +361,19 @@ async fn labels_of_ended_job_are_aborted() {
     let cancelled = client.jobs().cancel(get).await.unwrap().into_inner();
     assert_eq!(cancelled.state, i32::from(State::Cancelled));
     loop {
-        if let To::Abort(abort) = element.next().await {
+        if let To::Abort(abort) = node.next().await {
             assert_eq!(abort.label, label);
             break;
         }
     }
-    drop((element, client));
+    drop((node, client));
     running.crash().await;
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
-    let mut element = FakeElement::attach(&client, 0, vec![label]).await;
-    assert!(matches!(element.next().await, To::Abort(abort) if abort.label == label));
-    element.finished(label, success(&analyse, 5)).await;
-    element.acknowledged(vec![label]).await;
+    let mut node = FakeNode::attach(&client, 0, vec![label]).await;
+    assert!(matches!(node.next().await, To::Abort(abort) if abort.label == label));
+    node.finished(label, success(&analyse, 5)).await;
+    node.acknowledged(vec![label]).await;
     assert!(
         stat(&client, "/w/mid").await.is_none(),
         "a cancelled job makes no files"
@@ -381,7 +381,7 @@ async fn labels_of_ended_job_are_aborted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tasks_of_lost_element_run_elsewhere() {
+async fn tasks_of_lost_node_run_elsewhere() {
     let dir = tempfile::tempdir().unwrap();
     let (running, mut first, client) = with_input(dir.path()).await;
     let script = r#"name = "j"; workdir = "/w"; policy = "round-robin";
@@ -389,34 +389,34 @@ async fn tasks_of_lost_element_run_elsewhere() {
     let reply = submit(&client, 1000, script).await;
     assert_eq!(reply.errors, Vec::<String>::new());
     let (label, _) = first.labels().await.remove(0);
-    let worker = running.element(1).await.serve();
+    let worker = running.node(1).await.serve();
     drop(first);
     let done = ended(&client, reply.job).await;
     assert_eq!(
-        (done.state, done.tasks[0].element),
+        (done.state, done.tasks[0].node),
         (i32::from(State::Done), 1)
     );
-    // The element reconnects and reports that it ran the task, too. Nobody needs that result any more.
-    let mut first = FakeElement::attach(&client, 0, vec![label]).await;
+    // The node reconnects and reports that it ran the task, too. Nobody needs that result any more.
+    let mut first = FakeNode::attach(&client, 0, vec![label]).await;
     assert!(matches!(first.next().await, To::Abort(abort) if abort.label == label));
     worker.abort();
 }
 
-fn drawing(watts_milli: u64, idle_milli: u64) -> v1::Element {
-    v1::Element {
+fn drawing(watts_milli: u64, idle_milli: u64) -> v1::Node {
+    v1::Node {
         watts_milli,
         idle_milli,
         ..array::status(0)
     }
 }
 
-/// Clocks of kernels differ by years here. Servers and elements restart, and elements change their power, report twice and lie.
+/// Clocks of kernels differ by years here. Servers and nodes restart, and nodes change their power, report twice and lie.
 #[tokio::test(flavor = "multi_thread")]
 async fn energy_of_run_is_counted_once_as_reported_at_its_end() {
     let dir = tempfile::tempdir().unwrap();
     let mut running = Running::start(dir.path()).await;
     let mut client = running.client().await;
-    let mut element = FakeElement::attach_as(&client, drawing(100_000, 50_000), vec![]).await;
+    let mut node = FakeNode::attach_as(&client, drawing(100_000, 50_000), vec![]).await;
     mkdir(&client, "/w", 1000).await;
     write_file(&client, "/w/in", 100, 1000).await;
     let reckoned = |microjoules, runs, unknown| v1::Reckoned {
@@ -446,7 +446,7 @@ async fn energy_of_run_is_counted_once_as_reported_at_its_end() {
         let mut labels = Vec::new();
         while labels.len() < 2 {
             // A label that was sent before the server was stopped may arrive again.
-            let come = element.labels().await.into_iter();
+            let come = node.labels().await.into_iter();
             labels.extend(come.filter(|(label, _)| known.insert(*label)));
         }
         let ran = |analyse: &v1::Analyse, cpu_ns| v1::LabelOutcome {
@@ -455,15 +455,15 @@ async fn energy_of_run_is_counted_once_as_reported_at_its_end() {
         };
         let (first, analyse) = &labels[0];
         for _ in 0..2 {
-            element.finished(*first, ran(analyse, second)).await;
+            node.finished(*first, ran(analyse, second)).await;
         }
         let before = until(&client, reply.job, |job| job.tasks[0].energy.is_some()).await;
         running.stop().await;
         running = Running::start(dir.path()).await;
         client = running.client().await;
         let (label, analyse) = &labels[1];
-        element = FakeElement::attach_as(&client, draws, vec![*label]).await;
-        element.finished(*label, ran(analyse, cpu_ns)).await;
+        node = FakeNode::attach_as(&client, draws, vec![*label]).await;
+        node.finished(*label, ran(analyse, cpu_ns)).await;
         let done = ended(&client, reply.job).await;
         let (before, after) = (before.tasks[0].energy.unwrap(), done.tasks[0].energy);
         assert_eq!((Some(before), done.tasks[1].energy), (after, Some(last)));
@@ -482,11 +482,10 @@ async fn energy_of_run_is_counted_once_as_reported_at_its_end() {
 #[tokio::test(flavor = "multi_thread")]
 async fn failure_is_reported_and_cancels_dependents() {
     let dir = tempfile::tempdir().unwrap();
-    let (_running, mut element, client) = with_input(dir.path()).await;
+    let (_running, mut node, client) = with_input(dir.path()).await;
     let reply = submit(&client, 1000, CHAIN).await;
-    let (label, _) = element.labels().await.remove(0);
-    element
-        .finished(label, failure("timeout", "it ran out of time"))
+    let (label, _) = node.labels().await.remove(0);
+    node.finished(label, failure("timeout", "it ran out of time"))
         .await;
     let done = ended(&client, reply.job).await;
     assert_eq!(done.state, i32::from(State::Failed));
@@ -511,11 +510,11 @@ async fn failure_is_reported_and_cancels_dependents() {
 #[tokio::test(flavor = "multi_thread")]
 async fn output_does_not_replace_file_created_meanwhile() {
     let dir = tempfile::tempdir().unwrap();
-    let (_running, mut element, client) = with_input(dir.path()).await;
+    let (_running, mut node, client) = with_input(dir.path()).await;
     let reply = submit(&client, 1000, CHAIN).await;
-    let (label, analyse) = element.labels().await.remove(0);
+    let (label, analyse) = node.labels().await.remove(0);
     let theirs = write_file(&client, "/w/mid", 77, 1000).await;
-    element.finished(label, success(&analyse, 5)).await;
+    node.finished(label, success(&analyse, 5)).await;
     let done = ended(&client, reply.job).await;
     assert_eq!(done.state, i32::from(State::Failed));
     assert!(
@@ -525,7 +524,7 @@ async fn output_does_not_replace_file_created_meanwhile() {
     );
     assert_eq!(stat(&client, "/w/mid").await.unwrap().object, theirs);
     // The object that the task sealed is removed.
-    assert_eq!(element.removed().await, [analyse.outputs[0].object]);
+    assert_eq!(node.removed().await, [analyse.outputs[0].object]);
 }
 
 async fn dry_run(
@@ -561,7 +560,7 @@ async fn jobs(client: &tidemill_client::Server) -> usize {
 #[tokio::test(flavor = "multi_thread")]
 async fn dry_run_predicts_job_without_effect() {
     let dir = tempfile::tempdir().unwrap();
-    let (_running, element, client) = with_input(dir.path()).await;
+    let (_running, node, client) = with_input(dir.path()).await;
     let first = dry_run(&client, CHAIN, |_| {}).await;
     assert_eq!((first.job, &first.errors), (0, &Vec::new()));
     let planned = first.planned.unwrap();
@@ -585,12 +584,12 @@ async fn dry_run_predicts_job_without_effect() {
         (file.path.as_str(), file.size, file.object),
         ("/w/in", 100, input.object)
     );
-    assert_eq!(planned.elements.len(), 1);
+    assert_eq!(planned.nodes.len(), 1);
     assert_eq!(jobs(&client).await, 0);
     assert_eq!(stat(&client, "/w/mid").await.map(|attr| attr.size), None);
 
     // The dry run claimed and counted nothing.
-    let worker = element.serve();
+    let worker = node.serve();
     let reply = submit(&client, 1000, CHAIN).await;
     assert_eq!((reply.job, reply.errors), (1, Vec::new()));
     ended(&client, reply.job).await;
@@ -633,7 +632,7 @@ async fn dry_run_predicts_job_without_effect() {
 #[tokio::test(flavor = "multi_thread")]
 async fn dry_run_reports_awaited_inputs_and_claims_nothing() {
     let dir = tempfile::tempdir().unwrap();
-    let (_running, _element, client) = with_input(dir.path()).await;
+    let (_running, _node, client) = with_input(dir.path()).await;
     let dry = dry_run(&client, WAITING, |_| {}).await;
     assert_eq!(
         (dry.awaited_total, dry.awaited[0].nearest.as_str()),
@@ -672,7 +671,7 @@ tasks = ( { name = "only"; kernel = "max"; input = ["inn"]; output = ["out"]; } 
 #[tokio::test(flavor = "multi_thread")]
 async fn running_jobs_cannot_share_output_and_list_awaited_inputs() {
     let dir = tempfile::tempdir().unwrap();
-    let (running, element, client) = with_input(dir.path()).await;
+    let (running, node, client) = with_input(dir.path()).await;
     let first = submit(&client, 1000, WAITING).await;
     let waits = v1::AwaitedInput {
         path: "/w/inn".into(),
@@ -692,7 +691,7 @@ async fn running_jobs_cannot_share_output_and_list_awaited_inputs() {
     )];
     assert_eq!(submit(&client, 1000, WAITING).await.errors, refused);
     // The outputs of jobs are known after a restart, too.
-    drop((element, client));
+    drop((node, client));
     running.crash().await;
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
@@ -708,8 +707,8 @@ async fn running_jobs_cannot_share_output_and_list_awaited_inputs() {
 #[tokio::test(flavor = "multi_thread")]
 async fn invalid_script_is_refused_with_all_reasons() {
     let dir = tempfile::tempdir().unwrap();
-    let (_running, element, client) = with_input(dir.path()).await;
-    let worker = element.serve();
+    let (_running, node, client) = with_input(dir.path()).await;
+    let worker = node.serve();
     let script = r#"name = "j"; workdir = "/w"; strict = true;
         tasks = (
           { name = "a"; kernel = "missing-program"; input = ["in"]; output = ["x"]; },
@@ -738,7 +737,7 @@ async fn invalid_script_is_refused_with_all_reasons() {
 #[tokio::test(flavor = "multi_thread")]
 async fn jobs_are_private_to_their_users() {
     let dir = tempfile::tempdir().unwrap();
-    let (_running, _element, client) = with_input(dir.path()).await;
+    let (_running, _node, client) = with_input(dir.path()).await;
     let id = submit(&client, 1000, CHAIN).await.job;
     let get = |uid| v1::GetJobRequest {
         credentials: Some(array::user(uid)),
@@ -767,7 +766,7 @@ async fn jobs_are_private_to_their_users() {
 #[tokio::test(flavor = "multi_thread")]
 async fn successful_job_has_trace_for_its_owner() {
     let dir = tempfile::tempdir().unwrap();
-    let (_running, element, client) = with_input(dir.path()).await;
+    let (_running, node, client) = with_input(dir.path()).await;
     let job = submit(&client, 1000, CHAIN).await.job;
     let request = |uid| v1::GetJobRequest {
         credentials: Some(array::user(uid)),
@@ -775,7 +774,7 @@ async fn successful_job_has_trace_for_its_owner() {
     };
     let early = client.jobs().trace(request(1000)).await.unwrap_err();
     assert_eq!(early.code(), tonic::Code::FailedPrecondition);
-    let worker = element.serve();
+    let worker = node.serve();
     ended(&client, job).await;
     let other = client.jobs().trace(request(2000)).await.unwrap_err();
     assert_eq!(other.code(), tonic::Code::PermissionDenied);
@@ -786,12 +785,12 @@ async fn successful_job_has_trace_for_its_owner() {
     let file = v1::TracedFile {
         path: "/w/in".into(),
         size: 100,
-        element: 0,
+        node: 0,
         object: trace.files[0].object,
         layout: None,
     };
     assert_eq!(trace.files, [file]);
-    assert_eq!((trace.elements.len(), trace.elements[0].cores), (1, 2));
+    assert_eq!((trace.nodes.len(), trace.nodes[0].cores), (1, 2));
     for task in &trace.tasks {
         assert_eq!(task.kernel_kind, "builtin");
         assert_eq!(task.output_sizes, [5]);
@@ -803,66 +802,66 @@ async fn successful_job_has_trace_for_its_owner() {
 #[tokio::test(flavor = "multi_thread")]
 async fn intermediates_are_removed_after_use_and_inputs_kept() {
     let dir = tempfile::tempdir().unwrap();
-    let (_running, mut element, client) = with_input(dir.path()).await;
+    let (_running, mut node, client) = with_input(dir.path()).await;
     let script = CHAIN.replace(
         "output = [\"mid\"];",
         "output = [\"mid\"]; lifetime = \"used\";",
     );
     let reply = submit(&client, 1000, &script).await;
     assert_eq!(reply.errors, Vec::<String>::new());
-    let mut labels = element.labels().await;
+    let mut labels = node.labels().await;
     let (first, analyse) = labels.remove(0);
     // The input loses its name while the job runs: its bytes stay.
     let input = stat(&client, "/w/in").await.unwrap().object;
     let parent = stat(&client, "/w").await.unwrap().ino;
     unlink(&client, parent, "in").await;
     tokio::time::sleep(Duration::from_millis(2500)).await;
-    element.finished(first, success(&analyse, 5)).await;
+    node.finished(first, success(&analyse, 5)).await;
     let (second, analyse) = match labels.pop() {
         Some(label) => label,
-        None => element.labels().await.remove(0),
+        None => node.labels().await.remove(0),
     };
-    assert_eq!(element.removals, [], "removed while needed");
-    element.finished(second, success(&analyse, 6)).await;
+    assert_eq!(node.removals, [], "removed while needed");
+    node.finished(second, success(&analyse, 6)).await;
     assert_eq!(
         ended(&client, reply.job).await.state,
         i32::from(State::Done)
     );
-    let removed = element.removed_of(2).await;
+    let removed = node.removed_of(2).await;
     assert_eq!(removed, [input, analyse.inputs[0].object]);
     assert!(stat(&client, "/w/mid").await.is_none());
     assert!(stat(&client, "/w/out").await.is_some());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn labels_of_element_absent_after_restart_are_rescheduled() {
+async fn labels_of_node_absent_after_restart_are_rescheduled() {
     let dir = tempfile::tempdir().unwrap();
-    let (running, mut element, client) = with_input(dir.path()).await;
+    let (running, mut node, client) = with_input(dir.path()).await;
     let script = r#"name = "j"; workdir = "/w";
         tasks = ({ name = "t"; kernel = "max"; output = ["o"]; input = []; });"#;
     let reply = submit(&client, 1000, script).await;
-    element.labels().await;
+    node.labels().await;
     until(&client, reply.job, |job| {
         job.tasks[0].state == i32::from(State::Sent)
     })
     .await;
-    drop((element, client));
+    drop((node, client));
     running.crash().await;
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
     let status = client.status().await.unwrap();
     assert_eq!(
         status
-            .elements
+            .nodes
             .iter()
-            .map(|e| (e.element, e.up))
+            .map(|e| (e.node, e.up))
             .collect::<Vec<_>>(),
         [(0, false)]
     );
-    let worker = running.element(1).await.serve();
+    let worker = running.node(1).await.serve();
     let done = ended(&client, reply.job).await;
     assert_eq!(
-        (done.state, done.tasks[0].element),
+        (done.state, done.tasks[0].node),
         (i32::from(State::Done), 1)
     );
     worker.abort();
@@ -871,7 +870,7 @@ async fn labels_of_element_absent_after_restart_are_rescheduled() {
 #[tokio::test(flavor = "multi_thread")]
 async fn thousand_tasks_run_once_each() {
     let dir = tempfile::tempdir().unwrap();
-    let (running, element, client) = with_input(dir.path()).await;
+    let (running, node, client) = with_input(dir.path()).await;
     let tasks: Vec<String> = (0..1000)
         .map(|i| {
             format!(
@@ -883,7 +882,7 @@ async fn thousand_tasks_run_once_each() {
         "name = \"many\"; workdir = \"/w\"; tasks = ({});",
         tasks.join(",")
     );
-    let worker = element.serve();
+    let worker = node.serve();
     let started = std::time::Instant::now();
     let reply = submit(&client, 1000, &script).await;
     assert_eq!(reply.errors, Vec::<String>::new());
@@ -928,7 +927,7 @@ async fn rerun_outputs_become_new_versions_of_their_files() {
     }
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
-    let mut first = running.element(0).await;
+    let mut first = running.node(0).await;
     let client = running.client().await;
     mkdir(&client, "/w", 1000).await;
     let reply = submit(&client, 1000, DIAMOND).await;
@@ -969,17 +968,14 @@ async fn rerun_outputs_become_new_versions_of_their_files() {
     };
     client.one(&root(), Op::Seal(seal)).await.unwrap();
 
-    // The element with the outputs is lost before they are read.
-    let worker = running.element(1).await.serve();
+    // The node with the outputs is lost before they are read.
+    let worker = running.node(1).await.serve();
     drop(first);
     write_file(&client, "/w/late", 9, 1000).await;
     let done = ended(&client, reply.job).await;
     assert_eq!(done.state, i32::from(State::Done), "{done:?}");
     let moved = stat(&client, "/moved").await.unwrap();
-    assert_eq!(
-        (moved.ino, moved.version, moved.element),
-        (old[0].ino, 2, 1)
-    );
+    assert_eq!((moved.ino, moved.version, moved.node), (old[0].ino, 2, 1));
     assert_ne!(moved.object, old[0].object);
     assert!(stat(&client, "/w/a").await.is_none());
     assert_eq!(stat(&client, "/w/b").await.unwrap().object, theirs);
@@ -1008,11 +1004,11 @@ async fn rerun_outputs_become_new_versions_of_their_files() {
 /// Runs `CHAIN` again and answers its labels as given by `contents`. Where a result is offered and `same` says that its condition holds,
 /// the answer reuses the result. Returns the offer for each label.
 async fn again(
-    array: (&mut FakeElement, &tidemill_client::Server),
+    array: (&mut FakeNode, &tidemill_client::Server),
     contents: [&str; 2],
     same: bool,
 ) -> [Option<v1::Remembered>; 2] {
-    let (element, client) = array;
+    let (node, client) = array;
     let script = CHAIN.replace("workdir", "replace = true; workdir");
     let reply = submit(client, 1000, &script).await;
     assert_eq!(reply.errors, Vec::<String>::new());
@@ -1020,7 +1016,7 @@ async fn again(
     let mut offers = Vec::new();
     while offers.len() < 2 {
         if labels.is_empty() {
-            labels = element.labels().await;
+            labels = node.labels().await;
         }
         let (label, analyse) = labels.remove(0);
         let mut outcome = success(&analyse, 5);
@@ -1029,7 +1025,7 @@ async fn again(
             outcome.reused_task = offer.task;
         }
         offers.push(analyse.remembered.clone());
-        element.finished(label, outcome).await;
+        node.finished(label, outcome).await;
     }
     let done = ended(client, reply.job).await;
     assert_eq!(done.state, i32::from(State::Done), "{done:?}");
@@ -1039,7 +1035,7 @@ async fn again(
 #[tokio::test(flavor = "multi_thread")]
 async fn equal_bytes_in_another_object_reuse_result() {
     let dir = tempfile::tempdir().unwrap();
-    let (_running, mut element, client) = with_input(dir.path()).await;
+    let (_running, mut node, client) = with_input(dir.path()).await;
     let parent = stat(&client, "/w").await.unwrap().ino;
     let rewrite = async |size| {
         unlink(&client, parent, "in").await;
@@ -1051,39 +1047,39 @@ async fn equal_bytes_in_another_object_reuse_result() {
     };
     let hashed = ["one", "two"];
     let nothing: Vec<String> = Vec::new();
-    let first = again((&mut element, &client), hashed, true).await;
+    let first = again((&mut node, &client), hashed, true).await;
     assert_eq!(first, [None, None]);
 
     // The input is another object of that size: the second result is offered on condition that the first is reused.
     rewrite(100).await;
-    let second = again((&mut element, &client), ["one", ""], true).await;
+    let second = again((&mut node, &client), ["one", ""], true).await;
     let expected = [Some(vec!["one".to_owned()]), Some(nothing.clone())];
     assert_eq!(conditions(&second), expected);
     assert!(!second[1].as_ref().unwrap().if_reused.is_empty());
     // Now both contents are known to be equal, and no bytes have to be read.
-    let third = again((&mut element, &client), ["", ""], true).await;
+    let third = again((&mut node, &client), ["", ""], true).await;
     assert_eq!(conditions(&third), [Some(nothing.clone()), Some(nothing)]);
     // The input has other bytes of that size. Then its result is the newest one, and an input of another size is no candidate.
     rewrite(100).await;
-    let fourth = again((&mut element, &client), ["three", ""], false).await;
+    let fourth = again((&mut node, &client), ["three", ""], false).await;
     assert_eq!(conditions(&fourth)[0], Some(vec!["one".to_owned()]));
     rewrite(100).await;
-    let fifth = again((&mut element, &client), ["one", "two"], false).await;
+    let fifth = again((&mut node, &client), ["one", "two"], false).await;
     assert_eq!(conditions(&fifth)[0], Some(vec!["three".to_owned()]));
     rewrite(101).await;
-    let sixth = again((&mut element, &client), ["", ""], false).await;
+    let sixth = again((&mut node, &client), ["", ""], false).await;
     assert_eq!(sixth[0], None);
     // That input was not hashed, so no bytes are read to compare it.
     rewrite(101).await;
-    let seventh = again((&mut element, &client), ["", ""], false).await;
+    let seventh = again((&mut node, &client), ["", ""], false).await;
     assert_eq!(seventh[0], None);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tasks_run_only_on_elements_with_their_requirements() {
+async fn tasks_run_only_on_nodes_with_their_requirements() {
     let dir = tempfile::tempdir().unwrap();
     let (running, first, client) = with_input(dir.path()).await;
-    let (_first, second) = (first.serve(), running.element(1).await);
+    let (_first, second) = (first.serve(), running.node(1).await);
     let _second = second.serve();
     let script = r#"name = "many"; workdir = "/w"; policy = "round-robin"; tasks = (
         { name = "p{i}"; foreach = { i = "1..6"; }; kernel = "only-on-1"; output = [ "p{i}" ]; },
@@ -1094,22 +1090,22 @@ async fn tasks_run_only_on_elements_with_their_requirements() {
     let done = ended(&client, reply.job).await;
     assert_eq!(done.state, i32::from(State::Done));
     assert!(
-        done.tasks.iter().all(|task| task.element == 1),
+        done.tasks.iter().all(|task| task.node == 1),
         "{:?}",
         done.tasks
     );
     for (task, why) in [
         (
-            r#"kernel = "only-on-1"; element = 0;"#,
-            "no element can run it: element 0 does not have the program `only-on-1`; element 1 does",
+            r#"kernel = "only-on-1"; node = 0;"#,
+            "no node can run it: node 0 does not have the program `only-on-1`; node 1 does",
         ),
         (
             r#"kernel = "max"; resources = { gpu = 2; };"#,
-            "no element can run it: it needs gpu = 2, and the most that an element offers is 1;",
+            "no node can run it: it needs gpu = 2, and the most that a node offers is 1;",
         ),
         (
             r#"kernel = "max"; cores = 3;"#,
-            "no element can run it: it needs cores = 3, and the most that an element offers is 2;",
+            "no node can run it: it needs cores = 3, and the most that a node offers is 2;",
         ),
     ] {
         let script = format!(
@@ -1125,7 +1121,7 @@ async fn task_without_its_program_waits_and_reports_why() {
     let dir = tempfile::tempdir().unwrap();
     let (running, first, client) = with_input(dir.path()).await;
     let _first = first.serve();
-    let mut second = running.element(1).await;
+    let mut second = running.node(1).await;
     let script = r#"name = "late"; workdir = "/w"; tasks = (
         { name = "a"; kernel = "only-on-1"; input = [ "later" ]; output = [ "out" ]; } );"#;
     let submitted = tokio::spawn({
@@ -1140,14 +1136,14 @@ async fn task_without_its_program_waits_and_reports_why() {
     assert_eq!(reply.errors, Vec::<String>::new());
     let news = |found: &[&str], missing: &[&str]| {
         let names = |all: &[&str]| all.iter().map(|&name| name.to_owned()).collect();
-        v1::from_element::Message::Programs(v1::Programs {
+        v1::from_node::Message::Programs(v1::Programs {
             request: 0,
             found: names(found),
             missing: names(missing),
         })
     };
     second.send(news(&[], &["only-on-1"])).await;
-    // The file is written on an element that is up.
+    // The file is written on a node that is up.
     write_file(&client, "/w/later", 10, 1000).await;
     let waits = until(&client, reply.job, |job| !job.held_up.is_empty()).await;
     assert_eq!(waits.held_up_total, 1);
@@ -1158,7 +1154,7 @@ async fn task_without_its_program_waits_and_reports_why() {
     assert!(
         waits.tasks[0]
             .error
-            .contains("no element that is up can run it"),
+            .contains("no node that is up can run it"),
         "{waits:?}"
     );
     second.send(news(&["only-on-1"], &[])).await;

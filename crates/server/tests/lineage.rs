@@ -58,9 +58,9 @@ async fn ask(
 /// Bob's.
 async fn chain(folder: &Path) -> (Running, Client) {
     let running = Running::start(folder).await;
-    let element = running.element(0).await;
+    let node = running.node(0).await;
     let client = running.client().await;
-    element.serve();
+    node.serve();
     mkdir(&client, "/secret", ALICE, 0o700).await;
     mkdir(&client, "/open", ALICE, 0o755).await;
     mkdir(&client, "/bob", BOB, 0o700).await;
@@ -288,9 +288,9 @@ async fn search_finds_own_tasks_and_visible_versions() {
 async fn annotation_belongs_to_version_sealed_next() {
     let folder = tempfile::tempdir().unwrap();
     let running = Running::start(folder.path()).await;
-    let element = running.element(0).await;
+    let node = running.node(0).await;
     let client = running.client().await;
-    element.serve();
+    node.serve();
     write_file(&client, "/file", 10, ALICE).await;
     let ino = stat(&client, "/file").await.unwrap().ino;
     let annotate = async |value: &str| {

@@ -58,7 +58,7 @@ fn step() -> impl Strategy<Value = Step> {
 /// The model: inodes by number; a directory has entries.
 #[derive(Debug)]
 struct Model {
-    nodes: BTreeMap<u64, Entry>,
+    vnodes: BTreeMap<u64, Entry>,
     made: Vec<u64>,
 }
 
@@ -75,7 +75,7 @@ impl Model {
             entries: BTreeMap::new(),
         };
         Self {
-            nodes: BTreeMap::from([(1, root)]),
+            vnodes: BTreeMap::from([(1, root)]),
             made: vec![1],
         }
     }
@@ -85,40 +85,40 @@ impl Model {
     }
 
     fn is_dir(&self, ino: u64) -> bool {
-        self.nodes
+        self.vnodes
             .get(&ino)
-            .is_some_and(|node| node.kind == Kind::Directory)
+            .is_some_and(|vnode| vnode.kind == Kind::Directory)
     }
 
     fn dir(&self, ino: u64) -> Result<(), Errno> {
-        match self.nodes.get(&ino) {
+        match self.vnodes.get(&ino) {
             None => Err(Errno::NOENT),
-            Some(node) if node.kind != Kind::Directory => Err(Errno::NOTDIR),
+            Some(vnode) if vnode.kind != Kind::Directory => Err(Errno::NOTDIR),
             Some(_) => Ok(()),
         }
     }
 
     fn get(&self, dir: u64, name: &str) -> Option<u64> {
-        self.nodes[&dir].entries.get(name).copied()
+        self.vnodes[&dir].entries.get(name).copied()
     }
 
     fn set(&mut self, dir: u64, name: &'static str, ino: u64) {
-        self.nodes.get_mut(&dir).unwrap().entries.insert(name, ino);
+        self.vnodes.get_mut(&dir).unwrap().entries.insert(name, ino);
     }
 
     fn clear(&mut self, dir: u64, name: &str) {
-        self.nodes.get_mut(&dir).unwrap().entries.remove(name);
+        self.vnodes.get_mut(&dir).unwrap().entries.remove(name);
     }
 
     /// Returns the number of names that lead to an inode. A directory counts itself and its subdirectories.
     fn links(&self, ino: u64) -> usize {
         let names = self
-            .nodes
+            .vnodes
             .values()
-            .flat_map(|node| node.entries.values())
+            .flat_map(|vnode| vnode.entries.values())
             .filter(|&&to| to == ino);
         if self.is_dir(ino) {
-            2 + self.nodes[&ino]
+            2 + self.vnodes[&ino]
                 .entries
                 .values()
                 .filter(|&&child| self.is_dir(child))
@@ -130,18 +130,18 @@ impl Model {
 
     fn drop_unnamed(&mut self) {
         let named: BTreeSet<u64> = self
-            .nodes
+            .vnodes
             .values()
-            .flat_map(|node| node.entries.values().copied())
+            .flat_map(|vnode| vnode.entries.values().copied())
             .chain([1])
             .collect();
-        self.nodes.retain(|ino, _| named.contains(ino));
+        self.vnodes.retain(|ino, _| named.contains(ino));
     }
 
     fn below(&self, dir: u64, top: u64) -> bool {
         let inside =
             |child: &u64| *child == dir || (self.is_dir(*child) && self.below(dir, *child));
-        dir == top || self.nodes[&top].entries.values().any(inside)
+        dir == top || self.vnodes[&top].entries.values().any(inside)
     }
 
     fn unlink(&mut self, dir: u64, name: &str, directory: bool) -> Result<(), Errno> {
@@ -150,7 +150,7 @@ impl Model {
         match (directory, self.is_dir(ino)) {
             (true, false) => return Err(Errno::NOTDIR),
             (false, true) => return Err(Errno::ISDIR),
-            _ if !self.nodes[&ino].entries.is_empty() => return Err(Errno::NOTEMPTY),
+            _ if !self.vnodes[&ino].entries.is_empty() => return Err(Errno::NOTEMPTY),
             _ => self.clear(dir, name),
         }
         self.drop_unnamed();
@@ -165,15 +165,15 @@ impl Model {
     ) -> Result<(), Errno> {
         self.dir(from)?;
         self.dir(to)?;
-        let node = self.get(from, name).ok_or(Errno::NOENT)?;
+        let vnode = self.get(from, name).ok_or(Errno::NOENT)?;
         let target = self.get(to, new);
         match (target, flags) {
             (Some(_), Flags::NoReplace) => return Err(Errno::EXIST),
             (None, Flags::Exchange) => return Err(Errno::NOENT),
-            (Some(target), _) if target == node => return Ok(()),
+            (Some(target), _) if target == vnode => return Ok(()),
             _ => {}
         }
-        if self.is_dir(node) && from != to && self.below(to, node) {
+        if self.is_dir(vnode) && from != to && self.below(to, vnode) {
             return Err(Errno::INVAL);
         }
         if let (Some(target), Flags::Exchange) = (target, flags) {
@@ -181,19 +181,19 @@ impl Model {
                 return Err(Errno::INVAL);
             }
             self.set(from, name, target);
-            self.set(to, new, node);
+            self.set(to, new, vnode);
             return Ok(());
         }
         if let Some(target) = target {
-            match (self.is_dir(node), self.is_dir(target)) {
+            match (self.is_dir(vnode), self.is_dir(target)) {
                 (true, false) => return Err(Errno::NOTDIR),
                 (false, true) => return Err(Errno::ISDIR),
-                _ if !self.nodes[&target].entries.is_empty() => return Err(Errno::NOTEMPTY),
+                _ if !self.vnodes[&target].entries.is_empty() => return Err(Errno::NOTEMPTY),
                 _ => {}
             }
         }
         self.clear(from, name);
-        self.set(to, new, node);
+        self.set(to, new, vnode);
         self.drop_unnamed();
         Ok(())
     }
@@ -212,7 +212,7 @@ impl Model {
                     kind: op.kind(),
                     entries: BTreeMap::new(),
                 };
-                self.nodes.insert(new, entry);
+                self.vnodes.insert(new, entry);
                 self.made.push(new);
                 self.set(op.parent, name, new);
                 Ok(())
@@ -220,7 +220,7 @@ impl Model {
             Op::Link(op) => {
                 let name = known(&op.name);
                 self.dir(op.parent)?;
-                self.nodes.get(&op.ino).ok_or(Errno::NOENT)?;
+                self.vnodes.get(&op.ino).ok_or(Errno::NOENT)?;
                 if self.get(op.parent, name).is_some() {
                     return Err(Errno::EXIST);
                 }
@@ -302,7 +302,7 @@ async fn one(names: &SqliteNames, op: Op) -> Answer {
         .unwrap()
 }
 
-/// Compares all nodes that can be reached from a directory.
+/// Compares all inodes that can be reached from a directory.
 async fn compare(names: &SqliteNames, model: &Model, ino: u64) {
     let mut dirs = vec![ino];
     while let Some(dir) = dirs.pop() {
@@ -323,7 +323,7 @@ async fn compare(names: &SqliteNames, model: &Model, ino: u64) {
             .iter()
             .map(|e| (e.name.clone(), e.attr.unwrap().ino))
             .collect();
-        let expected: Vec<_> = model.nodes[&dir]
+        let expected: Vec<_> = model.vnodes[&dir]
             .entries
             .iter()
             .map(|(n, &ino)| (n.as_bytes().to_vec(), ino))

@@ -1,26 +1,26 @@
-//! Elements that are emptied and removed, and files that are moved: all other work continues, and a restart finds the remaining work.
+//! Nodes that are emptied and removed, and files that are moved: all other work continues, and a restart finds the remaining work.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod array;
 
-use array::copies::{at, copies, copy, element, file, made, one, rows, seal, unlink};
-use array::{FakeElement, Running, failure, root, status, submit, success, user};
+use array::copies::{at, copies, copy, file, made, node, one, rows, seal, unlink};
+use array::{FakeNode, Running, failure, root, status, submit, success, user};
 use serde_json::json;
 use std::path::Path;
 use tidemill_client::Server as Client;
 use tidemill_wire::v1::{
-    self, from_element::Message as From, name_op::Op, name_result::Result as Answer,
+    self, from_node::Message as From, name_op::Op, name_result::Result as Answer,
 };
 use tonic::{Code, Status};
 
-async fn drain(client: &Client, element: u32, cancel: bool) -> Result<v1::Drain, Status> {
-    let request = v1::DrainRequest { element, cancel };
+async fn drain(client: &Client, node: u32, cancel: bool) -> Result<v1::Drain, Status> {
+    let request = v1::DrainRequest { node, cancel };
     let drain = client.places().drain(request).await;
     drain.map(tonic::Response::into_inner)
 }
 
-async fn remove(client: &Client, element: u32, lose: bool) -> Result<u64, Status> {
-    let request = v1::RemoveElementRequest { element, lose };
+async fn remove(client: &Client, node: u32, lose: bool) -> Result<u64, Status> {
+    let request = v1::RemoveNodeRequest { node, lose };
     let removed = client.places().remove(request).await;
     removed.map(|reply| reply.into_inner().files_lost)
 }
@@ -28,12 +28,12 @@ async fn remove(client: &Client, element: u32, lose: bool) -> Result<u64, Status
 async fn move_to(
     client: &Client,
     (by, path): (v1::Credentials, &str),
-    element: u32,
+    node: u32,
 ) -> Result<v1::MoveReply, Status> {
     let request = v1::MoveRequest {
         credentials: Some(by),
         path: path.into(),
-        element,
+        node,
         ..v1::MoveRequest::default()
     };
     let moved = client.places().r#move(request).await;
@@ -45,7 +45,7 @@ async fn listed(client: &Client) -> v1::MovesReply {
     listed.unwrap().into_inner()
 }
 
-/// Waits until the emptying of an element has the expected progress.
+/// Waits until the emptying of a node has the expected progress.
 async fn drained(client: &Client, expected: impl Fn(&v1::Drain) -> bool) -> v1::Drain {
     loop {
         let drains = listed(client).await.drains;
@@ -72,7 +72,7 @@ async fn open(client: &Client, ino: u64) -> v1::Opened {
     }
 }
 
-/// Begins a new file. Returns its inode, object and element.
+/// Begins a new file. Returns its inode, object and node.
 async fn begun(client: &Client, path: &str, named: Option<u32>) -> Result<(u64, u64, u32), String> {
     let (ino, object) = client.reserve(1, 1).await.unwrap();
     let create = v1::Create {
@@ -81,41 +81,41 @@ async fn begun(client: &Client, path: &str, named: Option<u32>) -> Result<(u64, 
         mode: 0o644,
         ino: ino.0,
         object: object.0,
-        element: named,
+        node: named,
         ..v1::Create::default()
     };
     match one(client, Op::Create(create)).await {
-        Ok(Answer::Opened(opened)) => Ok((ino.0, object.0, opened.element)),
+        Ok(Answer::Opened(opened)) => Ok((ino.0, object.0, opened.node)),
         Ok(other) => panic!("{other:?}"),
         Err(error) => Err(error.to_string()),
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn drained_element_is_removed_and_cannot_rejoin() {
+async fn drained_node_is_removed_and_cannot_rejoin() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
-    let mut old = element(&client, 0, "a").await;
-    let mut new = element(&client, 1, "b").await;
+    let mut old = node(&client, 0, "a").await;
+    let mut new = node(&client, 1, "b").await;
     let (ino, object) = file(&client, "/f").await;
     let (writing, written, on) = begun(&client, "/w", Some(0)).await.unwrap();
     assert_eq!(on, 0);
     let began = drain(&client, 0, false).await.unwrap();
     assert!(began.began > 0, "{began:?}");
-    // No new file is placed there: a client that names the element gets an error, and other clients get another element.
+    // No new file is placed there: a client that names the node gets an error, and other clients get another node.
     let refused = begun(&client, "/g", Some(0)).await.unwrap_err();
-    assert!(refused.contains("element 0 is being emptied"), "{refused}");
+    assert!(refused.contains("node 0 is being emptied"), "{refused}");
     for name in ["/h", "/i"] {
         assert_eq!(begun(&client, name, None).await.unwrap().2, 1);
     }
     let sent = copy(&mut new).await;
     let from = sent.1.from.clone().unwrap();
-    assert_eq!((from.object, from.element), (object, 0));
+    assert_eq!((from.object, from.node), (object, 0));
     made(&mut new, sent).await;
     assert_eq!(old.removed().await, [object]);
     assert_eq!(copies(&client, ino).await, json!([at(1, "current")]));
-    assert_eq!(open(&client, ino).await.element, 1);
+    assert_eq!(open(&client, ino).await.node, 1);
     assert!(old.note(ino).await.forget, "it is not there any more");
     // The file that is being written there is finished there, and moves then.
     let left = drained(&client, |drain| drain.files_moved == 1).await;
@@ -140,11 +140,8 @@ async fn drained_element_is_removed_and_cannot_rejoin() {
     let end = drained(&client, is_empty).await;
     assert_eq!((end.files_moved, end.bytes_moved), (2, 10));
     assert_eq!(remove(&client, 0, false).await.unwrap(), 0);
-    let elements = client.status().await.unwrap().elements;
-    assert_eq!(
-        elements.iter().map(|one| one.element).collect::<Vec<_>>(),
-        [1]
-    );
+    let nodes = client.status().await.unwrap().nodes;
+    assert_eq!(nodes.iter().map(|one| one.node).collect::<Vec<_>>(), [1]);
     assert!(
         refused_to_join(&client, 0)
             .await
@@ -166,11 +163,11 @@ async fn refused_to_join(client: &Client, id: u32) -> String {
     let (out, receiver) = tokio::sync::mpsc::channel(1);
     let hello = v1::Hello {
         version: tidemill_wire::PROTOCOL_VERSION,
-        element: Some(status(id)),
+        node: Some(status(id)),
         ..v1::Hello::default()
     };
-    let message = Some(v1::from_element::Message::Hello(hello));
-    out.send(v1::FromElement { message }).await.unwrap();
+    let message = Some(v1::from_node::Message::Hello(hello));
+    out.send(v1::FromNode { message }).await.unwrap();
     let stream = tokio_stream::wrappers::ReceiverStream::new(receiver);
     let joined = client.array().attach(stream).await;
     joined.unwrap_err().message().to_owned()
@@ -181,8 +178,8 @@ async fn drain_continues_after_restart_at_any_step() {
     let dir = tempfile::tempdir().unwrap();
     let mut running = Running::start(dir.path()).await;
     let mut client = running.client().await;
-    let mut old = element(&client, 0, "a").await;
-    let mut new = element(&client, 1, "b").await;
+    let mut old = node(&client, 0, "a").await;
+    let mut new = node(&client, 1, "b").await;
     let (ino, object) = file(&client, "/f").await;
     drain(&client, 0, false).await.unwrap();
     let mut sent = copy(&mut new).await;
@@ -191,9 +188,9 @@ async fn drain_continues_after_restart_at_any_step() {
         running.crash().await;
         running = Running::start(dir.path()).await;
         client = running.client().await;
-        old = element(&client, 0, "a").await;
-        new = element(&client, 1, "b").await;
-        assert!(client.status().await.unwrap().elements[0].emptied);
+        old = node(&client, 0, "a").await;
+        new = node(&client, 1, "b").await;
+        assert!(client.status().await.unwrap().nodes[0].emptied);
         match step {
             0 => {
                 let again = copy(&mut new).await;
@@ -222,12 +219,12 @@ async fn drain_continues_after_restart_at_any_step() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn version_removed_during_move_is_removed_on_both_elements() {
+async fn version_removed_during_move_is_removed_on_both_nodes() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
-    let mut old = element(&client, 0, "a").await;
-    let mut new = element(&client, 1, "b").await;
+    let mut old = node(&client, 0, "a").await;
+    let mut new = node(&client, 1, "b").await;
     let (ino, object) = file(&client, "/f").await;
     let (_, kept) = file(&client, "/g").await;
     drain(&client, 0, false).await.unwrap();
@@ -239,25 +236,25 @@ async fn version_removed_during_move_is_removed_on_both_elements() {
     assert_eq!(old.removed().await, [object]);
     made(&mut new, first).await;
     assert_eq!(new.removed().await, [object]);
-    let node = array::stat(&client, "/g").await.unwrap();
+    let vnode = array::stat(&client, "/g").await.unwrap();
     let (_, next) = client.reserve(0, 1).await.unwrap();
     let version = v1::NewVersion {
-        ino: node.ino,
+        ino: vnode.ino,
         object: next.0,
         ..v1::NewVersion::default()
     };
     match one(&client, Op::NewVersion(version)).await.unwrap() {
-        Answer::Opened(opened) => assert_eq!(opened.element, 1, "not where it was"),
+        Answer::Opened(opened) => assert_eq!(opened.node, 1, "not where it was"),
         other => panic!("{other:?}"),
     }
-    seal(&client, node.ino, next.0, "").await.unwrap();
+    seal(&client, vnode.ino, next.0, "").await.unwrap();
     made(&mut new, second).await;
     assert_eq!(new.removed().await, [kept]);
     assert_eq!(old.removed().await, [kept]);
     drained(&client, is_empty).await;
     let left = "SELECT (SELECT count(*) FROM copy) + (SELECT count(*) FROM short) + (SELECT count(*) FROM move)";
     assert_eq!(rows(dir.path(), left), 0);
-    assert_eq!(copies(&client, node.ino).await, json!([at(1, "current")]));
+    assert_eq!(copies(&client, vnode.ino).await, json!([at(1, "current")]));
     assert!(
         array::stat(&client, "/f")
             .await
@@ -292,8 +289,8 @@ async fn moved_object_is_removed_after_its_last_reader() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
-    let mut old = element(&client, 0, "a").await;
-    let mut new = element(&client, 1, "b").await;
+    let mut old = node(&client, 0, "a").await;
+    let mut new = node(&client, 1, "b").await;
     let (ino, object) = file(&client, "/f").await;
     let (_, other) = file(&client, "/g").await;
     let reading = reader(&client, ino).await;
@@ -312,7 +309,7 @@ async fn moved_object_is_removed_after_its_last_reader() {
             .contains("1 objects that are still to be removed"),
         "{refused}"
     );
-    // A client that opens the file now reads it on the other element, and keeps no object on this one.
+    // A client that opens the file now reads it on the other node, and keeps no object on this one.
     let _later = reader(&client, ino).await;
     drop(reading);
     assert_eq!(old.removed().await, [object]);
@@ -324,8 +321,8 @@ async fn pending_removal_is_revoked_if_other_copies_are_damaged() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
-    let mut old = element(&client, 0, "a").await;
-    let mut new = element(&client, 1, "b").await;
+    let mut old = node(&client, 0, "a").await;
+    let mut new = node(&client, 1, "b").await;
     let (ino, object) = file(&client, "/f").await;
     let reader = reader(&client, ino).await;
     drain(&client, 0, false).await.unwrap();
@@ -344,7 +341,7 @@ async fn pending_removal_is_revoked_if_other_copies_are_damaged() {
     };
     new.send(From::Damaged(damaged)).await;
     let sent = copy(&mut new).await;
-    assert_eq!(sent.1.from.as_ref().unwrap().element, 0);
+    assert_eq!(sent.1.from.as_ref().unwrap().node, 0);
     assert_eq!(rows(dir.path(), "SELECT count(*) FROM removal"), 0);
     made(&mut new, sent).await;
     drop(reader);
@@ -354,12 +351,12 @@ async fn pending_removal_is_revoked_if_other_copies_are_damaged() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn drained_element_finishes_tasks_and_gets_no_new_ones() {
+async fn drained_node_finishes_tasks_and_gets_no_new_ones() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
-    let mut old = element(&client, 0, "a").await;
-    let mut new = element(&client, 1, "b").await;
+    let mut old = node(&client, 0, "a").await;
+    let mut new = node(&client, 1, "b").await;
     let (_, object) = file(&client, "/f").await;
     let script = |name: &str, pin: &str| {
         format!(
@@ -367,7 +364,7 @@ async fn drained_element_finishes_tasks_and_gets_no_new_ones() {
             input = ["f"]; output = ["{name}.out"]; stdout = "{name}.out"; }} );"#
         )
     };
-    let first = submit(&client, 0, &script("one", "element = 0;")).await;
+    let first = submit(&client, 0, &script("one", "node = 0;")).await;
     let (label, analyse) = old.labels().await.remove(0);
     drain(&client, 0, false).await.unwrap();
     drained(&client, |drain| drain.labels == 1).await;
@@ -375,13 +372,13 @@ async fn drained_element_finishes_tasks_and_gets_no_new_ones() {
     assert_eq!(sent.1.to, object);
     made(&mut new, sent).await;
     drained(&client, |drain| drain.files_moved == 1).await;
-    // The file is on the other element, and tasks run there. The input of a running task stays until its job has ended.
+    // The file is on the other node, and tasks run there. The input of a running task stays until its job has ended.
     let second = submit(&client, 0, &script("two", "")).await;
     let (other, read) = new.labels().await.remove(0);
-    assert_eq!((read.inputs[0].object, read.inputs[0].element), (object, 1));
+    assert_eq!((read.inputs[0].object, read.inputs[0].node), (object, 1));
     new.finished(other, success(&read, 5)).await;
     array::ended(&client, second.job).await;
-    let third = submit(&client, 0, &script("three", "element = 0;")).await;
+    let third = submit(&client, 0, &script("three", "node = 0;")).await;
     let waits = loop {
         let job = array::job(&client, third.job).await;
         if let Some(task) = job.tasks.iter().find(|task| !task.error.is_empty()) {
@@ -389,16 +386,13 @@ async fn drained_element_finishes_tasks_and_gets_no_new_ones() {
         }
         tokio::task::yield_now().await;
     };
-    assert!(
-        waits.contains("element 0, which is being emptied"),
-        "{waits}"
-    );
+    assert!(waits.contains("node 0, which is being emptied"), "{waits}");
     old.finished(label, success(&analyse, 5)).await;
     let made_there = copy(&mut new).await;
     assert_eq!(made_there.1.path, "/one.out");
     made(&mut new, made_there).await;
     array::ended(&client, first.job).await;
-    // The element may have tasks again.
+    // The node may have tasks again.
     drain(&client, 0, true).await.unwrap();
     let (_, analyse) = old.labels().await.remove(0);
     assert_eq!(analyse.outputs[0].path, "/three.out");
@@ -409,26 +403,26 @@ async fn invalid_drain_or_removal_is_refused_with_reason() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
-    let _first = element(&client, 0, "a").await;
+    let _first = node(&client, 0, "a").await;
     file(&client, "/f").await;
     let told = |refused: Result<v1::Drain, Status>| refused.unwrap_err().message().to_owned();
     assert!(told(drain(&client, 0, false).await).contains("the last one that keeps data"));
     assert!(told(drain(&client, 7, false).await).contains("not part of the array"));
     assert!(told(drain(&client, 0, true).await).contains("is not being emptied"));
-    let compute = v1::Element {
+    let compute = v1::Node {
         role: "host".into(),
         ..status(1000)
     };
-    let _compute = FakeElement::attach_as(&client, compute, Vec::new()).await;
+    let _compute = FakeNode::attach_as(&client, compute, Vec::new()).await;
     assert!(told(drain(&client, 0, false).await).contains("the last one that keeps data"));
-    let full = v1::Element {
+    let full = v1::Node {
         free_bytes: 1000,
         ..status(1)
     };
-    let _full = FakeElement::attach_as(&client, full, Vec::new()).await;
-    let third = element(&client, 2, "c").await;
+    let _full = FakeNode::attach_as(&client, full, Vec::new()).await;
+    let third = node(&client, 2, "c").await;
     drop(third);
-    while client.status().await.unwrap().elements[2].up {
+    while client.status().await.unwrap().nodes[2].up {
         tokio::task::yield_now().await;
     }
     for (target, why) in [
@@ -449,7 +443,7 @@ async fn invalid_drain_or_removal_is_refused_with_reason() {
         strange.message().contains("only its owner or root"),
         "{strange}"
     );
-    // Two elements can be emptied at once, but not the last.
+    // Two nodes can be emptied at once, but not the last.
     drain(&client, 1, false).await.unwrap();
     drain(&client, 1, false).await.unwrap();
     let onto = move_to(&client, (root(), "/f"), 1).await.unwrap_err();
@@ -458,28 +452,25 @@ async fn invalid_drain_or_removal_is_refused_with_reason() {
     assert!(told(drain(&client, 0, false).await).contains("the last one that keeps data"));
     drain(&client, 2, true).await.unwrap();
     drain(&client, 0, false).await.unwrap();
-    // All remaining elements are full or offline: the emptying waits, and reports that.
+    // All remaining nodes are full or offline: the emptying waits, and reports that.
     let waits = drained(&client, |drain| drain.files_waiting == 1).await;
-    assert_eq!(
-        (waits.element, waits.files_left, waits.bytes_left),
-        (0, 1, 5)
-    );
+    assert_eq!((waits.node, waits.files_left, waits.bytes_left), (0, 1, 5));
     assert_eq!(client.status().await.unwrap().copies.unwrap().lost, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn dead_element_is_removed_with_files_that_only_it_had() {
+async fn dead_node_is_removed_with_files_that_only_it_had() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
-    let dead = element(&client, 0, "a").await;
-    let _other = element(&client, 1, "b").await;
+    let dead = node(&client, 0, "a").await;
+    let _other = node(&client, 1, "b").await;
     let (ino, _) = file(&client, "/f").await;
     begun(&client, "/w", Some(0)).await.unwrap();
     let up = remove(&client, 0, true).await.unwrap_err();
     assert!(up.message().contains("is up"), "{up}");
     drop(dead);
-    while client.status().await.unwrap().elements[0].up {
+    while client.status().await.unwrap().nodes[0].up {
         tokio::task::yield_now().await;
     }
     let refused = remove(&client, 0, false).await.unwrap_err();
@@ -512,13 +503,13 @@ async fn dead_element_is_removed_with_files_that_only_it_had() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn folder_moves_to_element_unless_move_is_cancelled() {
+async fn folder_moves_to_node_unless_move_is_cancelled() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
-    let mut old = element(&client, 0, "a").await;
-    let _between = element(&client, 1, "b").await;
-    let mut new = element(&client, 2, "c").await;
+    let mut old = node(&client, 0, "a").await;
+    let _between = node(&client, 1, "b").await;
+    let mut new = node(&client, 2, "c").await;
     let (ino, object) = file(&client, "/f").await;
     let (other, given_up) = file(&client, "/g").await;
     let moved = move_to(&client, (root(), "/"), 2).await.unwrap();
@@ -562,8 +553,8 @@ async fn failed_copy_of_move_leaves_version_in_place() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
-    let _old = element(&client, 0, "a").await;
-    let mut new = element(&client, 1, "b").await;
+    let _old = node(&client, 0, "a").await;
+    let mut new = node(&client, 1, "b").await;
     let (ino, _) = file(&client, "/f").await;
     drain(&client, 0, false).await.unwrap();
     let sent = copy(&mut new).await;
@@ -583,8 +574,8 @@ async fn copy_finished_after_its_move_was_cancelled_is_removed() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
-    let _old = element(&client, 0, "a").await;
-    let mut new = element(&client, 1, "b").await;
+    let _old = node(&client, 0, "a").await;
+    let mut new = node(&client, 1, "b").await;
     let (_, object) = file(&client, "/f").await;
     drain(&client, 0, false).await.unwrap();
     let sent = copy(&mut new).await;
@@ -609,16 +600,16 @@ async fn staged(client: &Client, path: &str) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn files_of_lost_storage_element_drain_again() {
+async fn files_of_lost_storage_node_drain_again() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
-    let mut dead = element(&client, 0, "a").await;
-    let status = v1::Element {
+    let mut dead = node(&client, 0, "a").await;
+    let status = v1::Node {
         tier: tidemill_wire::convert::BURST.into(),
         ..status(2)
     };
-    let _tier = FakeElement::attach_as(&client, status, Vec::new()).await;
+    let _tier = FakeNode::attach_as(&client, status, Vec::new()).await;
     let (ino, object, _) = begun(&client, "/f", Some(2)).await.unwrap();
     seal(&client, ino, object, "").await.unwrap();
     assert_eq!(staged(&client, "/f").await, 1);
@@ -627,9 +618,9 @@ async fn files_of_lost_storage_element_drain_again() {
     while staged(&client, "/f").await > 0 {
         tokio::task::yield_now().await;
     }
-    let mut other = element(&client, 1, "b").await;
+    let mut other = node(&client, 1, "b").await;
     drop(dead);
-    while client.status().await.unwrap().elements[0].up {
+    while client.status().await.unwrap().nodes[0].up {
         tokio::task::yield_now().await;
     }
     assert_eq!(remove(&client, 0, true).await.unwrap(), 1);
@@ -648,7 +639,7 @@ fn change(dir: &Path, sql: &str) {
     db.execute(sql, []).unwrap();
 }
 
-/// Creates a file of 1 MiB on element 0. Returns its object.
+/// Creates a file of 1 MiB on node 0. Returns its object.
 async fn large(client: &Client, path: &str) -> u64 {
     let (ino, object, _) = begun(client, path, Some(0)).await.unwrap();
     let seal = v1::Seal {
@@ -662,16 +653,16 @@ async fn large(client: &Client, path: &str) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rebalance_moves_files_from_fullest_to_emptiest_element() {
+async fn rebalance_moves_files_from_fullest_to_emptiest_node() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
-    let small = |id, free_bytes| v1::Element {
+    let small = |id, free_bytes| v1::Node {
         free_bytes,
         ..status(id)
     };
-    let _full = FakeElement::attach_as(&client, small(0, 17 << 20), Vec::new()).await;
-    let mut empty = FakeElement::attach_as(&client, small(1, 60 << 20), Vec::new()).await;
+    let _full = FakeNode::attach_as(&client, small(0, 17 << 20), Vec::new()).await;
+    let mut empty = FakeNode::attach_as(&client, small(1, 60 << 20), Vec::new()).await;
     let object = large(&client, "/f").await;
     large(&client, "/g").await;
     let request = |dry_run, cancel| v1::RebalanceRequest {

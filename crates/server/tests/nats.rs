@@ -13,7 +13,7 @@ use broker::{Broker, PASSWORD};
 use require::tell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
-use tidemill_core::id::{ElementId, LabelId, ObjectId};
+use tidemill_core::id::{LabelId, NodeId, ObjectId};
 use tidemill_core::label::{Label, Operation, Owner};
 use tidemill_server::queue::{Nats, Place, Queue, Unavailable};
 use tidemill_wire::v1::{self, State};
@@ -21,8 +21,8 @@ use tidemill_wire::v1::{self, State};
 const ARRAY: u64 = 0xa11a;
 const STREAM: &str = "TIDEMILL-000000000000a11a";
 const KEY: [u8; 32] = [7; 32];
-const HERE: ElementId = ElementId(1);
-const AWAY: ElementId = ElementId(2);
+const HERE: NodeId = NodeId(1);
+const AWAY: NodeId = NodeId(2);
 
 fn label(id: u64) -> Label {
     let objects = (0..8).map(|object| ObjectId(8 * id + object)).collect();
@@ -217,7 +217,7 @@ fn nats_labels_outlive_producer_until_acknowledged() {
         .acknowledge(HERE, &(1..=1190).map(LabelId).collect::<Vec<_>>())
         .unwrap();
     assert_eq!(admin.messages(), 13);
-    // The first server dies. The next server's queue has the unacknowledged labels, although the element's answers to them are unknown.
+    // The first server dies. The next server's queue has the unacknowledged labels, although the node's answers to them are unknown.
     drop(first);
     let second = queue(&broker, 1);
     patiently(|| second.enqueue(HERE, labels(1195..1203)));
@@ -266,7 +266,7 @@ fn foreign_messages_are_removed_and_never_delivered() {
         ("1", &[255; 4096]),
         ("no-number", &sealed),
         ("99999999999", &sealed),
-        // This label is sealed for another element.
+        // This label is sealed for another node.
         ("2", &sealed),
         ("1", &forged),
         ("1", &sealed[..sealed.len() - 1]),
@@ -498,10 +498,10 @@ async fn names_work_without_queue_and_jobs_run_when_it_returns() {
         Running::start_with(config).await
     };
     let running = start(broker.url()).await;
-    let element = running.element(0).await;
+    let node = running.node(0).await;
     let client = running.client().await;
     write_file(&client, "/in", 100, 1000).await;
-    let worker = element.serve();
+    let worker = node.serve();
     let script = r#"name = "one"; workdir = "/"; tasks = ( { name = "t"; kernel = "max"; input = ["/in"]; output = ["/out"]; } );"#;
     let reply = submit(&client, 0, script).await;
     assert_eq!(reply.errors, Vec::<String>::new());
@@ -514,7 +514,7 @@ async fn names_work_without_queue_and_jobs_run_when_it_returns() {
     broker.begin(0);
     let running = start(broker.url()).await;
     let client = running.client().await;
-    let worker = running.element(0).await.serve();
+    let worker = running.node(0).await.serve();
     let done = ended(&client, reply.job).await;
     assert_eq!(done.state, i32::from(State::Done));
     assert_eq!(stat(&client, "/out").await.unwrap().size, 5);

@@ -539,7 +539,7 @@ async fn user_xattrs_are_kept_and_system_xattrs_answered() {
     assert_eq!(tree.errno(&by, remove()).await, Some(Errno::NODATA));
     let folder = v1::SetXattr {
         ino: 1,
-        name: bytes("user.tidemill.element"),
+        name: bytes("user.tidemill.node"),
         value: bytes("nonsense"),
         ..v1::SetXattr::default()
     };
@@ -612,7 +612,7 @@ async fn readdir_continues_after_last_name() {
     assert_eq!(seen, ["a", "b", "c", "d"].map(bytes));
 }
 
-/// Sealed objects need an element to be on; a tree of its own has none, so these tests use a server.
+/// Sealed objects need a node to be on; a tree of its own has none, so these tests use a server.
 mod versions {
     use super::{bytes, create, unlink};
     use crate::array::{Running, file_op, mount, root, stat, write_file};
@@ -671,7 +671,7 @@ mod versions {
     async fn readers_keep_old_version_until_release() {
         let dir = tempfile::tempdir().unwrap();
         let running = Running::start(dir.path()).await;
-        let mut element = running.element(0).await;
+        let mut node = running.node(0).await;
         let client = running.client().await;
         let old = write_file(&client, "/f", 10, 0).await;
         let other = write_file(&client, "/g", 10, 0).await;
@@ -696,10 +696,10 @@ mod versions {
         );
 
         by(&client, 0, unlink(1, "g")).await.unwrap();
-        assert_eq!(element.removed().await, [other], "only what nobody reads");
+        assert_eq!(node.removed().await, [other], "only what nobody reads");
         let release = v1::Release { ino, object: old };
         by(&client, session, Op::Release(release)).await.unwrap();
-        assert_eq!(element.removed().await, [old]);
+        assert_eq!(node.removed().await, [old]);
         let gone = by(&client, 0, open(ino, 1)).await;
         assert_eq!(gone, Err(Errno::NOENT.raw_os_error()));
     }
@@ -708,7 +708,7 @@ mod versions {
     async fn file_has_one_writer_unless_write_is_stolen() {
         let dir = tempfile::tempdir().unwrap();
         let running = Running::start(dir.path()).await;
-        let _element = running.element(0).await;
+        let _node = running.node(0).await;
         let client = running.client().await;
         write_file(&client, "/f", 10, 0).await;
         let ino = stat(&client, "/f").await.unwrap().ino;
@@ -737,7 +737,7 @@ mod versions {
     async fn open_for_write_waits_for_seal_in_progress() {
         let dir = tempfile::tempdir().unwrap();
         let running = Running::start(dir.path()).await;
-        let _element = running.element(0).await;
+        let _node = running.node(0).await;
         let client = running.client().await;
         write_file(&client, "/f", 10, 0).await;
         let ino = stat(&client, "/f").await.unwrap().ino;
@@ -763,7 +763,7 @@ mod versions {
     async fn unlinked_file_lives_while_open() {
         let dir = tempfile::tempdir().unwrap();
         let running = Running::start(dir.path()).await;
-        let mut element = running.element(0).await;
+        let mut node = running.node(0).await;
         let client = running.client().await;
         let (session, _stream) = mount(&client).await;
         let (ino, object) = client.reserve(1, 1).await.unwrap();
@@ -791,28 +791,28 @@ mod versions {
             by(&client, session, get()).await,
             Err(Errno::NOENT.raw_os_error())
         );
-        assert_eq!(element.removed().await, [object.0]);
+        assert_eq!(node.removed().await, [object.0]);
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn new_files_go_to_elements_of_their_folder_or_fail() {
+    async fn new_files_go_to_nodes_of_their_folder_or_fail() {
         let dir = tempfile::tempdir().unwrap();
         let running = Running::start(dir.path()).await;
         let client = running.client().await;
-        let no_element = by(&client, 0, file_with_object(&client, "f").await).await;
-        assert_eq!(no_element, Err(Errno::HOSTUNREACH.raw_os_error()));
-        let _zero = running.element(0).await;
-        let _one = running.element(1).await;
+        let no_node = by(&client, 0, file_with_object(&client, "f").await).await;
+        assert_eq!(no_node, Err(Errno::HOSTUNREACH.raw_os_error()));
+        let _zero = running.node(0).await;
+        let _one = running.node(1).await;
         let set = v1::SetXattr {
             ino: 1,
-            name: bytes("user.tidemill.element"),
+            name: bytes("user.tidemill.node"),
             value: bytes("1"),
             ..v1::SetXattr::default()
         };
         by(&client, 0, Op::SetXattr(set)).await.unwrap();
         for name in ["a", "b", "c"] {
             let op = file_with_object(&client, name).await;
-            assert_eq!(opened(by(&client, 0, op).await).element, 1);
+            assert_eq!(opened(by(&client, 0, op).await).node, 1);
         }
         by(&client, 0, file_op("plain")).await.unwrap();
         assert_eq!(stat(&client, "/plain").await.unwrap().size, 0);

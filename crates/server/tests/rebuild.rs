@@ -1,4 +1,4 @@
-//! Server databases that are rebuilt from the databases of elements.
+//! Server databases that are rebuilt from the databases of nodes.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use prost::Message as _;
@@ -11,7 +11,7 @@ use tidemill_core::layout::PartOf;
 use tidemill_server::rebuild::{Rebuilt, rebuild};
 use tidemill_wire::v1::{self, Kind, NameNote};
 
-const ELEMENT: &str = include_str!("fixtures/element.sql");
+const NODE: &str = include_str!("fixtures/node.sql");
 
 fn load(path: &Path, sql: &str) -> Connection {
     std::fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -38,16 +38,16 @@ fn tree(folder: &Path) -> BTreeMap<String, (u64, u64, u64)> {
     rows.unwrap().map(Result::unwrap).collect()
 }
 
-fn again(folder: &Path, elements: &[PathBuf]) -> Rebuilt {
-    rebuild(&folder.join("again"), elements, (0, 0)).unwrap()
+fn again(folder: &Path, nodes: &[PathBuf]) -> Rebuilt {
+    rebuild(&folder.join("again"), nodes, (0, 0)).unwrap()
 }
 
 #[test]
 fn rebuild_recovers_files_of_array_without_notes() {
     let folder = tempfile::tempdir().unwrap();
-    let element = folder.path().join("element.db");
-    drop(load(&element, ELEMENT));
-    let rebuilt = again(folder.path(), &[element]);
+    let node = folder.path().join("node.db");
+    drop(load(&node, NODE));
+    let rebuilt = again(folder.path(), &[node]);
     assert_eq!(rebuilt.files, 3);
     assert_eq!(rebuilt.tasks, 1);
     // The paths of these objects were not attested by the server.
@@ -60,52 +60,52 @@ fn rebuild_recovers_files_of_array_without_notes() {
 #[test]
 fn rebuild_refuses_live_database_copy_without_its_log() {
     let folder = tempfile::tempdir().unwrap();
-    let element = folder.path().join("element.db");
-    let db = load(&element, ELEMENT);
-    let refused = |elements: &Path| {
-        let made = rebuild(&folder.path().join("again"), &[elements.into()], (0, 0));
+    let node = folder.path().join("node.db");
+    let db = load(&node, NODE);
+    let refused = |nodes: &Path| {
+        let made = rebuild(&folder.path().join("again"), &[nodes.into()], (0, 0));
         made.unwrap_err().to_string()
     };
     db.execute("INSERT INTO identity VALUES ('log', x'01')", [])
         .unwrap();
-    assert!(refused(&element).contains("element.db-wal"));
+    assert!(refused(&node).contains("node.db-wal"));
     // All rows may be in the log.
     let nothing = folder.path().join("nothing.db");
     std::fs::write(&nothing, "").unwrap();
-    assert!(refused(&nothing).contains("element.db-wal"));
+    assert!(refused(&nothing).contains("node.db-wal"));
     assert!(!folder.path().join("again/server.db").exists());
     db.execute("UPDATE identity SET value = x'00' WHERE key = 'log'", [])
         .unwrap();
-    let rebuilt = again(folder.path(), &[element]);
+    let rebuilt = again(folder.path(), &[node]);
     assert_eq!((rebuilt.files, rebuilt.less), (3, false));
 }
 
 #[test]
 fn rebuild_reports_missing_and_unknown_objects() {
     let folder = tempfile::tempdir().unwrap();
-    let element = folder.path().join("element-0");
-    drop(load(&element.join("element.db"), ELEMENT));
-    let objects = element.join("objects/34");
+    let node = folder.path().join("node-0");
+    drop(load(&node.join("node.db"), NODE));
+    let objects = node.join("objects/34");
     std::fs::create_dir_all(&objects).unwrap();
     std::fs::write(objects.join("0000000000aa1234"), "unknown").unwrap();
-    let rebuilt = again(folder.path(), &[element]);
+    let rebuilt = again(folder.path(), &[node]);
     assert_eq!((rebuilt.unknown, rebuilt.missing.len()), (1, 3));
     assert!(rebuilt.less);
 }
 
-/// An element's database with rows of the test.
-struct Element {
+/// A node's database with rows of the test.
+struct Node {
     path: PathBuf,
     db: Connection,
 }
 
-impl Element {
+impl Node {
     fn new(folder: &Path, id: u32) -> Self {
-        let path = folder.join(format!("element-{id}.db"));
-        let db = load(&path, ELEMENT);
+        let path = folder.join(format!("node-{id}.db"));
+        let db = load(&path, NODE);
         let sql = format!(
             "DELETE FROM attribute; DELETE FROM object; DELETE FROM membership; \
-             UPDATE identity SET value = CAST('{id}' AS BLOB) WHERE key = 'element'"
+             UPDATE identity SET value = CAST('{id}' AS BLOB) WHERE key = 'node'"
         );
         db.execute_batch(&sql).unwrap();
         Self { path, db }
@@ -157,7 +157,7 @@ fn note(ino: u64, change: u64, kind: Kind, object: u64, places: &[(u64, &[u8])])
 #[test]
 fn rebuild_prefers_latest_note_of_inode() {
     let folder = tempfile::tempdir().unwrap();
-    let [one, two] = [0, 1].map(|id| Element::new(folder.path(), id));
+    let [one, two] = [0, 1].map(|id| Node::new(folder.path(), id));
     // The files are swapped by renames, with a name that is no text.
     one.object(100, 10, "/first", 1);
     two.object(101, 11, "/second", 1);
@@ -169,7 +169,7 @@ fn rebuild_prefers_latest_note_of_inode() {
         101,
         &[(1, b"first"), (1, b"\xff\xfe")],
     ));
-    // One element has a note of a folder from before its move, and the other one from after.
+    // One node has a note of a folder from before its move, and the other one from after.
     one.note(&note(20, 1, Kind::Directory, 0, &[(1, b"old")]));
     two.note(&note(20, 7, Kind::Directory, 0, &[(21, b"new")]));
     one.note(&note(21, 2, Kind::Directory, 0, &[(1, b"above")]));
@@ -209,7 +209,7 @@ fn rebuild_prefers_latest_note_of_inode() {
 #[test]
 fn rebuild_joins_copies_of_object_and_needs_only_one() {
     let folder = tempfile::tempdir().unwrap();
-    let [one, two, three] = [0, 1, 2].map(|id| Element::new(folder.path(), id));
+    let [one, two, three] = [0, 1, 2].map(|id| Node::new(folder.path(), id));
     one.object(100, 10, "/kept", 1);
     one.note(&NameNote {
         copies: 3,
@@ -221,7 +221,7 @@ fn rebuild_joins_copies_of_object_and_needs_only_one() {
     three.object(101, 11, "/new", 2);
     one.object(102, 11, "/new", 3);
     one.note(&note(11, 6, Kind::File, 102, &[(1, b"new")]));
-    // The element of the first copy is lost.
+    // The node of the first copy is lost.
     two.object(103, 12, "/saved", 4);
     three.object(103, 12, "/saved", 5);
     three.note(&note(12, 7, Kind::File, 103, &[(1, b"known")]));
@@ -233,30 +233,30 @@ fn rebuild_joins_copies_of_object_and_needs_only_one() {
     assert_eq!(tree["/known"], (12, 3, 103));
     let db = Connection::open(folder.path().join("again/server.db")).unwrap();
     let ask = |sql: &str| -> String { db.query_row(sql, [], |row| row.get(0)).unwrap() };
-    let first = "SELECT group_concat(object || '@' || element || '*' || copies) FROM \
+    let first = "SELECT group_concat(object || '@' || node || '*' || copies) FROM \
                  (SELECT * FROM version ORDER BY object)";
     assert_eq!(ask(first), "100@0*3,101@0*2,102@0*1,103@1*2");
-    let others = "SELECT group_concat(object || '@' || element || ':' || state) FROM copy";
+    let others = "SELECT group_concat(object || '@' || node || ':' || state) FROM copy";
     assert_eq!(ask(others), "100@1:1,103@2:1");
     let short = "SELECT group_concat(object || ':' || has) FROM short";
     assert_eq!(ask(short), "100:2", "the third is made again");
-    let removal = "SELECT group_concat(object || '@' || element) FROM removal";
+    let removal = "SELECT group_concat(object || '@' || node) FROM removal";
     assert_eq!(ask(removal), "101@0,101@2");
 }
 
 #[test]
 fn rebuild_joins_parts_of_striped_file() {
     let folder = tempfile::tempdir().unwrap();
-    let [one, two, three] = [0, 1, 2].map(|id| Element::new(folder.path(), id));
-    let part = |element: &Element, id, (version, index): (u64, u64), sealed_at| {
-        element.object(id, version - 100, "/was", sealed_at);
+    let [one, two, three] = [0, 1, 2].map(|id| Node::new(folder.path(), id));
+    let part = |node: &Node, id, (version, index): (u64, u64), sealed_at| {
+        node.object(id, version - 100, "/was", sealed_at);
         let of = PartOf {
             version: ObjectId(version),
             index,
             width: 2,
             unit: 4096,
         };
-        element.attribute(id, object::PAGE, object::PART, &of.to_bytes());
+        node.attribute(id, object::PAGE, object::PART, &of.to_bytes());
     };
     // This version is noted, with a copy of its second part.
     part(&one, 201, (110, 0), 1);
@@ -270,11 +270,11 @@ fn rebuild_joins_parts_of_striped_file() {
     two.note(&note(11, 6, Kind::File, 111, &[(1, b"late")]));
     part(&one, 203, (111 + 1, 0), 2);
     part(&two, 204, (111 + 1, 1), 2);
-    for (element, id) in [(&one, 203), (&two, 204)] {
+    for (node, id) in [(&one, 203), (&two, 204)] {
         let sql = "UPDATE attribute SET value = ?2 WHERE object = ?1 AND page = ?3 AND number = ?4";
         let inode = 11_u64.to_le_bytes();
         let row = params![id, inode, object::PAGE, object::INODE];
-        element.db.execute(sql, row).unwrap();
+        node.db.execute(sql, row).unwrap();
     }
     // The first part of this version is lost.
     part(&two, 206, (115, 1), 3);
@@ -288,17 +288,17 @@ fn rebuild_joins_parts_of_striped_file() {
     assert!(rebuilt.apart.is_empty(), "{rebuilt:?}");
     let db = Connection::open(folder.path().join("again/server.db")).unwrap();
     let ask = |sql: &str| -> String { db.query_row(sql, [], |row| row.get(0)).unwrap() };
-    let nodes = "SELECT group_concat(ino || '@' || element || ':' || size) FROM (SELECT * FROM inode \
+    let vnodes = "SELECT group_concat(ino || '@' || node || ':' || size) FROM (SELECT * FROM inode \
                  WHERE object != 0 ORDER BY ino)";
-    assert_eq!(ask(nodes), "10@-1:4097,11@-1:4097");
-    let parts = "SELECT group_concat(object || '.' || seq || '=' || part || '@' || element) FROM \
+    assert_eq!(ask(vnodes), "10@-1:4097,11@-1:4097");
+    let parts = "SELECT group_concat(object || '.' || seq || '=' || part || '@' || node) FROM \
                  (SELECT * FROM part ORDER BY object, seq)";
     let all = "110.0=201@0,110.1=202@1,112.0=203@0,112.1=204@1,115.1=206@1";
     assert_eq!(ask(parts), all);
-    let copies = "SELECT group_concat(object || '@' || element) FROM copy";
+    let copies = "SELECT group_concat(object || '@' || node) FROM copy";
     assert_eq!(ask(copies), "202@2");
     assert_eq!(ask("SELECT group_concat(object) FROM short"), "201");
-    let removal = "SELECT group_concat(object || '@' || element) FROM removal";
+    let removal = "SELECT group_concat(object || '@' || node) FROM removal";
     assert_eq!(ask(removal), "111@1", "what was before");
     assert!(
         db.query_row(
@@ -314,9 +314,9 @@ fn rebuild_joins_parts_of_striped_file() {
 #[test]
 fn rebuild_takes_names_from_notes_only() {
     let folder = tempfile::tempdir().unwrap();
-    let [one, two] = [0, 1].map(|id| Element::new(folder.path(), id));
-    let value = |element: &Element, id, number, value: u64| {
-        element.attribute(id, object::PAGE, number, &value.to_le_bytes());
+    let [one, two] = [0, 1].map(|id| Node::new(folder.path(), id));
+    let value = |node: &Node, id, number, value: u64| {
+        node.attribute(id, object::PAGE, number, &value.to_le_bytes());
     };
     one.note(&note(2, 1, Kind::Directory, 0, &[(1, b"home")]));
     one.object(100, 10, "/home/notes", 1);
@@ -331,10 +331,10 @@ fn rebuild_takes_names_from_notes_only() {
         width: 2,
         unit: 4096,
     };
-    for (id, element, index) in [(201, &one, 0), (202, &two, 1)] {
-        element.object(id, 11, "/home/striped", 1);
+    for (id, node, index) in [(201, &one, 0), (202, &two, 1)] {
+        node.object(id, 11, "/home/striped", 1);
         let part = part_of(index).to_bytes();
-        element.attribute(id, object::PAGE, object::PART, &part);
+        node.attribute(id, object::PAGE, object::PART, &part);
     }
     one.note(&note(11, 6, Kind::File, 110, &[(2, b"striped")]));
     // A file with a signed owner and a name that a task gave.
@@ -367,7 +367,7 @@ fn rebuild_takes_names_from_notes_only() {
 #[test]
 fn rebuild_names_files_that_it_cannot_restore() {
     let folder = tempfile::tempdir().unwrap();
-    let one = Element::new(folder.path(), 0);
+    let one = Node::new(folder.path(), 0);
     // Two files with one name, an unknown folder, folders that contain each other, and a version whose bytes are lost.
     one.object(100, 10, "/x", 1);
     one.object(101, 11, "/x", 1);

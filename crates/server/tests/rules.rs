@@ -3,7 +3,7 @@
 
 mod array;
 
-use array::{FakeElement, Running, failure, job, mount, root, stat, success, user, write_file};
+use array::{FakeNode, Running, failure, job, mount, root, stat, success, user, write_file};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::Duration;
@@ -160,21 +160,21 @@ async fn overwrite(client: &Client, path: &str, size: u64) -> u64 {
     object.0
 }
 
-async fn with_folders(dir: &Path) -> (Running, FakeElement, Client) {
+async fn with_folders(dir: &Path) -> (Running, FakeNode, Client) {
     let running = Running::start(dir).await;
-    let element = running.element(0).await;
+    let node = running.node(0).await;
     let client = running.client().await;
     for folder in ["/w", "/w/in", "/w/out", "/w/tmp"] {
         mkdir(&client, folder).await;
     }
-    (running, element, client)
+    (running, node, client)
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn sealed_match_fires_rule_with_rights_of_its_owner() {
     let dir = tempfile::tempdir().unwrap();
-    let (_running, element, client) = with_folders(dir.path()).await;
-    let worker = element.serve();
+    let (_running, node, client) = with_folders(dir.path()).await;
+    let worker = node.serve();
     write_file(&client, "/w/in/before.dat", 1, OWNER).await;
     let rule = add(&client, request(OWNER, RULE)).await;
     assert_eq!((rule.revision, rule.paused), (1, false));
@@ -206,8 +206,8 @@ async fn sealed_match_fires_rule_with_rights_of_its_owner() {
 #[tokio::test(flavor = "multi_thread")]
 async fn renames_links_and_moved_folders_fire_each_version_once() {
     let dir = tempfile::tempdir().unwrap();
-    let (_running, element, client) = with_folders(dir.path()).await;
-    let worker = element.serve();
+    let (_running, node, client) = with_folders(dir.path()).await;
+    let worker = node.serve();
     add(&client, request(OWNER, RULE)).await;
     write_file(&client, "/w/in/.a.dat.part", 7, OWNER).await;
     write_file(&client, "/w/tmp/b.dat", 7, OWNER).await;
@@ -244,7 +244,7 @@ async fn renames_links_and_moved_folders_fire_each_version_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn each_version_fires_separately_with_its_own_bytes() {
     let dir = tempfile::tempdir().unwrap();
-    let (_running, mut element, client) = with_folders(dir.path()).await;
+    let (_running, mut node, client) = with_folders(dir.path()).await;
     add(&client, request(OWNER, RULE)).await;
     pause(&client, true).await;
     let first = write_file(&client, "/w/in/a.dat", 7, OWNER).await;
@@ -267,37 +267,37 @@ async fn each_version_fires_separately_with_its_own_bytes() {
     pause(&client, false).await;
     let mut seen = Vec::new();
     while seen.len() < 2 {
-        seen.extend(element.labels().await);
+        seen.extend(node.labels().await);
     }
     let inputs = |labels: &[(u64, v1::Analyse)]| -> Vec<u64> {
         labels.iter().map(|(_, one)| one.inputs[0].object).collect()
     };
     assert!(inputs(&seen).contains(&first) && !inputs(&seen).contains(&second));
     assert!(
-        !element
+        !node
             .removals
             .iter()
             .any(|(_, objects)| objects.contains(&first))
     );
     for (label, analyse) in &seen {
-        element.finished(*label, success(analyse, 5)).await;
+        node.finished(*label, success(analyse, 5)).await;
     }
-    let next = element.labels().await;
+    let next = node.labels().await;
     assert_eq!(inputs(&next), [second]);
     for (label, analyse) in &next {
-        element.finished(*label, success(analyse, 5)).await;
+        node.finished(*label, success(analyse, 5)).await;
     }
     let done = settled(&client, 4).await;
     let ends: Vec<_> = done.iter().map(|one| one.state.as_str()).collect();
     assert_eq!(ends, ["done", "done", "done", "gone"]);
     assert_eq!(done[3].error, "the file was removed before it was fired");
-    while !element.removal().await.1.contains(&first) {}
+    while !node.removal().await.1.contains(&first) {}
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn server_killed_at_any_step_fires_each_version_once() {
     let dir = tempfile::tempdir().unwrap();
-    let (mut running, mut element, mut client) = with_folders(dir.path()).await;
+    let (mut running, mut node, mut client) = with_folders(dir.path()).await;
     add(&client, request(OWNER, RULE)).await;
     let mut sealed = BTreeSet::new();
     for round in 0..12_u64 {
@@ -306,16 +306,16 @@ async fn server_killed_at_any_step_fires_each_version_once() {
             sealed.insert(write_file(&client, &path, 7, OWNER).await);
         }
         // The crash happens at another step each time: before the job is created, during it, and after it; with ended tasks, and without.
-        let worker = (round % 3 == 0).then(|| element.serve());
+        let worker = (round % 3 == 0).then(|| node.serve());
         tokio::time::sleep(Duration::from_micros(700 * (round % 7))).await;
         running.crash().await;
         worker.inspect(tokio::task::JoinHandle::abort);
         running = Running::start(dir.path()).await;
         client = running.client().await;
-        element = running.element(0).await;
+        node = running.node(0).await;
     }
-    drop(element);
-    let worker = running.element(0).await.serve();
+    drop(node);
+    let worker = running.node(0).await.serve();
     let done = settled(&client, sealed.len()).await;
     assert_eq!(done.len(), sealed.len());
     let fired: BTreeSet<u64> = done.iter().map(|one| one.object).collect();
@@ -344,8 +344,8 @@ async fn server_killed_at_any_step_fires_each_version_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn rule_that_triggers_itself_stops_at_depth_limit() {
     let dir = tempfile::tempdir().unwrap();
-    let (_running, element, client) = with_folders(dir.path()).await;
-    let worker = element.serve();
+    let (_running, node, client) = with_folders(dir.path()).await;
+    let worker = node.serve();
     let text = RULE
         .replace("out/${n}.txt", "in/${n}x.dat")
         .replace("task =", "depth = 3; task =");
@@ -379,13 +379,12 @@ async fn rule_that_triggers_itself_stops_at_depth_limit() {
 #[tokio::test(flavor = "multi_thread")]
 async fn failed_firings_are_listed_and_can_be_retried() {
     let dir = tempfile::tempdir().unwrap();
-    let (_running, mut element, client) = with_folders(dir.path()).await;
+    let (_running, mut node, client) = with_folders(dir.path()).await;
     let text = RULE.replace("kernel =", "retries = 0; kernel =");
     add(&client, request(OWNER, &text)).await;
     write_file(&client, "/w/in/a.dat", 7, OWNER).await;
-    let labels = element.labels().await;
-    element
-        .finished(labels[0].0, failure("exit", "it did not like it"))
+    let labels = node.labels().await;
+    node.finished(labels[0].0, failure("exit", "it did not like it"))
         .await;
     let failed = settled(&client, 1).await;
     assert_eq!(
@@ -407,7 +406,7 @@ async fn failed_firings_are_listed_and_can_be_retried() {
     );
     unlink(&client, "/w/out/b.txt/in-the-way").await;
     rename(&client, "/w/out/b.txt", "/w/tmp/gone").await;
-    let worker = element.serve();
+    let worker = node.serve();
     assert_eq!(retry(&client, "/w/in/b.dat").await, 1);
     assert_eq!(retry(&client, "").await, 1);
     let done = settled(&client, 2).await;
@@ -419,8 +418,8 @@ async fn failed_firings_are_listed_and_can_be_retried() {
 #[tokio::test(flavor = "multi_thread")]
 async fn rule_for_all_uses_rights_of_each_file_owner() {
     let dir = tempfile::tempdir().unwrap();
-    let (_running, element, client) = with_folders(dir.path()).await;
-    let worker = element.serve();
+    let (_running, node, client) = with_folders(dir.path()).await;
+    let worker = node.serve();
     let text = RULE
         .replace("out/${n}.txt", "${n}.txt")
         .replace("\"/w\"", "\"/\"")
@@ -474,7 +473,7 @@ async fn rule_for_all_uses_rights_of_each_file_owner() {
 #[tokio::test(flavor = "multi_thread")]
 async fn rule_for_all_skips_files_that_another_user_moved() {
     let dir = tempfile::tempdir().unwrap();
-    let (_running, _element, client) = with_folders(dir.path()).await;
+    let (_running, _node, client) = with_folders(dir.path()).await;
     let text = RULE.replace("in/", "(?:in|in/other|in/one)/");
     let for_all = v1::AddRuleRequest {
         for_all: true,
@@ -529,7 +528,7 @@ fn is_operator(uid: u32) -> bool {
 #[tokio::test(flavor = "multi_thread")]
 async fn existing_files_fire_on_request_and_rule_can_be_removed() {
     let dir = tempfile::tempdir().unwrap();
-    let (running, element, client) = with_folders(dir.path()).await;
+    let (running, node, client) = with_folders(dir.path()).await;
     for index in 0..210 {
         write_file(&client, &format!("/w/in/{index}.dat"), 7, OWNER).await;
     }
@@ -539,10 +538,10 @@ async fn existing_files_fire_on_request_and_rule_can_be_removed() {
     };
     add(&client, existing).await;
     running.crash().await;
-    drop(element);
+    drop(node);
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
-    let worker = running.element(0).await.serve();
+    let worker = running.node(0).await.serve();
     let done = settled(&client, 210).await;
     assert_eq!(done.len(), 210);
     let twice = client.rules().add(request(OWNER, RULE)).await.unwrap_err();
@@ -576,7 +575,7 @@ async fn existing_files_fire_on_request_and_rule_can_be_removed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn batch_gathers_files_into_one_task() {
     let dir = tempfile::tempdir().unwrap();
-    let (_running, mut element, client) = with_folders(dir.path()).await;
+    let (_running, mut node, client) = with_folders(dir.path()).await;
     let text = RULE
         .replace("task =", "batch = { files = 3; after = \"1s\"; }; task =")
         .replace("out/${n}.txt", "out/${batch}.txt");
@@ -586,9 +585,9 @@ async fn batch_gathers_files_into_one_task() {
     }
     let mut sizes = Vec::new();
     while sizes.len() < 2 {
-        for (label, analyse) in element.labels().await {
+        for (label, analyse) in node.labels().await {
             sizes.push(analyse.inputs.len());
-            element.finished(label, success(&analyse, 5)).await;
+            node.finished(label, success(&analyse, 5)).await;
         }
     }
     assert_eq!(sizes, [3, 1]);
@@ -605,7 +604,7 @@ async fn batch_gathers_files_into_one_task() {
 async fn burst_of_files_makes_few_jobs() {
     const FILES: usize = 2000;
     let dir = tempfile::tempdir().unwrap();
-    let (_running, element, client) = with_folders(dir.path()).await;
+    let (_running, node, client) = with_folders(dir.path()).await;
     add(&client, request(OWNER, RULE)).await;
     let other = RULE
         .replace("\"count\"", "\"others\"")
@@ -621,7 +620,7 @@ async fn burst_of_files_makes_few_jobs() {
     }
     pause(&client, false).await;
     write_file(&client, "/w/tmp/a.dat", 1, OWNER).await;
-    let worker = element.serve();
+    let worker = node.serve();
     while log_of(&client, OWNER, "others").await[0].state != "done" {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
@@ -638,7 +637,7 @@ async fn burst_of_one_user_does_not_delay_rules_of_others() {
     const FILES: usize = 1000;
     const OTHER: u32 = 2000;
     let dir = tempfile::tempdir().unwrap();
-    let (_running, element, client) = with_folders(dir.path()).await;
+    let (_running, node, client) = with_folders(dir.path()).await;
     let create = v1::Create {
         name: b"/theirs".to_vec(),
         kind: v1::Kind::Directory.into(),
@@ -668,7 +667,7 @@ async fn burst_of_one_user_does_not_delay_rules_of_others() {
         futures_util::future::join_all((start..start + 100).map(write)).await;
     }
     write_file(&client, "/theirs/a.dat", 1, OTHER).await;
-    let worker = element.serve();
+    let worker = node.serve();
     while log_of(&client, OTHER, "count").await[0].state != "done" {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
@@ -687,7 +686,7 @@ async fn burst_of_one_user_does_not_delay_rules_of_others() {
 #[tokio::test(flavor = "multi_thread")]
 async fn invalid_rules_are_refused_and_rule_tests_keep_nothing() {
     let dir = tempfile::tempdir().unwrap();
-    let (_running, _element, client) = with_folders(dir.path()).await;
+    let (_running, _node, client) = with_folders(dir.path()).await;
     let reply = client
         .rules()
         .add(request(OWNER, "name = 1;"))
@@ -776,8 +775,8 @@ fn change(dir: &Path, sql: &str) {
 #[tokio::test(flavor = "multi_thread")]
 async fn round_fails_at_depth_limit_until_retried() {
     let dir = tempfile::tempdir().unwrap();
-    let (_running, element, client) = with_folders(dir.path()).await;
-    let worker = element.serve();
+    let (_running, node, client) = with_folders(dir.path()).await;
+    let worker = node.serve();
     let text = HOOK.replace("out/r${round}.txt", "in/r${round}.dat");
     add(&client, request(OWNER, &text)).await;
     write_file(&client, "/w/in/a.dat", 7, OWNER).await;
@@ -821,8 +820,8 @@ async fn round_fails_at_depth_limit_until_retried() {
 #[tokio::test(flavor = "multi_thread")]
 async fn round_includes_all_files_moved_with_their_marker() {
     let dir = tempfile::tempdir().unwrap();
-    let (_running, element, client) = with_folders(dir.path()).await;
-    let worker = element.serve();
+    let (_running, node, client) = with_folders(dir.path()).await;
+    let worker = node.serve();
     let text = HOOK
         .replace("in/*.dat", "in/*/*.dat")
         .replace("map =", "marker = \"in/*/DONE\"; map =");
@@ -847,7 +846,7 @@ async fn round_includes_all_files_moved_with_their_marker() {
 #[tokio::test(flavor = "multi_thread")]
 async fn marker_waits_for_files_closed_before_it() {
     let dir = tempfile::tempdir().unwrap();
-    let (running, element, client) = with_folders(dir.path()).await;
+    let (running, node, client) = with_folders(dir.path()).await;
     let text = HOOK.replace("map =", "marker = \"in/DONE\"; map =");
     add(&client, request(OWNER, &text)).await;
     let (session, stream) = mount(&client).await;
@@ -889,10 +888,10 @@ async fn marker_waits_for_files_closed_before_it() {
     assert!(refused.message().contains("/w/in/step-8.dat"), "{refused}");
     waits(&client).await;
     running.crash().await;
-    drop((stream, element));
+    drop((stream, node));
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
-    let worker = running.element(0).await.serve();
+    let worker = running.node(0).await.serve();
     waits(&client).await;
     let seal = v1::Seal {
         ino: ino.0,
@@ -909,7 +908,7 @@ async fn marker_waits_for_files_closed_before_it() {
 #[tokio::test(flavor = "multi_thread")]
 async fn hook_with_too_many_pending_files_lags_and_starts_no_more() {
     let dir = tempfile::tempdir().unwrap();
-    let (_running, _element, client) = with_folders(dir.path()).await;
+    let (_running, _node, client) = with_folders(dir.path()).await;
     let text = HOOK.replace("map =", "on = \"write\"; map =");
     add(&client, request(OWNER, &text)).await;
     pause(&client, true).await;

@@ -3,7 +3,7 @@
 
 mod array;
 
-use array::{FakeElement, Running, ended, root, status, submit, success};
+use array::{FakeNode, Running, ended, root, status, submit, success};
 use rustix::io::Errno;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -11,28 +11,28 @@ use std::time::Duration;
 use tidemill_client::Server as Client;
 use tidemill_server::Config;
 use tidemill_wire::v1::{
-    self, from_element::Message as From, label::Operation, name_op::Op,
-    name_result::Result as Answer, to_element::Message as To,
+    self, from_node::Message as From, label::Operation, name_op::Op, name_result::Result as Answer,
+    to_node::Message as To,
 };
 
 async fn one(client: &Client, op: Op) -> Result<Answer, tidemill_client::Error> {
     client.one(&root(), op).await
 }
 
-/// Attaches elements with a host of their own each.
-async fn elements<const N: usize>(client: &Client) -> [FakeElement; N] {
-    let mut elements = Vec::new();
+/// Attaches nodes with a host of their own each.
+async fn nodes<const N: usize>(client: &Client) -> [FakeNode; N] {
+    let mut nodes = Vec::new();
     for id in 0..u32::try_from(N).unwrap() {
-        let status = v1::Element {
+        let status = v1::Node {
             host: format!("host {id}"),
             ..status(id)
         };
-        elements.push(FakeElement::attach_as(client, status, Vec::new()).await);
+        nodes.push(FakeNode::attach_as(client, status, Vec::new()).await);
     }
-    elements.try_into().unwrap_or_else(|_| unreachable!())
+    nodes.try_into().unwrap_or_else(|_| unreachable!())
 }
 
-/// Creates a sealed file on element 0 with this number of wanted copies. Returns its inode and object.
+/// Creates a sealed file on node 0 with this number of wanted copies. Returns its inode and object.
 async fn file(client: &Client, path: &str, copies: u32) -> (u64, u64) {
     let (ino, object) = client.reserve(1, 1).await.unwrap();
     let create = v1::Create {
@@ -41,7 +41,7 @@ async fn file(client: &Client, path: &str, copies: u32) -> (u64, u64) {
         mode: 0o644,
         ino: ino.0,
         object: object.0,
-        element: Some(0),
+        node: Some(0),
         ..v1::Create::default()
     };
     one(client, Op::Create(create)).await.unwrap();
@@ -57,32 +57,32 @@ async fn file(client: &Client, path: &str, copies: u32) -> (u64, u64) {
 }
 
 /// Returns the next label without a job.
-async fn errand(element: &mut FakeElement) -> (u64, Operation) {
+async fn errand(node: &mut FakeNode) -> (u64, Operation) {
     loop {
-        if let Some(label) = element.waiting.pop_front() {
+        if let Some(label) = node.waiting.pop_front() {
             return (label.id, label.operation.unwrap());
         }
-        if let To::Labels(labels) = element.next().await {
-            element.waiting.extend(labels.labels);
+        if let To::Labels(labels) = node.next().await {
+            node.waiting.extend(labels.labels);
         }
     }
 }
 
-async fn copy(element: &mut FakeElement) -> (u64, v1::Copy) {
-    match errand(element).await {
+async fn copy(node: &mut FakeNode) -> (u64, v1::Copy) {
+    match errand(node).await {
         (id, Operation::Copy(copy)) => (id, copy),
         other => panic!("no copy: {other:?}"),
     }
 }
 
-async fn verify(element: &mut FakeElement) -> (u64, v1::Verify) {
-    match errand(element).await {
+async fn verify(node: &mut FakeNode) -> (u64, v1::Verify) {
+    match errand(node).await {
         (id, Operation::Verify(verify)) => (id, verify),
         other => panic!("nothing to be compared: {other:?}"),
     }
 }
 
-async fn made(element: &mut FakeElement, (label, copy): (u64, v1::Copy)) {
+async fn made(node: &mut FakeNode, (label, copy): (u64, v1::Copy)) {
     let outcome = v1::LabelOutcome {
         sealed: vec![v1::SealedObject {
             object: copy.to,
@@ -91,8 +91,8 @@ async fn made(element: &mut FakeElement, (label, copy): (u64, v1::Copy)) {
         }],
         ..v1::LabelOutcome::default()
     };
-    element.finished(label, outcome).await;
-    element.acknowledged(vec![label]).await;
+    node.finished(label, outcome).await;
+    node.acknowledged(vec![label]).await;
 }
 
 fn damaged(objects: &[u64]) -> Vec<v1::DamagedObject> {
@@ -106,21 +106,21 @@ fn damaged(objects: &[u64]) -> Vec<v1::DamagedObject> {
         .collect()
 }
 
-async fn tell(element: &FakeElement, objects: &[u64]) {
+async fn tell(node: &FakeNode, objects: &[u64]) {
     let objects = damaged(objects);
     let told = v1::DamagedObjects { objects };
-    element.send(From::Damaged(told)).await;
+    node.send(From::Damaged(told)).await;
 }
 
-/// Reports that the element has compared the objects, and that `objects` are damaged.
-async fn compared(element: &mut FakeElement, label: u64, objects: &[u64]) {
+/// Reports that the node has compared the objects, and that `objects` are damaged.
+async fn compared(node: &mut FakeNode, label: u64, objects: &[u64]) {
     let outcome = v1::LabelOutcome {
         damaged: damaged(objects),
         read_bytes: 7,
         ..v1::LabelOutcome::default()
     };
-    element.finished(label, outcome).await;
-    element.acknowledged(vec![label]).await;
+    node.finished(label, outcome).await;
+    node.acknowledged(vec![label]).await;
 }
 
 async fn copies(client: &Client, ino: u64) -> Value {
@@ -137,7 +137,7 @@ async fn copies(client: &Client, ino: u64) -> Value {
 fn at(states: &[&str]) -> Value {
     let states = states.iter().enumerate();
     states
-        .map(|(element, state)| json!({ "element": element, "state": state }))
+        .map(|(node, state)| json!({ "node": node, "state": state }))
         .collect()
 }
 
@@ -154,7 +154,7 @@ async fn open(client: &Client, ino: u64, damaged: bool) -> Result<u32, tidemill_
         ..v1::Open::default()
     };
     match one(client, Op::Open(open)).await? {
-        Answer::Opened(opened) => Ok(opened.element),
+        Answer::Opened(opened) => Ok(opened.node),
         other => panic!("{other:?}"),
     }
 }
@@ -167,9 +167,9 @@ async fn health(client: &Client, kind: &str) -> v1::HealthReply {
     client.health().show(request).await.unwrap().into_inner()
 }
 
-async fn scrub(client: &Client, path: &str, element: Option<u32>) -> v1::ScrubReply {
+async fn scrub(client: &Client, path: &str, node: Option<u32>) -> v1::ScrubReply {
     let path = path.as_bytes().to_vec();
-    let request = v1::ScrubRequest { path, element };
+    let request = v1::ScrubRequest { path, node };
     client.health().scrub(request).await.unwrap().into_inner()
 }
 
@@ -204,7 +204,7 @@ async fn damaged_first_copy_is_read_elsewhere_and_repaired() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
-    let [mut first, mut second] = elements(&client).await;
+    let [mut first, mut second] = nodes(&client).await;
     let (ino, object) = file(&client, "/f", 2).await;
     let sent = copy(&mut second).await;
     made(&mut second, sent).await;
@@ -212,7 +212,7 @@ async fn damaged_first_copy_is_read_elsewhere_and_repaired() {
     tell(&first, &[object, 12345]).await;
     let (label, sent) = copy(&mut first).await;
     let from = sent.from.as_ref().unwrap();
-    assert_eq!((from.object, from.element, sent.to), (object, 1, object));
+    assert_eq!((from.object, from.node, sent.to), (object, 1, object));
     assert!(!from.capability.is_empty());
     assert_eq!(copies(&client, ino).await, at(&["coming", "current"]));
     assert_eq!(open(&client, ino, false).await.unwrap(), 1);
@@ -234,7 +234,7 @@ async fn damaged_first_copy_is_read_elsewhere_and_repaired() {
     running.crash().await;
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
-    let [mut first, _second] = elements(&client).await;
+    let [mut first, _second] = nodes(&client).await;
     assert_eq!(open(&client, ino, false).await.unwrap(), 1);
     let sent = copy(&mut first).await;
     assert_eq!(sent.0, again.0);
@@ -249,7 +249,7 @@ async fn file_with_all_copies_damaged_is_reported_until_unlinked() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
-    let [mut first] = elements(&client).await;
+    let [mut first] = nodes(&client).await;
     let (ino, object) = file(&client, "/f", 1).await;
     tell(&first, &[object]).await;
     until(&client, ino, &["damaged"]).await;
@@ -257,7 +257,7 @@ async fn file_with_all_copies_damaged_is_reported_until_unlinked() {
     assert!(error.is(Errno::IO), "{error}");
     let said = error.to_string();
     assert!(
-        said.contains("/f is damaged: on element 0 it is missing") && said.contains("--damaged"),
+        said.contains("/f is damaged: on node 0 it is missing") && said.contains("--damaged"),
         "{said}"
     );
     assert_eq!(open(&client, ino, true).await.unwrap(), 0);
@@ -267,7 +267,7 @@ async fn file_with_all_copies_damaged_is_reported_until_unlinked() {
         panic!("{now:?}")
     };
     assert_eq!(
-        (one.path.as_slice(), &one.elements[..]),
+        (one.path.as_slice(), &one.nodes[..]),
         (&b"/f"[..], &[0][..])
     );
     assert!(one.what.contains("no other copy"), "{}", one.what);
@@ -282,20 +282,20 @@ async fn jobs_read_undamaged_copy() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
-    let [mut first, mut second] = elements(&client).await;
+    let [mut first, mut second] = nodes(&client).await;
     let (_, object) = file(&client, "/f", 2).await;
     let sent = copy(&mut second).await;
     made(&mut second, sent).await;
-    let script = |output: &str, element: u32| {
+    let script = |output: &str, node: u32| {
         format!(
-            r#"name = "j"; workdir = "/"; tasks = ( {{ name = "t"; kernel = "wordcount"; element = {element};
+            r#"name = "j"; workdir = "/"; tasks = ( {{ name = "t"; kernel = "wordcount"; node = {node};
             input = ["f"]; output = ["{output}"]; stdout = "{output}"; }} );"#
         )
     };
     let reply = submit(&client, 0, &script("one", 0)).await;
     let (label, analyse) = first.labels().await.remove(0);
-    assert_eq!(analyse.inputs[0].element, 0);
-    // The element finds that its own copy is missing: the next try is sent with the other copy.
+    assert_eq!(analyse.inputs[0].node, 0);
+    // The node finds that its own copy is missing: the next try is sent with the other copy.
     tell(&first, &[object]).await;
     first
         .finished(label, array::failure("input", "is missing"))
@@ -308,7 +308,7 @@ async fn jobs_read_undamaged_copy() {
         }
     };
     assert_eq!(
-        (analyse.inputs[0].object, analyse.inputs[0].element),
+        (analyse.inputs[0].object, analyse.inputs[0].node),
         (object, 1)
     );
     first.finished(label, success(&analyse, 5)).await;
@@ -317,7 +317,7 @@ async fn jobs_read_undamaged_copy() {
     let _later = submit(&client, 0, &script("two", 1)).await;
     let (_, analyse) = second.labels().await.remove(0);
     assert_eq!(
-        (analyse.inputs[0].object, analyse.inputs[0].element),
+        (analyse.inputs[0].object, analyse.inputs[0].node),
         (object, 1)
     );
 }
@@ -327,16 +327,13 @@ async fn scrub_reads_all_objects_and_repairs_damage() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
-    let [mut first, mut second] = elements(&client).await;
+    let [mut first, mut second] = nodes(&client).await;
     let (ino, object) = file(&client, "/f", 2).await;
     let sent = copy(&mut second).await;
     made(&mut second, sent).await;
     let (alone, other) = file(&client, "/g", 1).await;
     let asked = scrub(&client, "", None).await;
-    assert_eq!(
-        (asked.elements.as_slice(), asked.away.len()),
-        (&[0, 1][..], 0)
-    );
+    assert_eq!((asked.nodes.as_slice(), asked.away.len()), (&[0, 1][..], 0));
     let (label, sent) = verify(&mut first).await;
     assert_eq!((sent.objects, sent.idle), (vec![object, other], false));
     let (on_second, sent) = verify(&mut second).await;
@@ -346,7 +343,7 @@ async fn scrub_reads_all_objects_and_repairs_damage() {
     running.crash().await;
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
-    let [mut first, mut second] = elements(&client).await;
+    let [mut first, mut second] = nodes(&client).await;
     assert_eq!(verify(&mut second).await.0, on_second);
     compared(&mut second, on_second, &[]).await;
     assert_eq!(verify(&mut first).await.0, label);
@@ -362,9 +359,9 @@ async fn scrub_reads_all_objects_and_repairs_damage() {
     made(&mut first, sent).await;
     until(&client, ino, &["current", "current"]).await;
     assert_eq!(copies(&client, alone).await, at(&["damaged"]));
-    // The owner has restored the file below the element.
+    // The owner has restored the file below the node.
     let asked = scrub(&client, "/g", None).await;
-    assert_eq!((asked.objects, asked.elements.as_slice()), (1, &[0][..]));
+    assert_eq!((asked.objects, asked.nodes.as_slice()), (1, &[0][..]));
     let (label, sent) = verify(&mut first).await;
     assert_eq!(sent.objects, [other]);
     compared(&mut first, label, &[]).await;
@@ -378,7 +375,7 @@ async fn version_removed_during_scrub_or_repair_leaves_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
-    let [mut first, mut second] = elements(&client).await;
+    let [mut first, mut second] = nodes(&client).await;
     let (_, object) = file(&client, "/f", 2).await;
     let sent = copy(&mut second).await;
     made(&mut second, sent).await;
@@ -411,17 +408,17 @@ async fn idle_scrub_reads_all_objects_periodically() {
     };
     let running = Running::start_with(config).await;
     let client = running.client().await;
-    let mut reads = FakeElement::attach_as(
+    let mut reads = FakeNode::attach_as(
         &client,
-        v1::Element {
+        v1::Node {
             scrub_bytes_per_sec: 1,
             ..status(0)
         },
         Vec::new(),
     )
     .await;
-    // An element without scrubbing is left alone.
-    let _other = FakeElement::attach(&client, 1, Vec::new()).await;
+    // A node without scrubbing is left alone.
+    let _other = FakeNode::attach(&client, 1, Vec::new()).await;
     let (_, object) = file(&client, "/f", 1).await;
     for _ in 0..2 {
         let (label, sent) = verify(&mut reads).await;
@@ -429,11 +426,7 @@ async fn idle_scrub_reads_all_objects_periodically() {
         compared(&mut reads, label, &[]).await;
     }
     let scrubs = health(&client, "").await.scrubs;
-    assert!(
-        scrubs
-            .iter()
-            .all(|one| one.element == 0 && one.request == 0)
-    );
+    assert!(scrubs.iter().all(|one| one.node == 0 && one.request == 0));
     assert!(scrubs.iter().any(|one| one.objects == 1 && one.ended > 0));
 }
 
@@ -442,16 +435,16 @@ async fn invalid_scrub_requests_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
-    let [_first] = elements(&client).await;
-    for (path, element, what) in [("/no", None, "/no"), ("", Some(9), "no element 9")] {
+    let [_first] = nodes(&client).await;
+    for (path, node, what) in [("/no", None, "/no"), ("", Some(9), "no node 9")] {
         let path = path.as_bytes().to_vec();
         let mut health = client.health();
-        let refused = health.scrub(v1::ScrubRequest { path, element });
+        let refused = health.scrub(v1::ScrubRequest { path, node });
         let refused = refused.await.unwrap_err();
         assert!(refused.message().contains(what), "{refused}");
     }
     // A folder without files has nothing to read.
     let asked = scrub(&client, "/", None).await;
-    assert_eq!((asked.objects, asked.elements.len()), (0, 0));
+    assert_eq!((asked.objects, asked.nodes.len()), (0, 0));
     assert_eq!(scrubbed(&client, asked.request).await.scrubs.len(), 0);
 }

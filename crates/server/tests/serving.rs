@@ -1,4 +1,4 @@
-//! A server over its real sockets, with an element that speaks the protocol from within the test.
+//! A server over its real sockets, with a node that speaks the protocol from within the test.
 #![allow(clippy::unwrap_used, clippy::too_many_lines, reason = "tests")]
 
 mod array;
@@ -19,7 +19,7 @@ fn lookup(name: &str) -> Op {
 async fn sealed_file_exists_after_server_crash() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
-    let element = running.element(0).await;
+    let node = running.node(0).await;
     let client = running.client().await;
     let (ino, object) = client.reserve(1, 1).await.unwrap();
     let create = v1::Create {
@@ -38,7 +38,7 @@ async fn sealed_file_exists_after_server_crash() {
     else {
         panic!("not opened")
     };
-    assert_eq!((opened.element, opened.object), (0, object.0));
+    assert_eq!((opened.node, opened.object), (0, object.0));
     assert!(!opened.capability.is_empty());
     let seal = v1::Seal {
         ino: ino.0,
@@ -58,7 +58,7 @@ async fn sealed_file_exists_after_server_crash() {
     client.one(&root(), Op::Seal(seal.clone())).await.unwrap();
     // The same requests again do nothing new: the client may not have heard the answer.
     client.one(&root(), Op::Seal(seal)).await.unwrap();
-    drop(element);
+    drop(node);
     running.crash().await;
 
     let running = Running::start(dir.path()).await;
@@ -154,23 +154,23 @@ async fn authority_and_token_survive_restart() {
     assert_eq!(seen[0], seen[1]);
 }
 
-/// Returns the error that refuses element 3, which serves without TLS.
+/// Returns the error that refuses node 3, which serves without TLS.
 async fn refused(client: &Client, version: u32) -> tonic::Status {
     let hello = v1::Hello {
         version,
-        element: Some(array::status(3)),
+        node: Some(array::status(3)),
         ..v1::Hello::default()
     };
-    let hello = v1::FromElement {
-        message: Some(v1::from_element::Message::Hello(hello)),
+    let hello = v1::FromNode {
+        message: Some(v1::from_node::Message::Hello(hello)),
     };
     let stream = tokio_stream::iter([hello]);
     client.array().attach(stream).await.unwrap_err()
 }
 
-/// An element of a release without needs, surroundings and folders would silently ignore these fields.
+/// A node of a release without needs, surroundings and folders would silently ignore these fields.
 #[tokio::test(flavor = "multi_thread")]
-async fn element_of_another_release_is_refused() {
+async fn node_of_another_release_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
@@ -182,13 +182,13 @@ async fn element_of_another_release_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn array_with_tls_refuses_plain_element() {
+async fn array_with_tls_refuses_plain_node() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start_with(Config::new(dir.path())).await;
     let client = running.client().await;
     let refused = refused(&client, tidemill_wire::PROTOCOL_VERSION).await;
     assert!(
-        refused.message().contains("element 3 serves without TLS"),
+        refused.message().contains("node 3 serves without TLS"),
         "{refused}"
     );
 }
@@ -229,7 +229,7 @@ async fn mount_receives_changes_of_other_mounts_only() {
 async fn stat_of_file_being_written_waits_for_its_mount() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
-    let _element = running.element(0).await;
+    let _node = running.node(0).await;
     let client = running.client().await;
     let mut names = client.names();
     let watch = names.watch(v1::WatchRequest::default());
@@ -337,20 +337,20 @@ async fn second_server_in_same_folder_is_refused() {
     assert!(matches!(second, Err(tidemill_server::StartError::InUse(_))));
 }
 
-/// The server reports an element of another release and an element with a wrong clock as states.
+/// The server reports a node of another release and a node with a wrong clock as states.
 #[tokio::test(flavor = "multi_thread")]
-async fn unfit_element_is_reported_as_state() {
+async fn unfit_node_is_reported_as_state() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
     let (out, receiver) = tokio::sync::mpsc::channel(1);
     let hello = v1::Hello {
         version: tidemill_wire::PROTOCOL_VERSION + 1,
-        element: Some(array::status(4)),
+        node: Some(array::status(4)),
         ..v1::Hello::default()
     };
-    let message = Some(v1::from_element::Message::Hello(hello));
-    out.send(v1::FromElement { message }).await.unwrap();
+    let message = Some(v1::from_node::Message::Hello(hello));
+    out.send(v1::FromNode { message }).await.unwrap();
     let stream = tokio_stream::wrappers::ReceiverStream::new(receiver);
     let refused = match client.array().attach(stream).await {
         Ok(answers) => answers.into_inner().message().await.unwrap_err(),
@@ -358,7 +358,7 @@ async fn unfit_element_is_reported_as_state() {
     };
     assert!(refused.message().contains("protocol version"), "{refused}");
     let clock = v1::Condition {
-        name: "element-clock".into(),
+        name: "node-clock".into(),
         cause: "its clock is 90 s behind the server's\n".into(),
         // The server takes remedy and exit code from its own catalogue.
         remedy: "rm -rf /".into(),
@@ -369,17 +369,17 @@ async fn unfit_element_is_reported_as_state() {
         name: "of-no-release".into(),
         ..v1::Condition::default()
     };
-    let late = v1::Element {
+    let late = v1::Node {
         conditions: vec![clock, unknown],
         ..array::status(5)
     };
-    let _late = array::FakeElement::attach_as(&client, late, Vec::new()).await;
+    let _late = array::FakeNode::attach_as(&client, late, Vec::new()).await;
     let states = client.status().await.unwrap().conditions;
     let told = |name: &str| states.iter().find(|one| one.name == name).cloned();
-    let version = told("element-version").unwrap();
-    assert_eq!((version.element, version.exit), (Some(4), 3));
-    let clock = told("element-clock").unwrap();
-    assert_eq!((clock.element, clock.exit), (Some(5), 3));
+    let version = told("node-version").unwrap();
+    assert_eq!((version.node, version.exit), (Some(4), 3));
+    let clock = told("node-clock").unwrap();
+    assert_eq!((clock.node, clock.exit), (Some(5), 3));
     assert!(clock.remedy.contains("clocks"), "{clock:?}");
     assert!(!clock.cause.contains('\n'), "{clock:?}");
     assert_eq!(told("of-no-release"), None);

@@ -6,14 +6,14 @@
 //! - `--without FAULT,FAULT`: leave faults out;
 //! - `--copies N`: copy files;
 //! - `--rot`: change or remove some copies;
-//! - `--drains`: drain elements;
+//! - `--drains`: drain nodes;
 //! - `--together`: several mounts write the same files, which replaces all other simulation;
 //! - `--rules`: a rule is triggered for all files;
 //! - `--hooks`: a hook instead of the rule;
 //! - `--rounds`: hooks with all their features;
-//! - `--sleeps`: elements are suspended while nobody needs them;
-//! - `--warehouse`: some elements are in memory, whose hosts die, and there are rooms;
-//! - `--bursts`: some elements belong to the burst tier;
+//! - `--sleeps`: nodes are suspended while nobody needs them;
+//! - `--warehouse`: some nodes are in memory, whose hosts die, and there are rooms;
+//! - `--bursts`: some nodes belong to the burst tier;
 //! - `--labels`: shuffle an application's labels, which replaces all other simulation.
 #![allow(clippy::print_stdout, reason = "a program for people")]
 

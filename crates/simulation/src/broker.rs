@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
-use tidemill_core::id::{ElementId, LabelId};
+use tidemill_core::id::{LabelId, NodeId};
 use tidemill_core::label::Label;
 use tidemill_server::queue::{Memory, Queue, Unavailable};
 
@@ -40,19 +40,19 @@ impl Broker {
 }
 
 impl Queue for Broker {
-    fn enqueue(&self, element: ElementId, labels: Vec<Label>) -> Result<(), Unavailable> {
-        self.ask(|queue| queue.enqueue(element, labels))
+    fn enqueue(&self, node: NodeId, labels: Vec<Label>) -> Result<(), Unavailable> {
+        self.ask(|queue| queue.enqueue(node, labels))
     }
 
-    fn fetch(&self, element: ElementId) -> Result<Vec<Label>, Unavailable> {
-        self.ask(|queue| queue.fetch(element))
+    fn fetch(&self, node: NodeId) -> Result<Vec<Label>, Unavailable> {
+        self.ask(|queue| queue.fetch(node))
     }
 
-    fn acknowledge(&self, element: ElementId, labels: &[LabelId]) -> Result<(), Unavailable> {
-        self.ask(|queue| queue.acknowledge(element, labels))
+    fn acknowledge(&self, node: NodeId, labels: &[LabelId]) -> Result<(), Unavailable> {
+        self.ask(|queue| queue.acknowledge(node, labels))
     }
 
-    fn redeliver(&self, element: ElementId, known: &BTreeSet<LabelId>) -> Result<(), Unavailable> {
-        self.ask(|queue| queue.redeliver(element, known))
+    fn redeliver(&self, node: NodeId, known: &BTreeSet<LabelId>) -> Result<(), Unavailable> {
+        self.ask(|queue| queue.redeliver(node, known))
     }
 }

@@ -1,7 +1,7 @@
-//! Requests of clients: carries them over a network that loses requests and answers, to the production server and to elements.
+//! Requests of clients: carries them over a network that loses requests and answers, to the production server and to nodes.
 
-use crate::element::fill;
-use crate::port::{Answer, Ask, OfElement};
+use crate::node::fill;
+use crate::port::{Answer, Ask, OfNode};
 use crate::reference::NOENT;
 use crate::store::Refusal;
 use crate::world::{Slot, World};
@@ -57,7 +57,7 @@ impl Slot {
                 _ => continue,
             };
             if let Some(Named::Opened(opened)) = &result.result {
-                self.writes = Some((ino, opened.object, opened.element));
+                self.writes = Some((ino, opened.object, opened.node));
             }
         }
     }
@@ -74,10 +74,10 @@ impl World {
                 });
                 false
             }
-            Ask::Element(element, what) => {
-                let index = self.elements.iter().position(|known| known.id == element);
-                let index = index.expect("the server names elements that there are");
-                self.ask_element(question, index, what)
+            Ask::Node(node, what) => {
+                let index = self.nodes.iter().position(|known| known.id == node);
+                let index = index.expect("the server names nodes that there are");
+                self.ask_node(question, index, what)
             }
             ask => {
                 self.ask_server(question, ask);
@@ -156,7 +156,7 @@ impl World {
                 server.cancel(job);
                 Answer::Done
             }
-            Ask::Element(..) | Ask::Sleep(_) => Answer::Done,
+            Ask::Node(..) | Ask::Sleep(_) => Answer::Done,
         };
         self.send_answer(question, answer);
     }
@@ -198,7 +198,7 @@ impl World {
                 if self.verbose {
                     self.say(&format!("client {number}: {ops:?} -> {results:?}"));
                 }
-                self.reference.carried_out(ops, &results, &self.elements);
+                self.reference.carried_out(ops, &results, &self.nodes);
                 self.passes(ops, &results);
                 for result in &results {
                     if let (true, Some(Named::Opened(opened))) = (self.rots, &result.result) {
@@ -211,17 +211,17 @@ impl World {
         }
     }
 
-    fn ask_element(&mut self, question: Question, element: usize, what: OfElement) -> bool {
+    fn ask_node(&mut self, question: Question, node: usize, what: OfNode) -> bool {
         let (number, life, ticket) = question;
-        if let (true, OfElement::Write(object, bytes)) = (self.slots[number].in_place, &what) {
-            let written = self.elements[element].store.write(*object, *bytes);
+        if let (true, OfNode::Write(object, bytes)) = (self.slots[number].in_place, &what) {
+            let written = self.nodes[node].store.write(*object, *bytes);
             self.slots[number].port.answer(ticket, of(written));
             return true;
         }
         if self.slots[number].in_place
-            && let OfElement::Put(..) | OfElement::Fetch(_) = &what
+            && let OfNode::Put(..) | OfNode::Fetch(_) = &what
         {
-            let answer = self.put_or_fetch(element, &what);
+            let answer = self.put_or_fetch(node, &what);
             self.slots[number].port.answer(ticket, answer);
             return true;
         }
@@ -230,45 +230,43 @@ impl World {
             return false;
         }
         let delay = self.weather.delay(&mut self.dice);
-        self.later(delay, "request to element", move |world| {
+        self.later(delay, "request to node", move |world| {
             if world.slots[number].life == life {
-                world.serve_at_element(question, element, what);
+                world.serve_at_node(question, node, what);
             }
         });
         false
     }
 
-    fn serve_at_element(&mut self, question: Question, element: usize, what: OfElement) {
+    fn serve_at_node(&mut self, question: Question, node: usize, what: OfNode) {
         let (number, life, ticket) = question;
-        if self.elements[element].life.is_none() {
+        if self.nodes[node].life.is_none() {
             return self.lose(question);
         }
         let answer = match what {
-            OfElement::Write(object, bytes) => {
-                of(self.elements[element].store.write(object, bytes))
-            }
-            OfElement::Put(..) | OfElement::Fetch(_) => self.put_or_fetch(element, &what),
-            OfElement::Read(object) => self.read(number, element, object),
-            OfElement::Seal(object, body) => {
-                // The answer is lost unless the seal is committed before, or if the element is killed.
+            OfNode::Write(object, bytes) => of(self.nodes[node].store.write(object, bytes)),
+            OfNode::Put(..) | OfNode::Fetch(_) => self.put_or_fetch(node, &what),
+            OfNode::Read(object) => self.read(number, node, object),
+            OfNode::Seal(object, body) => {
+                // The answer is lost unless the seal is committed before, or if the node is killed.
                 self.lose(question);
                 let sealed = Arc::clone(&self.sealed);
                 let done = move |result| sealed.lock().push((question, result));
-                self.elements[element].seal(object, &body, done);
-                self.tend(element);
+                self.nodes[node].seal(object, &body, done);
+                self.tend(node);
                 return self.take_sealed();
             }
         };
         let delay = self.weather.delay(&mut self.dice);
-        self.later(delay, "answer of element", move |world| {
+        self.later(delay, "answer of node", move |world| {
             world.answer(number, life, ticket, answer);
         });
     }
 
-    fn put_or_fetch(&mut self, element: usize, what: &OfElement) -> Answer {
-        let store = &mut self.elements[element].store;
+    fn put_or_fetch(&mut self, node: usize, what: &OfNode) -> Answer {
+        let store = &mut self.nodes[node].store;
         match (what, &mut self.together) {
-            (OfElement::Put(object, content), Some(together)) => {
+            (OfNode::Put(object, content), Some(together)) => {
                 let is_sealed = store.objects.get(object).is_some_and(|known| known.sealed);
                 let is_written = !is_sealed && !store.full;
                 if is_written {
@@ -281,7 +279,7 @@ impl World {
                     Answer::Refused
                 }
             }
-            (OfElement::Fetch(object), Some(together)) if store.objects.contains_key(object) => {
+            (OfNode::Fetch(object), Some(together)) if store.objects.contains_key(object) => {
                 Answer::Content(together.content(*object))
             }
             _ => Answer::Refused,
@@ -289,10 +287,10 @@ impl World {
     }
 
     /// Reads an object for a client that has it open, and checks that the content is the sealed one.
-    fn read(&mut self, number: usize, element: usize, object: u64) -> Answer {
-        let read = self.elements[element].store.read(object);
+    fn read(&mut self, number: usize, node: usize, object: u64) -> Answer {
+        let read = self.nodes[node].store.read(object);
         match read {
-            _ if self.rotted.contains(&(element, object)) => {}
+            _ if self.rotted.contains(&(node, object)) => {}
             Some(bytes) => assert_eq!(
                 Some(bytes),
                 self.reference.content(object),
@@ -378,28 +376,28 @@ impl World {
         let Ok(unfinished) = server.end_session(session) else {
             return self.expect_session(session);
         };
-        for (element, version) in unfinished {
-            self.finish(version.ino, version.object, element);
+        for (node, version) in unfinished {
+            self.finish(version.ino, version.object, node);
         }
     }
 
-    /// Seals the bytes that reached the element before a mount died while writing, as if the mount closed the file.
-    fn finish(&mut self, ino: u64, object: u64, element: u32) {
+    /// Seals the bytes that reached the node before a mount died while writing, as if the mount closed the file.
+    fn finish(&mut self, ino: u64, object: u64, node: u32) {
         let life = self.server_life;
         let delay = 1 + self.weather.delay(&mut self.dice);
         self.later(delay, "server seals", move |world| {
             if world.server.is_none() || world.server_life != life {
                 return;
             }
-            let index = world.elements.iter().position(|known| known.id == element);
-            let index = index.expect("the server names elements that there are");
-            if world.elements[index].life.is_none() {
+            let index = world.nodes.iter().position(|known| known.id == node);
+            let index = index.expect("the server names nodes that there are");
+            if world.nodes[index].life.is_none() {
                 return world.later(1000, "server tries again", move |world| {
-                    world.finish(ino, object, element);
+                    world.finish(ino, object, node);
                 });
             }
-            // If the seal was not committed, a repeated seal writes its row in the element's database.
-            let op = match world.elements[index].store.seal(object) {
+            // If the seal was not committed, a repeated seal writes its row in the node's database.
+            let op = match world.nodes[index].store.seal(object) {
                 Ok(size) => Op::Seal(v1::Seal {
                     ino,
                     object,
@@ -410,11 +408,11 @@ impl World {
                 Err(Refusal::Missing) => Op::Abandon(v1::Abandon { ino, object }),
                 Err(Refusal::Sealed | Refusal::Full) => return,
             };
-            world.finish_at_server(ino, object, element, op);
+            world.finish_at_server(ino, object, node, op);
         });
     }
 
-    fn finish_at_server(&mut self, ino: u64, object: u64, element: u32, op: Op) {
+    fn finish_at_server(&mut self, ino: u64, object: u64, node: u32, op: Op) {
         let Some(server) = &self.server else { return };
         let request = Request {
             caller: Caller::root(),
@@ -425,9 +423,9 @@ impl World {
         };
         match server.apply(request) {
             Ok(_) if self.together.is_some() => {}
-            Ok(results) => self.reference.carried_out(&[op], &results, &self.elements),
+            Ok(results) => self.reference.carried_out(&[op], &results, &self.nodes),
             Err(_) => self.later(1000, "server tries again", move |world| {
-                world.finish(ino, object, element);
+                world.finish(ino, object, node);
             }),
         }
     }

@@ -73,7 +73,7 @@ impl World {
         look("something has rotted", self.rotten());
         self.look_at_copies(&lost, &mut look);
         look(
-            "what a lost element has is looked at",
+            "what a lost node has is looked at",
             self.ask("SELECT * FROM lost"),
         );
         look(
@@ -81,10 +81,10 @@ impl World {
             self.ask("SELECT * FROM orphan"),
         );
         look(
-            "what an element has is still to be looked for",
+            "what a node has is still to be looked for",
             self.ask("SELECT * FROM drain WHERE after != 9223372036854775807"),
         );
-        // All objects find a place: no element is full any more.
+        // All objects find a place: no node is full any more.
         look("an object is to move", self.ask("SELECT * FROM move"));
         self.look_at_others(&mut look);
         self.look_at_hooks(&mut look);
@@ -93,19 +93,19 @@ impl World {
 
     /// Looks for missing or surplus copies of versions that are not lost.
     fn look_at_copies(&self, lost: &str, look: &mut impl FnMut(&str, Vec<String>)) {
-        // Copies that need more elements wait for them, and copies must not be stored on elements that are drained.
-        let emptied = self.ask("SELECT element FROM drain").len();
-        let stores = self.elements.iter().filter(|one| !one.burst);
+        // Copies that need more nodes wait for them, and copies must not be stored on nodes that are drained.
+        let emptied = self.ask("SELECT node FROM drain").len();
+        let stores = self.nodes.iter().filter(|one| !one.burst);
         let disks = stores
             .clone()
             .filter(|one| one.store.capacity_bytes.is_none());
         let most = disks.count().saturating_sub(emptied);
-        let stores: Vec<String> = stores.map(|element| element.id.to_string()).collect();
+        let stores: Vec<String> = stores.map(|node| node.id.to_string()).collect();
         let stores = stores.join(",");
         // Copies in the burst tier do not count as wanted copies.
         let has = format!(
-            "(SELECT (version.element IN ({stores})) + count(*) FROM copy \
-             WHERE copy.object = version.object AND copy.element IN ({stores}))"
+            "(SELECT (version.node IN ({stores})) + count(*) FROM copy \
+             WHERE copy.object = version.object AND copy.node IN ({stores}))"
         );
         let short = format!(
             "SELECT version.* FROM short JOIN version USING (object) WHERE removed = 1 OR object NOT IN ({lost}) AND \
@@ -114,7 +114,7 @@ impl World {
         look("a version lacks copies", self.ask(&short));
         // There must be as many copies as wanted, and no more.
         let surplus = format!(
-            "SELECT version.* FROM version WHERE removed = 0 AND element >= 0 AND copies < {has}"
+            "SELECT version.* FROM version WHERE removed = 0 AND node >= 0 AND copies < {has}"
         );
         look("a version has too many copies", self.ask(&surplus));
         look(
@@ -125,22 +125,22 @@ impl World {
             "what has gone is said to be in the burst tier",
             self.ask(
                 "SELECT * FROM burst WHERE NOT EXISTS (SELECT 1 FROM held WHERE held.object = burst.object \
-                 AND removed = 0 AND (held.element = burst.element OR EXISTS (SELECT 1 FROM copy \
-                 WHERE copy.object = burst.object AND copy.element = burst.element)))",
+                 AND removed = 0 AND (held.node = burst.node OR EXISTS (SELECT 1 FROM copy \
+                 WHERE copy.object = burst.object AND copy.node = burst.node)))",
             ),
         );
     }
 
-    /// Looks for work on elements, in the queue, in rooms, and at clients.
+    /// Looks for work on nodes, in the queue, in rooms, and at clients.
     fn look_at_others(&self, look: &mut impl FnMut(&str, Vec<String>)) {
-        for element in &self.elements {
-            let open = element.read(|db| {
+        for node in &self.nodes {
+            let open = node.read(|db| {
                 lines(
                     db,
                     "SELECT id, seq, state, outcome IS NULL FROM label WHERE acked = 0",
                 )
             });
-            look(&format!("element {} has a label", element.id), open);
+            look(&format!("node {} has a label", node.id), open);
         }
         look("a room is to end", self.rooms_over());
         look("a room has a member", self.ask("SELECT * FROM room_member"));
@@ -157,14 +157,14 @@ impl World {
         );
     }
 
-    /// Cancels jobs that wait for files which nobody will write, and jobs that wait for elements which are being drained.
+    /// Cancels jobs that wait for files which nobody will write, and jobs that wait for nodes which are being drained.
     pub(crate) fn cancel_waiting(&self) {
         let Some(server) = &self.server else { return };
         let jobs = server.read(|db| {
             let sql = "SELECT DISTINCT awaited.job FROM awaited JOIN job ON job.job = awaited.job \
                        WHERE object = -1 AND job.ended = 0 \
                        UNION SELECT task.job FROM task JOIN job ON job.job = task.job \
-                       WHERE job.ended = 0 AND task.error LIKE 'no element that is up can run it%' \
+                       WHERE job.ended = 0 AND task.error LIKE 'no node that is up can run it%' \
                        AND EXISTS (SELECT 1 FROM drain)";
             // Tasks also wait for data of a lost memory; they have an error text.
             let lost = " UNION SELECT task.job FROM task JOIN job ON job.job = task.job \
@@ -204,28 +204,28 @@ impl World {
         self.check_emptied();
     }
 
-    /// Checks that each version with a name is stored on some element, at any time.
+    /// Checks that each version with a name is stored on some node, at any time.
     pub(crate) fn check_held(&self) {
         for object in self.reference.current() {
-            let mut holders = self.elements.iter();
+            let mut holders = self.nodes.iter();
             let held = holders.any(|one| one.store.read(object).is_some());
             assert!(
                 held || self.is_gone(object),
-                "object {object} has a name, and no element has it"
+                "object {object} has a name, and no node has it"
             );
         }
     }
 
-    /// Checks that a drained element has no objects, and that the server reports it as empty.
+    /// Checks that a drained node has no objects, and that the server reports it as empty.
     fn check_emptied(&self) {
         let Some(server) = &self.server else { return };
-        for element in &self.elements {
-            if let Some(empty) = server.is_empty(element.id) {
-                let held = element.store.objects.len();
+        for node in &self.nodes {
+            if let Some(empty) = server.is_empty(node.id) {
+                let held = node.store.objects.len();
                 assert!(
                     empty && held == 0,
-                    "element {} has {held} objects and was emptied",
-                    element.id
+                    "node {} has {held} objects and was emptied",
+                    node.id
                 );
             }
         }
@@ -248,18 +248,18 @@ impl World {
         );
     }
 
-    /// Checks that elements hold exactly the objects that the namespace knows.
+    /// Checks that nodes hold exactly the objects that the namespace knows.
     fn check_objects(&self) {
         let named = self.check_lost();
-        for element in &self.elements {
-            let id = element.id;
+        for node in &self.nodes {
+            let id = node.id;
             let sql = format!(
-                "SELECT object FROM inode WHERE element = {id} AND object != 0 \
-                 UNION SELECT object FROM copy WHERE element = {id} UNION SELECT part FROM part WHERE element = {id}"
+                "SELECT object FROM inode WHERE node = {id} AND object != 0 \
+                 UNION SELECT object FROM copy WHERE node = {id} UNION SELECT part FROM part WHERE node = {id}"
             );
             let known: BTreeSet<String> = self.ask(&sql).into_iter().collect();
             let line = |object: &u64| format!("Integer({object})");
-            let held: BTreeSet<String> = element.store.objects.keys().map(line).collect();
+            let held: BTreeSet<String> = node.store.objects.keys().map(line).collect();
             let is_named = |line: &&String| {
                 named
                     .iter()
@@ -269,15 +269,15 @@ impl World {
                 .difference(&held)
                 .filter(|line| !is_named(line))
                 .collect();
-            assert!(lost.is_empty(), "element {id} does not have {lost:?}");
-            let left = element.store.objects.keys().copied();
-            let left = left.filter(|&object| self.was_left(element, object));
+            assert!(lost.is_empty(), "node {id} does not have {lost:?}");
+            let left = node.store.objects.keys().copied();
+            let left = left.filter(|&object| self.was_left(node, object));
             let left: BTreeSet<String> = left.map(|object| line(&object)).collect();
             let leaked = held.difference(&known).filter(|line| !left.contains(*line));
             let leaked: Vec<&String> = leaked.collect();
             assert!(
                 leaked.is_empty(),
-                "element {id} has {leaked:?}, which nobody knows"
+                "node {id} has {leaked:?}, which nobody knows"
             );
         }
     }

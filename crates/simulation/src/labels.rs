@@ -1,19 +1,19 @@
-//! Simulation of labels on elements: they arrive, run for a while, end and are recorded.
+//! Simulation of labels on nodes: they arrive, run for a while, end and are recorded.
 
-use crate::element::{Did, broke, copied, done, removed};
 use crate::hooks::Hooked;
+use crate::node::{Did, broke, copied, done, removed};
 use crate::rot::verified;
 use crate::store::Bytes;
 use crate::world::World;
 use tidemill_core::id::{LabelId, ObjectId};
 use tidemill_core::label::{Analysis, FailureKind, Input, Operation, Output};
-use tidemill_element::labels::Live;
-use tidemill_wire::v1::{self, label::Operation as Sent, to_element::Message as To};
+use tidemill_node::labels::Live;
+use tidemill_wire::v1::{self, label::Operation as Sent, to_node::Message as To};
 
 /// Longest run of a kernel in milliseconds; the first number is usual, the second one rare.
 const RUN_MS: u64 = 300;
 const LONG_RUN_MS: u64 = 20_000;
-/// Longest time for which changes wait for the commit of an element's database, in milliseconds.
+/// Longest time for which changes wait for the commit of a node's database, in milliseconds.
 const COMMIT_MS: u64 = 5;
 
 /// Returns a short description of a message.
@@ -39,32 +39,32 @@ fn brief(message: &To) -> String {
 }
 
 impl World {
-    /// Delivers a message to an element.
-    pub(crate) fn element_hears(&mut self, element: usize, message: To) {
-        if self.elements[element].asleep {
-            return self.sleeper_hears(element, &message);
+    /// Delivers a message to a node.
+    pub(crate) fn node_hears(&mut self, node: usize, message: To) {
+        if self.nodes[node].asleep {
+            return self.sleeper_hears(node, &message);
         }
-        if self.elements[element].life.is_none() {
+        if self.nodes[node].life.is_none() {
             return;
         }
         if self.verbose {
-            self.say(&format!("element {element} hears {}", brief(&message)));
+            self.say(&format!("node {node} hears {}", brief(&message)));
         }
         if let To::Labels(labels) = &message {
             for label in &labels.labels {
-                self.note_label(element, label);
+                self.note_label(node, label);
             }
         }
-        let falls = self.elements[element].falling;
-        self.elements[element].hear(message);
-        self.tend(element);
-        if self.elements[element].falling && !falls {
-            self.falls(element);
+        let falls = self.nodes[node].falling;
+        self.nodes[node].hear(message);
+        self.tend(node);
+        if self.nodes[node].falling && !falls {
+            self.falls(node);
         }
     }
 
     /// Checks that no id of a label or of an output is ever used for anything else.
-    fn note_label(&mut self, element: usize, label: &v1::Label) {
+    fn note_label(&mut self, node: usize, label: &v1::Label) {
         let (what, outputs) = match &label.operation {
             Some(Sent::Analyse(analyse)) => (Ok(analyse.task), analyse.outputs.as_slice()),
             Some(Sent::Remove(remove)) => (Err(remove.objects.clone()), [].as_slice()),
@@ -72,7 +72,7 @@ impl World {
             Some(Sent::Verify(verify)) => (Err(verify.objects.clone()), [].as_slice()),
             other => panic!("nobody asks for {other:?}"),
         };
-        let sent = (element, what);
+        let sent = (node, what);
         let known = self.labels.entry(label.id).or_insert_with(|| sent.clone());
         assert_eq!(*known, sent, "label {} is used twice", label.id);
         for output in outputs {
@@ -81,70 +81,70 @@ impl World {
         }
     }
 
-    /// Handles an element's pending messages, commits and labels.
-    pub(crate) fn tend(&mut self, element: usize) {
-        self.go_on(element);
-        let lives = self.elements[element].lives;
-        let Some(life) = &mut self.elements[element].life else {
+    /// Handles a node's pending messages, commits and labels.
+    pub(crate) fn tend(&mut self, node: usize) {
+        self.go_on(node);
+        let lives = self.nodes[node].lives;
+        let Some(life) = &mut self.nodes[node].life else {
             return;
         };
         if !std::mem::replace(&mut life.commit_due, true) {
             let delay = self.dice.roll(COMMIT_MS);
-            self.later(delay, "element commits", move |world| {
-                if world.elements[element].lives == lives {
-                    world.elements[element].commit();
-                    world.go_on(element);
+            self.later(delay, "node commits", move |world| {
+                if world.nodes[node].lives == lives {
+                    world.nodes[node].commit();
+                    world.go_on(node);
                     world.take_sealed();
                 }
             });
         }
     }
 
-    fn go_on(&mut self, element: usize) {
-        let lives = self.elements[element].lives;
-        for label in self.elements[element].begin() {
+    fn go_on(&mut self, node: usize) {
+        let lives = self.nodes[node].lives;
+        for label in self.nodes[node].begin() {
             let long = self.dice.chance(20);
             let time = 1 + self.dice.roll(if long { LONG_RUN_MS } else { RUN_MS });
             self.later(time, "kernel ends", move |world| {
-                world.ran(element, lives, label)
+                world.ran(node, lives, label)
             });
         }
-        self.send_from_element(element);
+        self.send_from_node(node);
     }
 
     /// Ends a label's kernel.
-    pub(crate) fn ran(&mut self, element: usize, lives: u64, label: LabelId) {
-        if self.elements[element].lives != lives {
+    pub(crate) fn ran(&mut self, node: usize, lives: u64, label: LabelId) {
+        if self.nodes[node].lives != lives {
             return;
         }
-        if self.waits_for_writer(element, lives, label) {
+        if self.waits_for_writer(node, lives, label) {
             return;
         }
-        let Some(life) = &mut self.elements[element].life else {
+        let Some(life) = &mut self.nodes[node].life else {
             return;
         };
         let Some(live) = life.running.remove(&label) else {
             return;
         };
-        let Did { work, objects } = self.work(element, &live);
+        let Did { work, objects } = self.work(node, &live);
         for (object, bytes) in objects {
-            let adopted = self.elements[element].store.adopt(object, bytes);
+            let adopted = self.nodes[node].store.adopt(object, bytes);
             adopted.expect("a full store was seen before");
             self.reference.holds(object, bytes);
         }
-        if let Some(life) = &self.elements[element].life {
+        if let Some(life) = &self.nodes[node].life {
             life.labels.end(label, work);
         }
-        self.tend(element);
+        self.tend(node);
     }
 
-    fn work(&mut self, element: usize, live: &Live) -> Did {
+    fn work(&mut self, node: usize, live: &Live) -> Did {
         let analysis = match &live.label.operation {
             Operation::Analyse(analysis) => analysis,
-            Operation::Remove { objects } => return self.unlink(element, live, objects),
-            Operation::Copy { from, to, .. } => return self.copy(element, live, from, to),
+            Operation::Remove { objects } => return self.unlink(node, live, objects),
+            Operation::Copy { from, to, .. } => return self.copy(node, live, from, to),
             Operation::Verify { objects, .. } => {
-                return verified(&mut self.elements[element], live, objects);
+                return verified(&mut self.nodes[node], live, objects);
             }
         };
         if self.dice.chance(self.weather.kernel) {
@@ -152,12 +152,11 @@ impl World {
             let kind = hooked.map_or(FailureKind::Exit(1), Hooked::failure);
             return broke(live, kind);
         }
-        if self.elements[element].store.full {
+        if self.nodes[node].store.full {
             return broke(live, FailureKind::Device);
         }
         let rotten = analysis.inputs.iter();
-        let rotten =
-            rotten.filter(|input| self.finds_rotten(element, input.element.0, input.object.0));
+        let rotten = rotten.filter(|input| self.finds_rotten(node, input.node.0, input.object.0));
         if rotten.count() > 0 {
             return broke(live, FailureKind::Input);
         }
@@ -165,27 +164,24 @@ impl World {
             .inputs
             .iter()
             .map(|input| {
-                let found = self.fetch(element, input.element.0, input.object.0);
+                let found = self.fetch(node, input.node.0, input.object.0);
                 found.ok_or_else(|| format!("input {} can't be had", input.name))
             })
             .collect();
         let remembered = inputs
             .as_ref()
             .ok()
-            .and_then(|inputs| self.recall(element, live, analysis, inputs));
+            .and_then(|inputs| self.recall(node, live, analysis, inputs));
         let hashes = self.dice.chance(300);
         done(live, analysis, inputs, remembered, hashes)
     }
 
-    fn copy(&mut self, element: usize, live: &Live, from: &Input, to: &Output) -> Did {
-        if self.elements[element].store.full {
+    fn copy(&mut self, node: usize, live: &Live, from: &Input, to: &Output) -> Did {
+        if self.nodes[node].store.full {
             return broke(live, FailureKind::Device);
         }
-        // The element asks the element that it copies from.
-        let source = self
-            .elements
-            .iter_mut()
-            .find(|one| one.id == from.element.0);
+        // The node asks the node that it copies from.
+        let source = self.nodes.iter_mut().find(|one| one.id == from.node.0);
         let source = source.filter(|source| source.life.is_some());
         let Some(source) = source else {
             return broke(live, FailureKind::Input);
@@ -199,31 +195,31 @@ impl World {
         }
     }
 
-    /// Returns whether an input of a task has changed or vanished; its element then records this. In reality a change is only noticed
+    /// Returns whether an input of a task has changed or vanished; its node then records this. In reality a change is only noticed
     /// later, and the task has computed its output from it.
     fn finds_rotten(&mut self, here: usize, from: u32, object: u64) -> bool {
-        let there = self.elements.iter().position(|one| one.id == from);
+        let there = self.nodes.iter().position(|one| one.id == from);
         let readers = [Some(here), there].into_iter().flatten();
         let mut found = false;
         for reader in readers.filter(|&reader| self.rotted.contains(&(reader, object))) {
-            let element = &mut self.elements[reader];
-            found |= element.life.is_some() && element.find_damage(object);
+            let node = &mut self.nodes[reader];
+            found |= node.life.is_some() && node.find_damage(object);
         }
         found
     }
 
-    fn unlink(&mut self, element: usize, live: &Live, objects: &[ObjectId]) -> Did {
+    fn unlink(&mut self, node: usize, live: &Live, objects: &[ObjectId]) -> Did {
         let mut gone = Vec::new();
         for &object in objects {
             let others = self
-                .elements
+                .nodes
                 .iter()
-                .filter(|other| other.id != self.elements[element].id);
+                .filter(|other| other.id != self.nodes[node].id);
             let others = others.filter(|other| {
                 let store = &other.store;
                 store.objects.contains_key(&object.0) && !store.is_rotten(object.0)
             });
-            let good = !self.elements[element].store.is_rotten(object.0);
+            let good = !self.nodes[node].store.is_rotten(object.0);
             let last = good && others.count() == 0 && self.reference.is_current(object.0);
             assert!(
                 !last || !self.knew_of_damage(live, object),
@@ -232,7 +228,7 @@ impl World {
             // Nobody could know that the other copies have changed. In this case the simulated device does not allow the removal before the
             // change is noticed.
             if !self.dice.chance(self.weather.unlink) && !last {
-                self.elements[element].store.objects.remove(&object.0);
+                self.nodes[node].store.objects.remove(&object.0);
                 gone.push(object);
             }
         }
@@ -250,8 +246,8 @@ impl World {
             return false;
         };
         let sql = "SELECT EXISTS (SELECT 1 FROM damage CROSS JOIN label ON label.label = ?2 \
-                   WHERE damage.object = ?1 AND damage.at < label.at AND damage.element NOT IN \
-                   (SELECT element FROM removal WHERE removal.object = ?1))";
+                   WHERE damage.object = ?1 AND damage.at < label.at AND damage.node NOT IN \
+                   (SELECT node FROM removal WHERE removal.object = ?1))";
         let knew = server.read(|db| {
             let row = rusqlite::params![object.0.cast_signed(), live.label.id.0.cast_signed()];
             db.query_row(sql, row, |row| row.get(0))
@@ -259,15 +255,15 @@ impl World {
         knew.expect("the server's tables can be read")
     }
 
-    /// Returns the bytes of an object: from this element, or pulled from its element.
+    /// Returns the bytes of an object: from this node, or pulled from its node.
     fn fetch(&self, here: usize, from: u32, object: u64) -> Option<Bytes> {
         if object == 0 {
             return Some(Bytes { token: 0, size: 0 });
         }
-        if let Some(bytes) = self.elements[here].store.read(object) {
+        if let Some(bytes) = self.nodes[here].store.read(object) {
             return Some(bytes);
         }
-        let from = self.elements.iter().find(|element| element.id == from)?;
+        let from = self.nodes.iter().find(|node| node.id == from)?;
         from.life.as_ref()?;
         from.store.read(object)
     }
@@ -275,7 +271,7 @@ impl World {
     /// Returns the outputs of an earlier task with the same code and content, if there is one.
     fn recall(
         &self,
-        element: usize,
+        node: usize,
         live: &Live,
         analysis: &Analysis,
         inputs: &[Bytes],
@@ -290,7 +286,7 @@ impl World {
         }
         let outputs = memory.outputs.iter();
         outputs
-            .map(|output| self.fetch(element, output.element, output.object))
+            .map(|output| self.fetch(node, output.node, output.object))
             .collect()
     }
 }

@@ -1,7 +1,7 @@
 //! Deterministic simulation of the whole array's control plane under faults.
 //!
 //! The *production* dispatcher, its driver, journal, publication and cached results, the namespace on SQLite, the server's timers and its
-//! list of elements, and the elements' label state machine with its database run in one thread under a virtual clock and a virtual network.
+//! list of nodes, and the nodes' label state machine with its database run in one thread under a virtual clock and a virtual network.
 //! Clients, kernels, objects' bytes and connections are modelled. `docs/testing.md` lists the checks, the faults and the omissions.
 //!
 //! One seed decides all random choices: [`run`] with the same seed does the same.
@@ -10,10 +10,10 @@ mod broker;
 mod carry;
 mod check;
 mod dice;
-mod element;
 mod hooks;
 mod labels;
 mod mount;
+mod node;
 mod port;
 mod reference;
 mod rot;
@@ -53,7 +53,7 @@ pub struct Summary {
     pub outputs: u64,
     /// Number of reads of files that several mounts write.
     pub reads: u64,
-    /// Number of times that suspended elements were resumed.
+    /// Number of times that suspended nodes were resumed.
     pub wakes: u64,
     /// Number of versions that were lost with memory, at the end.
     pub lost: u64,
@@ -111,9 +111,9 @@ pub struct Options {
     pub without: Vec<String>,
     /// Number of copies that the server is to make of versions; 0 is the same as 1.
     pub copies: u32,
-    /// Whether objects change and vanish on the disks of elements, if there are other copies.
+    /// Whether objects change and vanish on the disks of nodes, if there are other copies.
     pub rot: bool,
-    /// Whether elements are drained at random times during normal operation.
+    /// Whether nodes are drained at random times during normal operation.
     pub drains: bool,
     /// Whether several mounts write the same files, which replaces all other simulation.
     pub together: bool,
@@ -123,13 +123,13 @@ pub struct Options {
     pub hooks: bool,
     /// Whether hooks reduce rounds, delete files, and are changed and removed.
     pub rounds: bool,
-    /// Whether elements are suspended while nobody needs them, or on request.
+    /// Whether nodes are suspended while nobody needs them, or on request.
     pub sleeps: bool,
-    /// Whether some elements are in memory, whose hosts die, and rooms are created and end.
+    /// Whether some nodes are in memory, whose hosts die, and rooms are created and end.
     pub warehouse: bool,
     /// Whether an application's labels are simulated, shuffled by an agent that is killed, which replaces all other simulation.
     pub labels: bool,
-    /// Whether some elements belong to the burst tier: new versions are stored there, and drain to the others.
+    /// Whether some nodes belong to the burst tier: new versions are stored there, and drain to the others.
     pub bursts: bool,
 }
 

@@ -1,8 +1,8 @@
-//! Simulated client of the array. It follows the protocol of mounts and of `tidemill put` (ids, names, bytes, seal at the element, seal at
+//! Simulated client of the array. It follows the protocol of mounts and of `tidemill put` (ids, names, bytes, seal at the node, seal at
 //! the server, all repeated until there is an answer), and submits jobs.
 
 use crate::dice::mix;
-use crate::port::{Answer, Ask, OfElement, Port, Script, Task};
+use crate::port::{Answer, Ask, OfNode, Port, Script, Task};
 use crate::store::Bytes;
 use crate::warehouse::{MEMORY, ROOMS};
 use errno::{AGAIN, BUSY, HOSTUNREACH, IO, NOENT, NOSPC};
@@ -27,7 +27,7 @@ pub(crate) const FOLDERS: [&str; 2] = ["a", "b"];
 pub(crate) const NAMES: u64 = 5;
 /// Folder for the outputs of jobs.
 pub(crate) const OUT: &str = "out";
-/// Maximum number of jobs per client: more jobs than elements can complete would make the end of the run too long.
+/// Maximum number of jobs per client: more jobs than nodes can complete would make the end of the run too long.
 const SCRIPTS_MAX: u64 = 40;
 /// Shortest and longest pause before a request is repeated, in milliseconds.
 const PAUSE_MIN: u64 = 20;
@@ -59,7 +59,7 @@ pub(crate) struct Client {
     /// Jobs of this client that were acknowledged.
     jobs: Rc<std::cell::RefCell<Vec<u64>>>,
     scripts: Rc<Cell<u64>>,
-    /// Element in memory on the client's host, if there is one: the client writes the files of the memory folder on it.
+    /// Node in memory on the client's host, if there is one: the client writes the files of the memory folder on it.
     memory: Option<u32>,
 }
 
@@ -186,26 +186,26 @@ impl Client {
     async fn write(&self, path: &str) -> bool {
         let (inode, object) = self.ids().await;
         let opened = self.open_for_writing(path, inode, object).await;
-        let Some((mut attr, mut element)) = opened else {
+        let Some((mut attr, mut node)) = opened else {
             return false;
         };
         let ino = attr.ino;
         let pieces = 1 + self.roll(3);
         for piece in 1..=pieces {
             let bytes = bytes_of(object, piece);
-            if !self.put(element, object, bytes).await {
-                let Some(other) = self.spill((ino, object), element, bytes).await else {
+            if !self.put(node, object, bytes).await {
+                let Some(other) = self.spill((ino, object), node, bytes).await else {
                     self.abandon(ino, object).await;
                     return false;
                 };
-                element = other;
+                node = other;
             }
             self.pause(30).await;
             if self.habits.chmod > 0 && self.roll(8) == 0 {
                 attr = self.chmod(ino).await.unwrap_or(attr);
             }
         }
-        self.seal(path, &attr, object, element).await
+        self.seal(path, &attr, object, node).await
     }
 
     fn some_mode(&self) -> Option<u32> {
@@ -267,7 +267,7 @@ impl Client {
             };
             match self.one(op).await {
                 Ok(Named::Opened(opened)) => {
-                    return Some((opened.attr?, opened.element));
+                    return Some((opened.attr?, opened.node));
                 }
                 Err(HOSTUNREACH | AGAIN) if tries < 20 => self.pause(PAUSE_MAX).await,
                 Err(NOENT | BUSY) if tries < 3 => self.pause(PAUSE_MAX).await,
@@ -277,12 +277,12 @@ impl Client {
         }
     }
 
-    /// Writes bytes to an element. Returns false if the element is full or the object must not be written any more.
-    async fn put(&self, element: u32, object: u64, bytes: Bytes) -> bool {
+    /// Writes bytes to a node. Returns false if the node is full or the object must not be written any more.
+    async fn put(&self, node: u32, object: u64, bytes: Bytes) -> bool {
         loop {
             match self
                 .port
-                .ask(Ask::Element(element, OfElement::Write(object, bytes)))
+                .ask(Ask::Node(node, OfNode::Write(object, bytes)))
                 .await
             {
                 Answer::Done => return true,
@@ -292,32 +292,32 @@ impl Client {
         }
     }
 
-    /// Continues a file on another element if the memory is full. Returns that element.
+    /// Continues a file on another node if the memory is full. Returns that node.
     async fn spill(&self, (ino, object): (u64, u64), from: u32, bytes: Bytes) -> Option<u32> {
         if self.memory != Some(from) {
             return None;
         }
-        let spill = |element| {
+        let spill = |node| {
             Op::Spill(v1::Spill {
                 ino,
                 object,
-                element,
+                node,
                 bytes: bytes.size,
             })
         };
         let Ok(Named::Opened(other)) = self.one(spill(None)).await else {
             return None;
         };
-        if !self.put(other.element, object, bytes).await {
+        if !self.put(other.node, object, bytes).await {
             return None;
         }
-        match self.one(spill(Some(other.element))).await {
-            Ok(Named::Opened(opened)) => Some(opened.element),
+        match self.one(spill(Some(other.node))).await {
+            Ok(Named::Opened(opened)) => Some(opened.node),
             _ => None,
         }
     }
 
-    async fn seal(&self, path: &str, attr: &v1::Attr, object: u64, element: u32) -> bool {
+    async fn seal(&self, path: &str, attr: &v1::Attr, object: u64, node: u32) -> bool {
         let attributes = self.kept_back(attr);
         let body = SealBody {
             inode: attr.ino,
@@ -330,7 +330,7 @@ impl Client {
             part: None,
         };
         let size = loop {
-            let ask = Ask::Element(element, OfElement::Seal(object, body.clone()));
+            let ask = Ask::Node(node, OfNode::Seal(object, body.clone()));
             match self.port.ask(ask).await {
                 Answer::Sealed(size) => break size,
                 _ => self.pause(PAUSE_MAX).await,
@@ -413,7 +413,7 @@ impl Client {
         if opened.object != 0 {
             self.pause(3000).await;
             for _ in 0..3 {
-                let ask = Ask::Element(opened.element, OfElement::Read(opened.object));
+                let ask = Ask::Node(opened.node, OfNode::Read(opened.object));
                 if let Answer::Read = self.port.ask(ask).await {
                     break;
                 }

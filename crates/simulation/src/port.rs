@@ -26,15 +26,15 @@ pub(crate) enum Ask {
     Submit(Script),
     /// Cancellation of a job, to the server.
     Cancel(u64),
-    /// Request to an element.
-    Element(u32, OfElement),
+    /// Request to a node.
+    Node(u32, OfNode),
     /// Wait for a time, in milliseconds.
     Sleep(u64),
 }
 
-/// Request of a client to an element.
+/// Request of a client to a node.
 #[derive(Clone, Debug)]
-pub(crate) enum OfElement {
+pub(crate) enum OfNode {
     Write(u64, Bytes),
     Seal(u64, SealBody),
     Read(u64),

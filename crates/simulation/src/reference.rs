@@ -1,8 +1,8 @@
 //! Reference model of the namespace: a small model that receives the results of the server's operations in the server's order, and compares
 //! itself with the server's answers and its database.
 
-use crate::element::{Element, made_of};
 use crate::hooks::{REDUCE, REDUCED};
+use crate::node::{Node, made_of};
 use crate::port::{Script, Task};
 use crate::rules::{RULED, kernel, made_for};
 use crate::store::Bytes;
@@ -69,7 +69,7 @@ struct Entry {
     kind: i64,
     mode: u32,
     object: u64,
-    element: u32,
+    node: u32,
     size: u64,
 }
 
@@ -171,7 +171,7 @@ impl Reference {
     }
 
     /// Applies operations that the server has executed, with their results.
-    pub(crate) fn carried_out(&mut self, ops: &[Op], results: &[NameResult], elements: &[Element]) {
+    pub(crate) fn carried_out(&mut self, ops: &[Op], results: &[NameResult], nodes: &[Node]) {
         for (op, result) in ops.iter().zip(results) {
             let result = result.result.as_ref().expect("an answer says something");
             match op {
@@ -179,7 +179,7 @@ impl Reference {
                 Op::Create(op) => self.created(op, result),
                 Op::Open(op) => self.opened(op, result),
                 Op::SetAttr(op) => self.changed(op, result),
-                Op::Seal(op) => self.sealed(op, result, elements),
+                Op::Seal(op) => self.sealed(op, result, nodes),
                 Op::Rename(op) => self.renamed(op, result),
                 Op::Unlink(op) => self.unlinked(op, result),
                 Op::NewVersion(op) => {
@@ -301,14 +301,14 @@ impl Reference {
         }
     }
 
-    fn sealed(&mut self, op: &v1::Seal, result: &Named, elements: &[Element]) {
+    fn sealed(&mut self, op: &v1::Seal, result: &Named, nodes: &[Node]) {
         let Named::Attr(attr) = result else { return };
-        let held = elements.iter().find(|element| element.id == attr.element);
+        let held = nodes.iter().find(|node| node.id == attr.node);
         // The operation was repeated, or the version has been replaced since.
         if self.objects.get(&op.ino) == Some(&op.object) || attr.object != op.object {
             return;
         }
-        let bytes = held.and_then(|element| element.store.read(op.object));
+        let bytes = held.and_then(|node| node.store.read(op.object));
         let bytes = bytes.or_else(|| self.lost.get(&op.object).copied());
         let bytes = bytes.unwrap_or_else(|| panic!("object {} is sealed in name only", op.object));
         assert_eq!(
@@ -376,7 +376,7 @@ impl Reference {
     }
 
     /// Compares the model with the server's database, and adds the outputs that jobs have published since.
-    pub(crate) fn compare(&mut self, db: &Connection, elements: &[Element]) {
+    pub(crate) fn compare(&mut self, db: &Connection, nodes: &[Node]) {
         let entries = entries(db).expect("the tables of names can be read");
         let out = self.folders.get(crate::mount::OUT).copied();
         let ruled = self.folders.get(RULED).copied();
@@ -388,7 +388,7 @@ impl Reference {
             }
             seen.insert(entry.name.clone());
             if Some(entry.name.0) == ruled {
-                self.ruled(db, &entry, elements);
+                self.ruled(db, &entry, nodes);
                 continue;
             }
             if Some(entry.name.0) == reduced {
@@ -396,7 +396,7 @@ impl Reference {
                 continue;
             }
             if Some(entry.name.0) == out {
-                self.published(db, &entry, elements);
+                self.published(db, &entry, nodes);
                 continue;
             }
             let known = self.entries.get(&entry.name).copied();
@@ -417,7 +417,7 @@ impl Reference {
     }
 
     /// Checks a result of a rule: its name contains its input version, and the rule read no other version.
-    fn ruled(&mut self, db: &Connection, entry: &Entry, elements: &[Element]) {
+    fn ruled(&mut self, db: &Connection, entry: &Entry, nodes: &[Node]) {
         if self.objects.get(&entry.ino) == Some(&entry.object) {
             return;
         }
@@ -426,11 +426,11 @@ impl Reference {
         let named = names.first().map(String::as_str) == Some(made_for(&entry.name.1));
         assert!(named, "a rule read other versions: {names:?}");
         assert!(self.rounds || names.len() == 1, "a rule read {names:?}");
-        // A map ends when its element has sealed its inputs, which is reported to the server later.
-        let sealed = |object| move |element: &Element| element.store.read(object);
+        // A map ends when its node has sealed its inputs, which is reported to the server later.
+        let sealed = |object| move |node: &Node| node.store.read(object);
         let bytes = |&object: &u64| {
             let known = self.content(object);
-            known.or_else(|| elements.iter().find_map(sealed(object)))
+            known.or_else(|| nodes.iter().find_map(sealed(object)))
         };
         let bytes: Option<Vec<Bytes>> = read.iter().map(bytes).collect();
         let bytes = bytes.expect("what fired was sealed");
@@ -456,7 +456,7 @@ impl Reference {
     }
 
     /// Checks an output of a job: its content must be the task's result for the recorded inputs. The inputs must not predate the job.
-    fn published(&mut self, db: &Connection, entry: &Entry, elements: &[Element]) {
+    fn published(&mut self, db: &Connection, entry: &Entry, nodes: &[Node]) {
         if self.objects.get(&entry.ino) == Some(&entry.object) {
             return;
         }
@@ -481,14 +481,9 @@ impl Reference {
             Some(made),
             "{path} holds something else than its task makes"
         );
-        let element = elements.iter().find(|element| element.id == entry.element);
-        let held = element.and_then(|element| element.store.read(entry.object));
-        assert_eq!(
-            held,
-            Some(made),
-            "{path} is not on element {}",
-            entry.element
-        );
+        let node = nodes.iter().find(|node| node.id == entry.node);
+        let held = node.and_then(|node| node.store.read(entry.object));
+        assert_eq!(held, Some(made), "{path} is not on node {}", entry.node);
         self.objects.insert(entry.ino, entry.object);
         self.published += 1;
     }
@@ -515,7 +510,7 @@ impl Reference {
 }
 
 fn entries(db: &Connection) -> rusqlite::Result<Vec<Entry>> {
-    let sql = "SELECT dirent.parent, name, dirent.ino, kind, object, element, size, mode FROM dirent \
+    let sql = "SELECT dirent.parent, name, dirent.ino, kind, object, node, size, mode FROM dirent \
                JOIN inode ON inode.ino = dirent.ino";
     let mut statement = db.prepare_cached(sql)?;
     let rows = statement.query_map([], |row| {
@@ -528,7 +523,7 @@ fn entries(db: &Connection) -> rusqlite::Result<Vec<Entry>> {
             ino: row.get::<_, i64>(2)?.cast_unsigned(),
             kind: row.get(3)?,
             object: row.get::<_, i64>(4)?.cast_unsigned(),
-            element: u32::try_from(row.get::<_, i64>(5)?).unwrap_or(u32::MAX),
+            node: u32::try_from(row.get::<_, i64>(5)?).unwrap_or(u32::MAX),
             size: row.get::<_, i64>(6)?.cast_unsigned(),
             mode: row.get(7)?,
         })

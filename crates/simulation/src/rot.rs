@@ -1,20 +1,20 @@
-//! Corrupted and vanished objects, and their detection by elements. The model follows `tidemill_element::scrub`, with the production
+//! Corrupted and vanished objects, and their detection by nodes. The model follows `tidemill_node::scrub`, with the production
 //! records and in the same order of recording, setting aside and reporting.
 
-use crate::element::{Did, Element, Life, failed_now};
+use crate::node::{Did, Life, Node, failed_now};
 use crate::store::Bytes;
 use crate::world::World;
 use std::sync::Arc;
 use tidemill_core::id::ObjectId;
 use tidemill_core::label::{Damaged, FailureKind};
-use tidemill_element::labels::Live;
-use tidemill_element::records::{self, Hash};
-use tidemill_element::task::Work;
-use tidemill_wire::v1::{self, from_element::Message};
+use tidemill_node::labels::Live;
+use tidemill_node::records::{self, Hash};
+use tidemill_node::task::Work;
+use tidemill_wire::v1::{self, from_node::Message};
 
 /// Longest pause between two such faults, in milliseconds.
 const PAUSE_MS: u64 = 2000;
-/// Description of damage in reports of elements.
+/// Description of damage in reports of nodes.
 const WHAT: &str = "has another content";
 /// Number of attempts to find a victim.
 const TRIES: u64 = 20;
@@ -27,7 +27,7 @@ pub(crate) fn hash(bytes: Bytes) -> Hash {
     hash
 }
 
-/// State of an object that an element finds.
+/// State of an object that a node finds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Found {
     Good(u64),
@@ -35,7 +35,7 @@ enum Found {
     Damaged,
 }
 
-impl Element {
+impl Node {
     /// Compares an object with its recorded sum. If there is no hash yet, the length is compared.
     fn look(&self, object: u64) -> Found {
         let sum = self.read(|db| records::sum(db, ObjectId(object)));
@@ -58,7 +58,7 @@ impl Element {
         damaged
     }
 
-    /// Checks objects at the start of an element that are recorded as corrupt and still in their place.
+    /// Checks objects at the start of a node that are recorded as corrupt and still in their place.
     pub(crate) fn settle(&mut self) {
         let marked = self.read(|db| records::damaged(db, None, u32::MAX));
         for (object, _) in marked {
@@ -109,15 +109,15 @@ impl Life {
 }
 
 /// Returns the end of a label that verified objects.
-pub(crate) fn verified(element: &mut Element, live: &Live, objects: &[ObjectId]) -> Did {
+pub(crate) fn verified(node: &mut Node, live: &Live, objects: &[ObjectId]) -> Did {
     let mut outcome = failed_now(live, FailureKind::Device);
     outcome.result = Ok(Vec::new());
     for &object in objects {
-        match element.look(object.0) {
+        match node.look(object.0) {
             Found::Good(bytes) => outcome.read_bytes += bytes,
-            Found::Unknown if element.store.read(object.0).is_some() => {}
+            Found::Unknown if node.store.read(object.0).is_some() => {}
             Found::Unknown | Found::Damaged => {
-                element.find_damage(object.0);
+                node.find_damage(object.0);
                 let what = WHAT.into();
                 outcome.damaged.push(Damaged { object, what });
             }
@@ -143,21 +143,21 @@ impl World {
             return;
         };
         for _ in 0..TRIES {
-            let element = usize::try_from(dice.roll(self.elements.len() as u64)).unwrap_or(0);
-            let objects = &self.elements[element].store.objects;
+            let node = usize::try_from(dice.roll(self.nodes.len() as u64)).unwrap_or(0);
+            let objects = &self.nodes[node].store.objects;
             let index = usize::try_from(dice.roll(objects.len() as u64)).unwrap_or(0);
             let Some(&object) = objects.keys().nth(index) else {
                 continue;
             };
-            if self.may_rot(element, object) {
-                self.say(&format!("object {object} rots on element {element}"));
-                let store = &mut self.elements[element].store;
+            if self.may_rot(node, object) {
+                self.say(&format!("object {object} rots on node {node}"));
+                let store = &mut self.nodes[node].store;
                 if dice.chance(300) {
                     store.objects.remove(&object);
                 } else {
                     store.rot(object);
                 }
-                self.rotted.insert((element, object));
+                self.rotted.insert((node, object));
                 break;
             }
         }
@@ -167,29 +167,29 @@ impl World {
     }
 
     /// Returns whether the server knows another copy, and all copies that it knows are good.
-    fn may_rot(&self, element: usize, object: u64) -> bool {
+    fn may_rot(&self, node: usize, object: u64) -> bool {
         let Some(server) = &self.server else {
             return false;
         };
         if !self.reference.is_current(object) || self.reference.content(object).is_none() {
             return false;
         }
-        let sql = "SELECT element FROM version WHERE object = ?1 AND removed = 0 \
-                   UNION SELECT element FROM copy WHERE object = ?1 AND state = 1";
+        let sql = "SELECT node FROM version WHERE object = ?1 AND removed = 0 \
+                   UNION SELECT node FROM copy WHERE object = ?1 AND state = 1";
         let known = server.read(|db| {
             let mut statement = db.prepare_cached(sql)?;
             let rows = statement.query_map([object.cast_signed()], |row| row.get::<_, u32>(0))?;
             rows.collect::<Result<Vec<_>, _>>()
         });
         let known = known.expect("the server's tables can be read");
-        let mut holders = self.elements.iter().filter(|one| known.contains(&one.id));
-        let good = |one: &Element| one.look(object) == (Found::Good(self.size(object)));
-        let damaged = |one: &Element| {
+        let mut holders = self.nodes.iter().filter(|one| known.contains(&one.id));
+        let good = |one: &Node| one.look(object) == (Found::Good(self.size(object)));
+        let damaged = |one: &Node| {
             let sum = one.read(|db| records::sum(db, ObjectId(object)));
             sum.is_some_and(|sum| sum.damage.is_some())
         };
         known.len() > 1
-            && known.contains(&self.elements[element].id)
+            && known.contains(&self.nodes[node].id)
             && holders.all(|one| good(one) && !damaged(one))
     }
 
@@ -200,29 +200,29 @@ impl World {
     /// Checks that no client is sent to a copy that the server knows to be corrupt.
     pub(crate) fn check_served(&self, opened: &v1::Opened) {
         let Some(server) = &self.server else { return };
-        let sql = "SELECT EXISTS (SELECT 1 FROM damage WHERE object = ?1 AND element = ?2)";
+        let sql = "SELECT EXISTS (SELECT 1 FROM damage WHERE object = ?1 AND node = ?2)";
         let damaged = server.read(|db| {
-            let row = rusqlite::params![opened.object.cast_signed(), opened.element];
+            let row = rusqlite::params![opened.object.cast_signed(), opened.node];
             db.query_row(sql, row, |row| row.get::<_, bool>(0))
         });
         assert!(
             !damaged.expect("the server's tables can be read"),
-            "object {} is read from element {}, where it is damaged",
+            "object {} is read from node {}, where it is damaged",
             opened.object,
-            opened.element
+            opened.node
         );
     }
 
     /// Returns the objects that are corrupt or recorded as corrupt, and were not rewritten yet.
     pub(crate) fn rotten(&self) -> Vec<String> {
         let mut rotten = Vec::new();
-        for element in &self.elements {
-            let objects = element.store.objects.keys();
-            let objects = objects.filter(|&&object| element.store.is_rotten(object));
-            rotten.extend(objects.map(|object| format!("{object} on element {}", element.id)));
-            let marked = element.read(|db| records::damaged(db, None, u32::MAX));
+        for node in &self.nodes {
+            let objects = node.store.objects.keys();
+            let objects = objects.filter(|&&object| node.store.is_rotten(object));
+            rotten.extend(objects.map(|object| format!("{object} on node {}", node.id)));
+            let marked = node.read(|db| records::damaged(db, None, u32::MAX));
             let marked = marked.iter();
-            rotten.extend(marked.map(|(object, _)| format!("{object} of element {}", element.id)));
+            rotten.extend(marked.map(|(object, _)| format!("{object} of node {}", node.id)));
         }
         rotten
     }

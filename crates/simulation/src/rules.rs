@@ -1,7 +1,7 @@
 //! Simulation of a rule during normal operation: every version that clients seal under a matching name triggers it once, and has one
 //! result. Alternatively a hook maps files while they are written, together with another hook for the same files.
 
-use crate::element::growing_not_sealed;
+use crate::node::growing_not_sealed;
 use crate::world::World;
 use tidemill_core::id::LabelId;
 use tidemill_core::rule::hook::kernel_of;
@@ -27,7 +27,7 @@ fn hook(name: &str, letter: &str, on: &str) -> String {
     )
 }
 
-/// Returns the kernel of its tasks, as their elements know it.
+/// Returns the kernel of its tasks, as their nodes know it.
 pub(crate) fn kernel(hooks: bool) -> String {
     match hooks {
         true => kernel_of(KERNEL),
@@ -61,13 +61,13 @@ impl World {
     }
 
     /// Returns whether a kernel waits for bytes that are still to be written. If so, schedules its continuation.
-    pub(crate) fn waits_for_writer(&mut self, element: usize, lives: u64, label: LabelId) -> bool {
-        let here = &self.elements[element];
+    pub(crate) fn waits_for_writer(&mut self, node: usize, lives: u64, label: LabelId) -> bool {
+        let here = &self.nodes[node];
         let running = here.life.as_ref().and_then(|life| life.running.get(&label));
         let waits = running.is_some_and(|live| growing_not_sealed(&here.store, live));
         if waits {
             self.later(LOOK_MS, "kernel waits for bytes", move |world| {
-                world.ran(element, lives, label);
+                world.ran(node, lives, label);
             });
         }
         waits

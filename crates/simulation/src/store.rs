@@ -1,4 +1,4 @@
-//! Objects of an element, in memory. A number stands for the bytes of an object: it identifies them and the number of written bytes.
+//! Objects of a node, in memory. A number stands for the bytes of an object: it identifies them and the number of written bytes.
 
 use std::collections::BTreeMap;
 
@@ -36,7 +36,7 @@ pub(crate) enum Refusal {
     Full,
 }
 
-/// Store that survives the death of the element.
+/// Store that survives the death of the node.
 #[derive(Debug, Default)]
 pub(crate) struct Store {
     pub(crate) objects: BTreeMap<u64, Object>,

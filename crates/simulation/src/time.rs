@@ -16,7 +16,7 @@ pub(crate) fn set(ms: u64) {
     NOW_MS.set(ms);
 }
 
-/// Returns the time as an element reads it.
+/// Returns the time as a node reads it.
 pub(crate) fn now() -> Time {
     Time((BEGIN_MS + NOW_MS.get()) * 1_000_000)
 }

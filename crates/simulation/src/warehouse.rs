@@ -1,8 +1,8 @@
-//! Elements in memory, and rooms. The host of such an element dies at random times, with its clients and all data in its memory: data
+//! Nodes in memory, and rooms. The host of such a node dies at random times, with its clients and all data in its memory: data
 //! without another copy is lost and reported as lost, and no other data is. Rooms are created and removed, and their files with them.
 
 use crate::dice::{Dice, mix};
-use crate::element::Element;
+use crate::node::Node;
 use crate::world::World;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -17,7 +17,7 @@ const END_PAUSE_MS: u64 = 20_000;
 const ROOM_PAUSE_MS: u64 = 4000;
 /// Longest lifetime of a room, in milliseconds.
 const TTL_MS: u64 = 30_000;
-/// Capacity of an element in memory, in bytes: it holds only some files, so that others continue on other elements.
+/// Capacity of a node in memory, in bytes: it holds only some files, so that others continue on other nodes.
 const CAPACITY_BYTES: u64 = 3000;
 /// The server's message about data lost with a memory.
 const FORGOTTEN: &str = "was in memory, which is gone with its host";
@@ -35,18 +35,18 @@ struct Room {
     members: Vec<u64>,
 }
 
-/// State of elements in memory and of rooms; see the module.
+/// State of nodes in memory and of rooms; see the module.
 #[derive(Debug)]
 pub(crate) struct Warehouse {
     dice: Dice,
-    /// Index of the first element in memory.
+    /// Index of the first node in memory.
     first: usize,
     rooms: BTreeMap<&'static str, Room>,
     /// Objects that were stored in a lost memory.
     gone: BTreeSet<u64>,
-    /// Elements whose memory was lost.
+    /// Nodes whose memory was lost.
     hosts: BTreeSet<u32>,
-    /// Elements and objects with which clients were asked to continue when an element was full. A client that is killed at this point
+    /// Nodes and objects with which clients were asked to continue when a node was full. A client that is killed at this point
     /// leaves the bytes that arrived.
     passing: BTreeSet<(u32, u64)>,
     /// Number of rooms that have ended.
@@ -61,14 +61,14 @@ impl Room {
 }
 
 impl World {
-    /// Adds elements in memory to a new array.
+    /// Adds nodes in memory to a new array.
     pub(crate) fn build_warehouse(&mut self, seed: u64) {
         let mut dice = Dice::new(mix(seed ^ 0x7761_7265));
-        let first = self.elements.len();
+        let first = self.nodes.len();
         for _ in 0..1 + dice.roll(2) {
-            let id = u32::try_from(self.elements.len()).unwrap_or(0);
+            let id = u32::try_from(self.nodes.len()).unwrap_or(0);
             let room = CAPACITY_BYTES / (1 + dice.roll(3));
-            self.elements.push(Element::in_memory(id, room));
+            self.nodes.push(Node::in_memory(id, room));
             self.attached.push(None);
         }
         self.warehouse = Some(Warehouse {
@@ -82,10 +82,10 @@ impl World {
         });
     }
 
-    /// Returns the element in memory on a client's host.
+    /// Returns the node in memory on a client's host.
     pub(crate) fn memory_of(&self, client: usize) -> Option<u32> {
         let warehouse = self.warehouse.as_ref()?;
-        let memories = &self.elements[warehouse.first..];
+        let memories = &self.nodes[warehouse.first..];
         Some(memories[client % memories.len()].id)
     }
 
@@ -96,7 +96,7 @@ impl World {
         }
     }
 
-    /// Lets the host of an element in memory die after a pause.
+    /// Lets the host of a node in memory die after a pause.
     fn end_host(&mut self) {
         let calm = self.calm.get();
         let Some(warehouse) = &mut self.warehouse else {
@@ -114,28 +114,28 @@ impl World {
         });
     }
 
-    /// Returns whether the memory of an element was ever lost.
-    fn has_ended(&self, element: u32) -> bool {
+    /// Returns whether the memory of a node was ever lost.
+    fn has_ended(&self, node: u32) -> bool {
         let warehouse = self.warehouse.as_ref();
-        warehouse.is_some_and(|warehouse| warehouse.hosts.contains(&element))
+        warehouse.is_some_and(|warehouse| warehouse.hosts.contains(&node))
     }
 
     fn lose_memory(&mut self) {
         let Some(warehouse) = &mut self.warehouse else {
             return;
         };
-        let memories = self.elements.len() - warehouse.first;
+        let memories = self.nodes.len() - warehouse.first;
         let which = warehouse.dice.roll(memories as u64);
         let index = warehouse.first + usize::try_from(which).unwrap_or(0);
-        let id = self.elements[index].id;
+        let id = self.nodes[index].id;
         for client in 0..self.slots.len() {
             if self.memory_of(client) == Some(id) {
                 self.kill_client(client);
             }
         }
-        self.kill_element(index);
-        self.say(&format!("the memory of element {id} is gone"));
-        let lost = self.elements[index].forget();
+        self.kill_node(index);
+        self.say(&format!("the memory of node {id} is gone"));
+        let lost = self.nodes[index].forget();
         let Some(warehouse) = &mut self.warehouse else {
             return;
         };
@@ -147,7 +147,7 @@ impl World {
             }
         }
         // Versions without written bytes are lost, too.
-        let written = self.numbers(&format!("SELECT object FROM writing WHERE element = {id}"));
+        let written = self.numbers(&format!("SELECT object FROM writing WHERE node = {id}"));
         if let Some(warehouse) = &mut self.warehouse {
             warehouse.gone.extend(written);
         }
@@ -184,7 +184,7 @@ impl World {
 
     fn take_lost(&mut self) {
         let Some(server) = &self.server else { return };
-        let sql = "SELECT ino, object, damage.element FROM damage CROSS JOIN inode USING (object) WHERE what = ?1";
+        let sql = "SELECT ino, object, damage.node FROM damage CROSS JOIN inode USING (object) WHERE what = ?1";
         let found = server.read(|db| {
             let mut statement = db.prepare_cached(sql)?;
             let rows = statement.query_map([FORGOTTEN], |row| {
@@ -193,10 +193,10 @@ impl World {
             })?;
             rows.collect::<Result<Vec<_>, _>>()
         });
-        for (ino, object, element) in found.expect("the server's tables can be read") {
+        for (ino, object, node) in found.expect("the server's tables can be read") {
             assert!(
-                self.has_ended(element),
-                "inode {ino} is said to be lost, and the memory of element {element} is there"
+                self.has_ended(node),
+                "inode {ino} is said to be lost, and the memory of node {node} is there"
             );
             self.reference.is_lost(ino, object);
         }
@@ -277,14 +277,14 @@ impl World {
         warehouse.is_some_and(|warehouse| warehouse.gone.contains(&object))
     }
 
-    /// Returns the objects that the server reports as lost with a memory, by element.
+    /// Returns the objects that the server reports as lost with a memory, by node.
     fn named(&self) -> BTreeSet<(u32, u64)> {
         let Some(server) = &self.server else {
             return BTreeSet::new();
         };
         let named = server.read(|db| {
             let mut statement =
-                db.prepare_cached("SELECT element, object FROM damage WHERE what = ?1")?;
+                db.prepare_cached("SELECT node, object FROM damage WHERE what = ?1")?;
             let rows = statement.query_map([FORGOTTEN], |row| {
                 Ok((row.get(0)?, row.get::<_, i64>(1)?.cast_unsigned()))
             })?;
@@ -297,7 +297,7 @@ impl World {
     pub(crate) fn lost(&self) -> BTreeSet<u64> {
         let named = self.named();
         let held = |object: u64| {
-            let holders = self.elements.iter();
+            let holders = self.nodes.iter();
             holders
                 .filter(|one| one.store.read(object).is_some())
                 .count()
@@ -306,7 +306,7 @@ impl World {
         lost.filter(|&object| held(object) == 0).collect()
     }
 
-    /// Checks that each object reported as lost was stored in a lost memory and no longer exists there. Returns these objects, by element.
+    /// Checks that each object reported as lost was stored in a lost memory and no longer exists there. Returns these objects, by node.
     pub(crate) fn check_lost(&self) -> BTreeSet<(u32, u64)> {
         let named = self.named();
         for &(id, object) in &named {
@@ -316,10 +316,10 @@ impl World {
                 self.is_gone(object) || was_nowhere,
                 "object {object} is said to be lost, and its memory is there"
             );
-            let element = self.elements.iter().find(|element| element.id == id);
+            let node = self.nodes.iter().find(|node| node.id == id);
             assert!(
-                element.is_some_and(|element| element.store.read(object).is_none()),
-                "object {object} is said to be lost, and element {id} has it"
+                node.is_some_and(|node| node.store.read(object).is_none()),
+                "object {object} is said to be lost, and node {id} has it"
             );
         }
         named
@@ -333,22 +333,22 @@ impl World {
             .collect()
     }
 
-    /// Records the elements on which clients must continue writing because an element was full.
+    /// Records the nodes on which clients must continue writing because a node was full.
     pub(crate) fn passes(&mut self, ops: &[Op], results: &[v1::NameResult]) {
         let Some(warehouse) = &mut self.warehouse else {
             return;
         };
         for (op, result) in ops.iter().zip(results) {
             if let (Op::Spill(spill), Some(Named::Opened(opened))) = (op, &result.result) {
-                warehouse.passing.insert((opened.element, spill.object));
+                warehouse.passing.insert((opened.node, spill.object));
             }
         }
     }
 
-    /// Returns whether a killed client left an object on the element on which it was to continue.
-    pub(crate) fn was_left(&self, element: &Element, object: u64) -> bool {
-        let known = element.store.objects.get(&object);
-        let passing = |warehouse: &Warehouse| warehouse.passing.contains(&(element.id, object));
+    /// Returns whether a killed client left an object on the node on which it was to continue.
+    pub(crate) fn was_left(&self, node: &Node, object: u64) -> bool {
+        let known = node.store.objects.get(&object);
+        let passing = |warehouse: &Warehouse| warehouse.passing.contains(&(node.id, object));
         known.is_some_and(|known| !known.sealed) && self.warehouse.as_ref().is_some_and(passing)
     }
 }

@@ -24,8 +24,8 @@ pub(crate) struct Weather {
     pub(crate) unlink: u64,
     /// Longest time until one side notices that a connection broke, in milliseconds.
     pub(crate) notice_ms: u64,
-    pub(crate) element_timeout_ms: u64,
-    pub(crate) element_away_ms: u64,
+    pub(crate) node_timeout_ms: u64,
+    pub(crate) node_away_ms: u64,
     pub(crate) server_away_ms: u64,
     /// Rate limit of repairs and moves, in bytes per second; 0 for no limit.
     pub(crate) move_bytes_per_sec: u64,
@@ -33,23 +33,23 @@ pub(crate) struct Weather {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
-    KillElement,
+    KillNode,
     KillServer,
     KillClient,
     CutWire,
-    ElementDatabaseFull,
-    ElementFull,
+    NodeDatabaseFull,
+    NodeFull,
     ServerDatabaseFull,
     QueueAway,
 }
 
 static FAULTS: [(Fault, &str); 8] = [
-    (Fault::KillElement, "kill-element"),
+    (Fault::KillNode, "kill-node"),
     (Fault::KillServer, "kill-server"),
     (Fault::KillClient, "kill-client"),
     (Fault::CutWire, "cut-wire"),
-    (Fault::ElementDatabaseFull, "element-database-full"),
-    (Fault::ElementFull, "element-full"),
+    (Fault::NodeDatabaseFull, "node-database-full"),
+    (Fault::NodeFull, "node-full"),
     (Fault::ServerDatabaseFull, "server-database-full"),
     (Fault::QueueAway, "queue-away"),
 ];
@@ -71,8 +71,8 @@ impl Weather {
             kernel: some(dice, 100),
             unlink: some(dice, 100),
             notice_ms: [1, 500, 15_000][usize::try_from(dice.roll(3)).unwrap_or(0)],
-            element_timeout_ms: [300, 3000, 10_000][usize::try_from(dice.roll(3)).unwrap_or(0)],
-            element_away_ms: [100, 3000, 30_000][usize::try_from(dice.roll(3)).unwrap_or(0)],
+            node_timeout_ms: [300, 3000, 10_000][usize::try_from(dice.roll(3)).unwrap_or(0)],
+            node_away_ms: [100, 3000, 30_000][usize::try_from(dice.roll(3)).unwrap_or(0)],
             server_away_ms: [10, 1000, 20_000][usize::try_from(dice.roll(3)).unwrap_or(0)],
             move_bytes_per_sec: 0,
         }
@@ -135,31 +135,31 @@ impl World {
         let fault = self.dice.roll(self.weather.faults.len() as u64);
         let fault = self.weather.faults[usize::try_from(fault).unwrap_or(0)];
         self.say(&format!("{fault:?}"));
-        let element = usize::try_from(self.dice.roll(self.elements.len() as u64)).unwrap_or(0);
+        let node = usize::try_from(self.dice.roll(self.nodes.len() as u64)).unwrap_or(0);
         match fault {
-            Fault::KillElement => self.kill_element(element),
+            Fault::KillNode => self.kill_node(node),
             Fault::KillServer => self.kill_server(),
             Fault::KillClient => {
                 let number = self.dice.roll(self.slots.len() as u64);
                 self.kill_client(usize::try_from(number).unwrap_or(0));
             }
             Fault::CutWire => {
-                if let Some(wire) = self.attached[element] {
+                if let Some(wire) = self.attached[node] {
                     self.cut(wire);
                 }
             }
-            Fault::ElementDatabaseFull => {
-                self.elements[element].fill_database(true);
+            Fault::NodeDatabaseFull => {
+                self.nodes[node].fill_database(true);
                 let delay = self.dice.roll(5000);
-                self.later(delay, "element's database has room", move |world| {
-                    world.elements[element].fill_database(false);
+                self.later(delay, "node's database has room", move |world| {
+                    world.nodes[node].fill_database(false);
                 });
             }
-            Fault::ElementFull => {
-                self.elements[element].store.full = true;
+            Fault::NodeFull => {
+                self.nodes[node].store.full = true;
                 let delay = self.dice.roll(5000);
-                self.later(delay, "element has room", move |world| {
-                    world.elements[element].store.full = false;
+                self.later(delay, "node has room", move |world| {
+                    world.nodes[node].store.full = false;
                 });
             }
             Fault::ServerDatabaseFull => {
@@ -191,9 +191,9 @@ impl World {
     /// Stops all faults and gives all stores space again; all parts that are down restart by themselves.
     pub(crate) fn clear_up(&mut self) {
         self.weather.clear();
-        for element in &mut self.elements {
-            element.fill_database(false);
-            element.store.full = false;
+        for node in &mut self.nodes {
+            node.fill_database(false);
+            node.store.full = false;
         }
         self.fill_server(false);
         self.fail_queue(false, false);

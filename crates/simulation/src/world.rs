@@ -1,11 +1,11 @@
-//! The simulated array in virtual time: an ordered list of pending events, and their effects on servers, elements and clients.
+//! The simulated array in virtual time: an ordered list of pending events, and their effects on servers, nodes and clients.
 
 use crate::Summary;
 use crate::broker::Broker;
 use crate::dice::{Dice, mix};
-use crate::element::Element;
 use crate::hooks::{Hooked, REDUCED};
 use crate::mount::{Client, FOLDERS, Habits, OUT};
+use crate::node::Node;
 use crate::port::{Answer, Port, Running};
 use crate::reference::Reference;
 use crate::rules::RULED;
@@ -32,11 +32,11 @@ use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Named};
 
 /// Interval at which changes by the server itself are looked for, in milliseconds.
 const LOOK_MS: u64 = 200;
-/// Time after which the copies on an offline element are recreated, in milliseconds.
+/// Time after which the copies on an offline node are recreated, in milliseconds.
 const REPAIR_MS: u64 = 6000;
-/// Interval at which all objects of an element are verified, where some are corrupted, in milliseconds.
+/// Interval at which all objects of a node are verified, where some are corrupted, in milliseconds.
 const SCRUB_MS: u64 = 12_000;
-/// Rate limit of moves in half of the runs that drain elements.
+/// Rate limit of moves in half of the runs that drain nodes.
 const MOVE_BYTES_PER_SEC: u64 = 20_000;
 /// Interval at which the driver is woken although nothing happened, in milliseconds.
 const DRIVER_LOOK_MS: u64 = 5000;
@@ -81,17 +81,17 @@ impl Ord for Due {
     }
 }
 
-/// Connection of one element.
+/// Connection of one node.
 #[derive(Debug)]
 pub(crate) struct Wire {
-    pub(crate) element: usize,
-    /// Whether the connection belongs to a suspended element.
+    pub(crate) node: usize,
+    /// Whether the connection belongs to a suspended node.
     asleep: bool,
     /// Server's end, once the server knows the connection.
     pub(crate) link: Option<Link>,
-    /// Arrival time of the last message to the server; `to_element` is the same for the other direction. Later messages arrive later.
+    /// Arrival time of the last message to the server; `to_node` is the same for the other direction. Later messages arrive later.
     to_server: u64,
-    to_element: u64,
+    to_node: u64,
 }
 
 /// One client.
@@ -104,7 +104,7 @@ pub(crate) struct Slot {
     pub(crate) life: u64,
     /// Object that the client has open for reading, and the life of the server that knows about it.
     pub(crate) holds: Option<(u64, u64)>,
-    /// Inode and object that the client writes, and the element.
+    /// Inode and object that the client writes, and the node.
     pub(crate) writes: Option<(u64, u64, u32)>,
     /// Whether the client writes and reads objects in place.
     pub(crate) in_place: bool,
@@ -136,9 +136,9 @@ pub(crate) struct World {
     /// Source of corrupted objects; `None` if no objects are corrupted.
     pub(crate) rot: Option<Dice>,
     pub(crate) rots: bool,
-    /// Objects that were ever corrupted, by element.
+    /// Objects that were ever corrupted, by node.
     pub(crate) rotted: BTreeSet<(usize, u64)>,
-    /// Whether elements are drained at random times.
+    /// Whether nodes are drained at random times.
     pub(crate) drains: bool,
     /// Whether a rule is triggered by the clients' files.
     pub(crate) rules: bool,
@@ -146,33 +146,33 @@ pub(crate) struct World {
     pub(crate) hooks: bool,
     /// State of hooks that use all their features.
     pub(crate) hooked: Option<Hooked>,
-    /// Whether elements are suspended.
+    /// Whether nodes are suspended.
     pub(crate) sleeps: bool,
-    /// Whether some elements belong to the burst tier.
+    /// Whether some nodes belong to the burst tier.
     pub(crate) bursts: bool,
     burst: Limits,
     suspend_after_ms: Option<u64>,
-    /// Number of times that elements were resumed, set at the end.
+    /// Number of times that nodes were resumed, set at the end.
     pub(crate) wakes: u64,
-    /// State of elements in memory, and of rooms.
+    /// State of nodes in memory, and of rooms.
     pub(crate) warehouse: Option<Warehouse>,
     /// State of several mounts that write the same files; if set, nothing else is simulated.
     pub(crate) together: Option<Together>,
     /// Broker in which labels wait, if they do not wait in the server's database.
     pub(crate) broker: Option<Arc<Broker>>,
-    pub(crate) elements: Vec<Element>,
+    pub(crate) nodes: Vec<Node>,
     pub(crate) wires: BTreeMap<u64, Wire>,
-    /// Wire of each element.
+    /// Wire of each node.
     pub(crate) attached: Vec<Option<u64>>,
     next_wire: u64,
     pub(crate) slots: Vec<Slot>,
     pub(crate) calm: Rc<Cell<bool>>,
     habits: Habits,
     pub(crate) reference: Reference,
-    /// All labels that were ever sent: the element, and the task of the label or the objects that it removes.
+    /// All labels that were ever sent: the node, and the task of the label or the objects that it removes.
     pub(crate) labels: BTreeMap<u64, (usize, Result<u64, Vec<u64>>)>,
     pub(crate) submissions: Vec<(Submitted, usize, u64, u64)>,
-    /// Seals that their element has committed, with the clients that wait for them.
+    /// Seals that their node has committed, with the clients that wait for them.
     pub(crate) sealed: Sealed,
 }
 
@@ -192,12 +192,12 @@ impl World {
         let mut dice = Dice::new(seed);
         let weather = Weather::draw(&mut dice);
         let disk = Connection::open_in_memory().expect("SQLite works in memory");
-        let elements = 1 + dice.roll(4);
-        let elements = (0..elements).map(|id| {
+        let nodes = 1 + dice.roll(4);
+        let nodes = (0..nodes).map(|id| {
             let cores = 1 + u32::try_from(dice.roll(3)).unwrap_or(0);
-            Element::new(u32::try_from(id).unwrap_or(0), cores)
+            Node::new(u32::try_from(id).unwrap_or(0), cores)
         });
-        let elements: Vec<Element> = elements.collect();
+        let nodes: Vec<Node> = nodes.collect();
         let habits = Habits {
             write: 1 + dice.roll(10),
             rename: dice.roll(8),
@@ -208,7 +208,7 @@ impl World {
             pause: [50, 400, 3000][usize::try_from(dice.roll(3)).unwrap_or(0)],
         };
         let policy = POLICIES[usize::try_from(dice.roll(5)).unwrap_or(0)];
-        let attached = vec![None; elements.len()];
+        let attached = vec![None; nodes.len()];
         Self {
             now: 0,
             order: 0,
@@ -240,7 +240,7 @@ impl World {
             warehouse: None,
             together: None,
             broker: dice.chance(500).then(Arc::default),
-            elements,
+            nodes,
             wires: BTreeMap::new(),
             attached,
             next_wire: 0,
@@ -275,8 +275,8 @@ impl World {
         if self.rules {
             self.make_rule();
         }
-        for element in 0..self.elements.len() {
-            self.start_element(element);
+        for node in 0..self.nodes.len() {
+            self.start_node(node);
         }
         let clients = 1 + self.dice.roll(3);
         let clients = self.together.as_mut().map_or(clients, Together::mounts);
@@ -304,11 +304,11 @@ impl World {
         }
     }
 
-    /// Makes some of the elements with disks members of the burst tier, but not the first.
+    /// Makes some of the nodes with disks members of the burst tier, but not the first.
     fn make_bursts(&mut self) {
-        let disks = self.elements.iter_mut().skip(1);
-        for element in disks.filter(|one| one.store.capacity_bytes.is_none()) {
-            element.burst = self.dice.chance(600);
+        let disks = self.nodes.iter_mut().skip(1);
+        for node in disks.filter(|one| one.store.capacity_bytes.is_none()) {
+            node.burst = self.dice.chance(600);
         }
         self.burst = Limits {
             after: Span::from_millis(self.dice.roll(4000)),
@@ -428,23 +428,23 @@ impl World {
         self.take_together();
     }
 
-    /// At random times begins to drain an element, cancels this, or moves all files to one element. The simulation does not wait for the
+    /// At random times begins to drain a node, cancels this, or moves all files to one node. The simulation does not wait for the
     /// end of a drain when the faults stop.
     fn drain_some(&mut self) {
-        let element = u32::try_from(self.dice.roll(self.elements.len() as u64)).unwrap_or(0);
+        let node = u32::try_from(self.dice.roll(self.nodes.len() as u64)).unwrap_or(0);
         let (moves, cancel) = (self.dice.chance(300), self.dice.chance(400));
         if let Some(server) = &self.server {
             let done = match moves {
-                true => server.move_all(element),
-                false => server.drain(element, cancel),
+                true => server.move_all(node),
+                false => server.drain(node, cancel),
             };
             self.say(&format!(
-                "element {element}: move {moves}, cancel {cancel}: {done}"
+                "node {node}: move {moves}, cancel {cancel}: {done}"
             ));
         }
         if !self.calm.get() {
             let delay = 1 + self.dice.roll(20_000);
-            self.later(delay, "an element is emptied", World::drain_some);
+            self.later(delay, "a node is emptied", World::drain_some);
         }
     }
 
@@ -476,14 +476,14 @@ impl World {
             }
         }
         for (wire, message) in sent {
-            self.send_to_element(wire, message);
+            self.send_to_node(wire, message);
         }
         for wire in over {
             self.cut(wire);
         }
     }
 
-    fn send_to_element(&mut self, wire: u64, message: v1::ToElement) {
+    fn send_to_node(&mut self, wire: u64, message: v1::ToNode) {
         let Some(message) = message.message else {
             return;
         };
@@ -492,27 +492,27 @@ impl World {
         let Some(state) = self.wires.get_mut(&wire) else {
             return;
         };
-        state.to_element = state.to_element.max(now + delay);
-        let wait = state.to_element - now;
+        state.to_node = state.to_node.max(now + delay);
+        let wait = state.to_node - now;
         if self.dice.chance(self.weather.twice) {
-            let (element, again) = (state.element, message.clone());
+            let (node, again) = (state.node, message.clone());
             let late = wait + self.dice.roll(5000);
-            self.later(late, "to element, twice", move |world| {
-                world.element_hears(element, again);
+            self.later(late, "to node, twice", move |world| {
+                world.node_hears(node, again);
             });
         }
-        self.later(wait, "to element", move |world| {
+        self.later(wait, "to node", move |world| {
             if let Some(state) = world.wires.get(&wire) {
-                let element = state.element;
-                world.element_hears(element, message);
+                let node = state.node;
+                world.node_hears(node, message);
             }
         });
     }
 
-    /// Sends the waiting messages of an element.
-    pub(crate) fn send_from_element(&mut self, element: usize) {
-        let messages = self.elements[element].take_outgoing();
-        let Some(wire) = self.attached[element] else {
+    /// Sends the waiting messages of a node.
+    pub(crate) fn send_from_node(&mut self, node: usize) {
+        let messages = self.nodes[node].take_outgoing();
+        let Some(wire) = self.attached[node] else {
             return;
         };
         for message in messages {
@@ -532,8 +532,8 @@ impl World {
         }
     }
 
-    fn server_hears(&mut self, wire: u64, message: v1::from_element::Message) {
-        use v1::from_element::Message as From;
+    fn server_hears(&mut self, wire: u64, message: v1::from_node::Message) {
+        use v1::from_node::Message as From;
         let Some(state) = self.wires.get_mut(&wire) else {
             return;
         };
@@ -547,44 +547,44 @@ impl World {
             },
             From::Hello(hello) => match server.join(hello) {
                 Ok(link) => state.link = Some(link),
-                Err(why) => panic!("an element is not taken: {why}"),
+                Err(why) => panic!("a node is not taken: {why}"),
             },
             message => {
                 let Some(link) = &state.link else { return };
-                let element = self.elements[state.element].id;
+                let node = self.nodes[state.node].id;
                 let times = 1 + u64::from(self.dice.chance(self.weather.twice));
                 for _ in 0..times {
-                    server.hear(element, link.epoch, message.clone());
+                    server.hear(node, link.epoch, message.clone());
                 }
             }
         }
     }
 
-    /// Connects an element to the server.
-    pub(crate) fn connect(&mut self, element: usize) {
-        let is_there = self.elements[element].life.is_some() || self.elements[element].asleep;
-        if !is_there || self.attached[element].is_some() {
+    /// Connects a node to the server.
+    pub(crate) fn connect(&mut self, node: usize) {
+        let is_there = self.nodes[node].life.is_some() || self.nodes[node].asleep;
+        if !is_there || self.attached[node].is_some() {
             return;
         }
-        if self.elements[element].falling {
-            return self.fall_asleep(element);
+        if self.nodes[node].falling {
+            return self.fall_asleep(node);
         }
         if self.server.is_none() {
             let delay = self.dice.between(50, 3000);
-            return self.later(delay, "connect", move |world| world.connect(element));
+            return self.later(delay, "connect", move |world| world.connect(node));
         }
         self.next_wire += 1;
         let wire = Wire {
-            element,
-            asleep: self.elements[element].asleep,
+            node,
+            asleep: self.nodes[node].asleep,
             link: None,
             to_server: 0,
-            to_element: 0,
+            to_node: 0,
         };
         self.wires.insert(self.next_wire, wire);
-        self.attached[element] = Some(self.next_wire);
-        self.elements[element].connect();
-        self.send_from_element(element);
+        self.attached[node] = Some(self.next_wire);
+        self.nodes[node].connect();
+        self.send_from_node(node);
     }
 
     /// Cuts a connection: messages on their way are lost, and each side notices it at its own time.
@@ -592,9 +592,9 @@ impl World {
         let Some(state) = self.wires.remove(&wire) else {
             return;
         };
-        let (element, asleep) = (state.element, state.asleep);
+        let (node, asleep) = (state.node, state.asleep);
         if let Some(link) = state.link {
-            let (id, life) = (self.elements[element].id, self.server_life);
+            let (id, life) = (self.nodes[node].id, self.server_life);
             let delay = self.dice.roll(self.weather.notice_ms);
             self.later(delay, "server notices", move |world| {
                 let server = world.server.as_ref();
@@ -606,12 +606,12 @@ impl World {
             });
         }
         let delay = self.dice.roll(self.weather.notice_ms);
-        self.later(delay, "element notices", move |world| {
-            if world.attached[element] == Some(wire) {
-                world.attached[element] = None;
-                world.elements[element].disconnect();
+        self.later(delay, "node notices", move |world| {
+            if world.attached[node] == Some(wire) {
+                world.attached[node] = None;
+                world.nodes[node].disconnect();
                 let delay = world.dice.between(50, 1000);
-                world.later(delay, "connect", move |world| world.connect(element));
+                world.later(delay, "connect", move |world| world.connect(node));
             }
         });
     }
@@ -621,7 +621,7 @@ impl World {
         self.server_life += 1;
         let options = Options {
             seed: mix(self.dice.roll(u64::MAX) ^ self.server_life),
-            element_timeout: Duration::from_millis(self.weather.element_timeout_ms),
+            node_timeout: Duration::from_millis(self.weather.node_timeout_ms),
             policy: self.policy.clone(),
             copies: self.copies,
             repair_after: Duration::from_millis(REPAIR_MS),
@@ -635,8 +635,8 @@ impl World {
         match Simulated::start(disk, time::since_epoch(self.now), &options) {
             Ok(server) => {
                 for slot in self.slots.iter().filter(|slot| slot.session != 0) {
-                    if let Some((ino, object, element)) = slot.writes {
-                        server.hold(slot.session, (ino, object), element);
+                    if let Some((ino, object, node)) = slot.writes {
+                        server.hold(slot.session, (ino, object), node);
                     }
                 }
                 self.server = Some(server);
@@ -652,7 +652,7 @@ impl World {
         }
     }
 
-    /// Kills the server; its messages on their way to elements are lost with the connections.
+    /// Kills the server; its messages on their way to nodes are lost with the connections.
     pub(crate) fn kill_server(&mut self) {
         let Some(server) = self.server.take() else {
             return;
@@ -716,41 +716,39 @@ impl World {
         }
     }
 
-    pub(crate) fn start_element(&mut self, element: usize) {
-        if self.elements[element].life.is_some() || self.elements[element].asleep {
+    pub(crate) fn start_node(&mut self, node: usize) {
+        if self.nodes[node].life.is_some() || self.nodes[node].asleep {
             return;
         }
-        self.elements[element].start(self.rots);
-        self.say("element starts");
-        let life = self.elements[element].lives;
-        self.tend(element);
+        self.nodes[node].start(self.rots);
+        self.say("node starts");
+        let life = self.nodes[node].lives;
+        self.tend(node);
         let delay = self.dice.roll(50);
-        self.later(delay, "connect", move |world| world.connect(element));
-        self.later(200, "status", move |world| world.status(element, life));
+        self.later(delay, "connect", move |world| world.connect(node));
+        self.later(200, "status", move |world| world.status(node, life));
     }
 
-    pub(crate) fn kill_element(&mut self, element: usize) {
-        if self.elements[element].life.is_none() && !self.elements[element].asleep {
+    pub(crate) fn kill_node(&mut self, node: usize) {
+        if self.nodes[node].life.is_none() && !self.nodes[node].asleep {
             return;
         }
-        self.say("element is killed");
-        self.elements[element].kill();
-        if let Some(wire) = self.attached[element].take() {
+        self.say("node is killed");
+        self.nodes[node].kill();
+        if let Some(wire) = self.attached[node].take() {
             self.cut(wire);
         }
-        let delay = self.dice.between(1, self.weather.element_away_ms);
-        self.later(delay, "start element", move |world| {
-            world.start_element(element)
-        });
+        let delay = self.dice.between(1, self.weather.node_away_ms);
+        self.later(delay, "start node", move |world| world.start_node(node));
     }
 
-    fn status(&mut self, element: usize, life: u64) {
-        if self.elements[element].lives != life || self.elements[element].life.is_none() {
+    fn status(&mut self, node: usize, life: u64) {
+        if self.nodes[node].lives != life || self.nodes[node].life.is_none() {
             return;
         }
-        self.elements[element].tell_status();
-        self.tend(element);
-        self.later(1000, "status", move |world| world.status(element, life));
+        self.nodes[node].tell_status();
+        self.tend(node);
+        self.later(1000, "status", move |world| world.status(node, life));
     }
 
     pub(crate) fn start_client(&mut self, number: usize) {
@@ -841,7 +839,7 @@ impl World {
 
     pub(crate) fn fill_disk(&mut self, full: bool) {
         if let Some(disk) = &self.disk {
-            crate::element::fill(disk, full);
+            crate::node::fill(disk, full);
         }
     }
 
@@ -879,12 +877,12 @@ impl World {
         let Self {
             server,
             reference,
-            elements,
+            nodes,
             ..
         } = self;
         if let Some(server) = server {
             let compared = server.read(|db| {
-                reference.compare(db, elements);
+                reference.compare(db, nodes);
                 Ok(())
             });
             compared.expect("a committed namespace can be read");

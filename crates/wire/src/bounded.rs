@@ -2,7 +2,7 @@
 //!
 //! A decoded operation takes some hundred bytes, and two encoded bytes are enough for it. Without this check, a message of an allowed
 //! length would take a hundred times that. So the elements of each request are counted first. Only parts of the array send answers, the
-//! streams of elements and mounts, and requests that are longer than those of a user; these are not checked.
+//! streams of nodes and mounts, and requests that are longer than those of a user; these are not checked.
 
 use crate::USER_MESSAGE_BYTES_MAX;
 use crate::shape::{self, Field, Kind};
@@ -270,7 +270,7 @@ mod tests {
     #[test]
     fn repeated_fields_of_other_requests_are_bounded() {
         use crate::v1::{
-            DeleteJobsRequest, FromElement, LineageReply, LineageRequest, LineageSearch,
+            DeleteJobsRequest, FromNode, LineageReply, LineageRequest, LineageSearch,
         };
         let annotations = |count| {
             let request = LineageRequest {
@@ -309,7 +309,7 @@ mod tests {
         assert_eq!(check(&request.encode_to_vec()), Err(Excess::Elements));
         // Answers and streams are not checked.
         let replies = super::request::<LineageReply>().is_some();
-        assert!(!replies && super::request::<FromElement>().is_none());
+        assert!(!replies && super::request::<FromNode>().is_none());
     }
 
     #[test]

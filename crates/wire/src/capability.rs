@@ -1,16 +1,16 @@
-//! Capabilities: the server's signed statement that a user may perform some operations on one object until some time. An element serves an
+//! Capabilities: the server's signed statement that a user may perform some operations on one object until some time. A node serves an
 //! object only with a capability. This is the OSD security model (AnalyzeThis §3.3, "Data and Workflow Security"), with HMAC-SHA256 over a
-//! key that the server shares with its elements.
+//! key that the server shares with its nodes.
 //!
-//! Format, 61 bytes: version (1), object (8), rights (4), uid (4), expiry in nanoseconds since the Unix epoch (8), element (4), then the
+//! Format, 61 bytes: version (1), object (8), rights (4), uid (4), expiry in nanoseconds since the Unix epoch (8), node (4), then the
 //! 32-byte HMAC of all before. Integers are little-endian.
 //!
-//! A capability to write has 114 bytes. Before the HMAC it has the attributes that the element records when the object is sealed: inode (8), owner (4), group (4), permission bits (4), whether the object is a part (1), and which part (32, zeros if it is
+//! A capability to write has 114 bytes. Before the HMAC it has the attributes that the node records when the object is sealed: inode (8), owner (4), group (4), permission bits (4), whether the object is a part (1), and which part (32, zeros if it is
 //! none).
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
-use tidemill_core::id::{ElementId, ObjectId};
+use tidemill_core::id::{NodeId, ObjectId};
 
 /// Version of the format.
 pub const VERSION: u8 = 1;
@@ -60,19 +60,19 @@ impl std::fmt::Debug for Key {
 pub struct Capability {
     /// Object of the capability.
     pub object: ObjectId,
-    /// Element of the capability.
-    pub element: ElementId,
+    /// Node of the capability.
+    pub node: NodeId,
     /// Allowed operations; see [`rights`].
     pub rights: u32,
     /// User of the capability.
     pub uid: u32,
     /// End of its validity, in nanoseconds since the Unix epoch.
     pub expires_at_ns: u64,
-    /// Attributes that the element records at the seal; `None` in a capability that does not allow writing.
+    /// Attributes that the node records at the seal; `None` in a capability that does not allow writing.
     pub attributes: Option<Attributes>,
 }
 
-/// Attributes that an element records of a written object: set by the server, not by the client.
+/// Attributes that a node records of a written object: set by the server, not by the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attributes {
     /// Inode of the file.
@@ -96,15 +96,15 @@ pub enum Refusal {
     /// The capability was not signed by this array's server, or was changed.
     #[error("the capability is not signed by this array's server")]
     Forged,
-    /// The capability is for another object or element.
-    #[error("the capability is for another object or element")]
+    /// The capability is for another object or node.
+    #[error("the capability is for another object or node")]
     OtherObject,
     /// The capability does not allow this operation.
     #[error("the capability does not allow this operation")]
     Rights,
     /// The capability has expired.
     #[error(
-        "the capability has expired: open the file again; if that is refused too, set the clocks of the server's and this element's \
+        "the capability has expired: open the file again; if that is refused too, set the clocks of the server's and this node's \
          host: they may differ by less than 5 minutes"
     )]
     Expired,
@@ -125,7 +125,7 @@ impl Key {
         bytes.try_into().map(Self).map_err(|_| Refusal::Malformed)
     }
 
-    /// Returns the bytes for an element, to be sent over a trusted connection.
+    /// Returns the bytes for a node, to be sent over a trusted connection.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8; 32] {
         &self.0
@@ -147,7 +147,7 @@ impl Key {
         bytes.extend(capability.rights.to_le_bytes());
         bytes.extend(capability.uid.to_le_bytes());
         bytes.extend(capability.expires_at_ns.to_le_bytes());
-        bytes.extend(capability.element.0.to_le_bytes());
+        bytes.extend(capability.node.0.to_le_bytes());
         if let Some(attributes) = &capability.attributes {
             bytes.extend(attributes.inode.to_le_bytes());
             bytes.extend(attributes.uid.to_le_bytes());
@@ -190,25 +190,25 @@ impl Key {
             rights: short(9),
             uid: short(13),
             expires_at_ns: long(17),
-            element: ElementId(short(25)),
+            node: NodeId(short(25)),
             attributes,
         })
     }
 }
 
 impl Capability {
-    /// Whether it allows `rights` on `object` of `element` at `now_ns`.
+    /// Whether it allows `rights` on `object` of `node` at `now_ns`.
     ///
     /// # Errors
     /// The reason of the refusal.
     pub fn allows(
         &self,
-        element: ElementId,
+        node: NodeId,
         object: ObjectId,
         rights: u32,
         now_ns: u64,
     ) -> Result<(), Refusal> {
-        if self.object != object || self.element != element {
+        if self.object != object || self.node != node {
             return Err(Refusal::OtherObject);
         }
         if self.rights & rights != rights {
@@ -228,7 +228,7 @@ mod tests {
 
     const CAPABILITY: Capability = Capability {
         object: ObjectId(7),
-        element: ElementId(2),
+        node: NodeId(2),
         rights: rights::READ | rights::WRITE,
         uid: 1000,
         expires_at_ns: 100,
@@ -255,8 +255,8 @@ mod tests {
         let bytes = key.sign(&CAPABILITY);
         assert_eq!(bytes.len(), LENGTH);
         assert_eq!(read(&bytes), Ok(CAPABILITY));
-        let on = |element, object, rights, now| {
-            CAPABILITY.allows(ElementId(element), ObjectId(object), rights, now)
+        let on = |node, object, rights, now| {
+            CAPABILITY.allows(NodeId(node), ObjectId(object), rights, now)
         };
         assert_eq!(on(2, 7, rights::READ, 99), Ok(()));
         assert_eq!(on(2, 8, rights::READ, 99), Err(Refusal::OtherObject));

@@ -1,6 +1,6 @@
 //! States that an administrator must act on: their names, their remedies, and the exit code of `tidemill health`.
 //!
-//! `docs/operating.md` has one row for each. An element reports its own states in its status; the server adds those that it detects itself
+//! `docs/operating.md` has one row for each. A node reports its own states in its status; the server adds those that it detects itself
 //! (next: `server/src/conditions.rs`).
 
 use crate::v1;
@@ -37,52 +37,52 @@ macro_rules! kinds {
 }
 
 kinds! {
-    /// No element has the only copies of these files any more.
+    /// No node has the only copies of these files any more.
     DATA_LOST = "data-lost", UNAVAILABLE,
         "`tidemill health --all` names the files: write them again, or remove them";
-    /// The elements that have these files do not answer.
+    /// The nodes that have these files do not answer.
     DATA_UNAVAILABLE = "data-unavailable", UNAVAILABLE,
-        "start the elements that have the files; `tidemill health --all` names them";
-    /// No element stores data.
-    NO_ELEMENT = "no-element", DEGRADED, "start one with `tidemill element`";
-    /// An element has no connection to the server.
-    ELEMENT_AWAY = "element-away", DEGRADED,
-        "start it; if its host is lost, `tidemill element drain`, then `remove`";
-    /// An element has no connection for longer than `--repair-after`.
-    ELEMENT_GIVEN_UP = "element-given-up", DEGRADED,
-        "start it; if its host is lost, `tidemill element drain`, then `remove`";
-    /// An element is connected and sends no messages.
-    ELEMENT_SILENT = "element-silent", DEGRADED, "look at its process, its disk and its host; restart it";
-    /// A suspended element does not resume.
-    ELEMENT_NOT_WOKEN = "element-not-woken", DEGRADED, "start it, and mend the `wake` command";
-    /// An element of another release wants to attach.
-    ELEMENT_VERSION = "element-version", DEGRADED, "start it with the server's release";
-    /// An element of another array wants to attach.
-    ELEMENT_OTHER_ARRAY = "element-other-array", DEGRADED, "give it an empty folder, or the right server";
-    /// A removed element wants to attach.
-    ELEMENT_REMOVED = "element-removed", NOTICE, "stop its process; a new element needs another id and an empty folder";
-    /// Two elements have the same id.
-    ELEMENT_TWICE = "element-twice", DEGRADED, "stop one of them, or give it another id and an empty folder";
-    /// An element without TLS wants to attach.
-    ELEMENT_PLAIN = "element-plain", DEGRADED, "start it without `--tls off`";
-    /// An element's disk is full.
-    ELEMENT_FULL = "element-full", DEGRADED, "remove files, or add an element and `tidemill rebalance`";
-    /// An element's folder cannot be used.
-    ELEMENT_FOLDER = "element-folder", DEGRADED, "bring the folder's disk back, then restart the element";
-    /// An element's database cannot be written.
-    ELEMENT_DATABASE = "element-database", DEGRADED,
+        "start the nodes that have the files; `tidemill health --all` names them";
+    /// No node stores data.
+    NO_NODE = "no-node", DEGRADED, "start one with `tidemill node`";
+    /// A node has no connection to the server.
+    NODE_AWAY = "node-away", DEGRADED,
+        "start it; if its host is lost, `tidemill node drain`, then `remove`";
+    /// A node has no connection for longer than `--repair-after`.
+    NODE_GIVEN_UP = "node-given-up", DEGRADED,
+        "start it; if its host is lost, `tidemill node drain`, then `remove`";
+    /// A node is connected and sends no messages.
+    NODE_SILENT = "node-silent", DEGRADED, "look at its process, its disk and its host; restart it";
+    /// A suspended node does not resume.
+    NODE_NOT_WOKEN = "node-not-woken", DEGRADED, "start it, and mend the `wake` command";
+    /// A node of another release wants to attach.
+    NODE_VERSION = "node-version", DEGRADED, "start it with the server's release";
+    /// A node of another array wants to attach.
+    NODE_OTHER_ARRAY = "node-other-array", DEGRADED, "give it an empty folder, or the right server";
+    /// A removed node wants to attach.
+    NODE_REMOVED = "node-removed", NOTICE, "stop its process; a new node needs another id and an empty folder";
+    /// Two nodes have the same id.
+    NODE_TWICE = "node-twice", DEGRADED, "stop one of them, or give it another id and an empty folder";
+    /// A node without TLS wants to attach.
+    NODE_PLAIN = "node-plain", DEGRADED, "start it without `--tls off`";
+    /// A node's disk is full.
+    NODE_FULL = "node-full", DEGRADED, "remove files, or add a node and `tidemill rebalance`";
+    /// A node's folder cannot be used.
+    NODE_FOLDER = "node-folder", DEGRADED, "bring the folder's disk back, then restart the node";
+    /// A node's database cannot be written.
+    NODE_DATABASE = "node-database", DEGRADED,
         "make its disk writable, then restart it; if the disk is broken, drain it";
-    /// An element's clock differs from the server's.
-    ELEMENT_CLOCK = "element-clock", DEGRADED, "set the clocks of both hosts";
-    /// The store of an element's files is not found.
+    /// A node's clock differs from the server's.
+    NODE_CLOCK = "node-clock", DEGRADED, "set the clocks of both hosts";
+    /// The store of a node's files is not found.
     STORE_AWAY = "store-away", DEGRADED,
         "mount the store; if it is empty for good, put an empty `.tidemill-store` there";
-    /// The store of an element's files refuses them.
+    /// The store of a node's files refuses them.
     STORE_FAILING = "store-failing", DEGRADED, "mend the cause: address, keys, space or network of the store";
     /// A folder that is bound to a store cannot be updated.
     STORE_UNSEEN = "store-unseen", DEGRADED, "mend the cause, then `tidemill bridge check`";
-    /// No element that is up takes new files.
-    ARRAY_FULL = "array-full", DEGRADED, "remove files, or add an element";
+    /// No node that is up takes new files.
+    ARRAY_FULL = "array-full", DEGRADED, "remove files, or add a node";
     /// The disk of the server's database is full.
     SERVER_FULL = "server-full", DEGRADED, "make space on the disk of the server's folder";
     /// The server's database cannot be written.
@@ -93,13 +93,13 @@ kinds! {
     REBUILT_INCOMPLETE = "rebuilt-incomplete", DEGRADED,
         "`tidemill rebuild` with better copies, if there are any";
     /// Copies cannot be made.
-    COPIES_NO_ROOM = "copies-no-room", DEGRADED, "add an element, or remove files";
+    COPIES_NO_ROOM = "copies-no-room", DEGRADED, "add a node, or remove files";
     /// Copies are being made.
     COPIES_MISSING = "copies-missing", DEGRADED, "wait: `tidemill health` says how long";
     /// Copies are damaged and are recreated from others.
-    FILES_DAMAGED = "files-damaged", DEGRADED, "wait; if one element has many, drain it";
+    FILES_DAMAGED = "files-damaged", DEGRADED, "wait; if one node has many, drain it";
     /// Files of a lost writer cannot be sealed.
-    FILES_UNSEALED = "files-unsealed", DEGRADED, "start the element that has them";
+    FILES_UNSEALED = "files-unsealed", DEGRADED, "start the node that has them";
     /// A hook cannot keep up with its files.
     HOOK_BEHIND = "hook-behind", NOTICE, "wait, or give the hook more cores";
     /// Runs of a rule have failed.
@@ -129,12 +129,12 @@ impl Kind {
         ALL.iter().copied().find(|kind| kind.is_why(status))
     }
 
-    /// Returns the condition of this state, of an element or of the array.
+    /// Returns the condition of this state, of a node or of the array.
     #[must_use]
-    pub fn of(self, element: Option<u32>, cause: impl Into<String>) -> v1::Condition {
+    pub fn of(self, node: Option<u32>, cause: impl Into<String>) -> v1::Condition {
         v1::Condition {
             name: self.name.into(),
-            element,
+            node,
             cause: cause.into(),
             remedy: self.remedy.into(),
             exit: self.exit,

@@ -2,8 +2,8 @@
 
 use crate::v1;
 use std::collections::BTreeMap;
-use tidemill_core::event::{Decision, ElementView, Estimate, History, JobState, Role, TaskState};
-use tidemill_core::id::{ElementId, Inode, JobId, LabelId, ObjectId, TaskId};
+use tidemill_core::event::{Decision, Estimate, History, JobState, NodeView, Role, TaskState};
+use tidemill_core::id::{Inode, JobId, LabelId, NodeId, ObjectId, TaskId};
 use tidemill_core::label as core;
 use tidemill_core::layout::{
     Extents, Layout, Part, PartOf, Records, Selection, Striped, decode_pieces,
@@ -246,7 +246,7 @@ fn input(input: &core::Input) -> v1::Input {
     v1::Input {
         name: input.name.clone(),
         object: input.object.0,
-        element: input.element.0,
+        node: input.node.0,
         size: input.size,
         capability: Vec::new(),
         layout: None,
@@ -366,8 +366,8 @@ fn part_of(part: &v1::PartOf) -> PartOf {
 /// The layout contradicts itself.
 pub fn layout(layout: &v1::Layout, size: u64) -> Result<Layout, ConvertError> {
     let part = |part: &v1::LayoutPart| {
-        let (object, element) = (ObjectId(part.object), ElementId(part.element));
-        Part::on(object, part.size, element)
+        let (object, node) = (ObjectId(part.object), NodeId(part.node));
+        Part::on(object, part.size, node)
     };
     let parts = layout.parts.iter().map(part).collect();
     let made = if layout.unit == 0 {
@@ -392,7 +392,7 @@ impl TryFrom<&v1::Input> for core::Input {
         Ok(Self {
             name: input.name.clone(),
             object: ObjectId(input.object),
-            element: ElementId(input.element),
+            node: NodeId(input.node),
             size: input.size,
             selection: selection.transpose()?.unwrap_or_default(),
         })
@@ -566,7 +566,7 @@ impl From<&core::Failure> for v1::FailureReport {
             K::Device => ("device", 0),
             K::Cancelled => ("cancelled", 0),
             K::Dependency => ("dependency", 0),
-            K::ElementLost => ("element-lost", 0),
+            K::NodeLost => ("node-lost", 0),
             K::Recalled => ("recalled", 0),
             K::Unfit => ("unfit", 0),
         };
@@ -595,7 +595,7 @@ impl TryFrom<&v1::FailureReport> for core::Failure {
             "device" => K::Device,
             "cancelled" => K::Cancelled,
             "dependency" => K::Dependency,
-            "element-lost" => K::ElementLost,
+            "node-lost" => K::NodeLost,
             "recalled" => K::Recalled,
             "unfit" => K::Unfit,
             _ => return Err(ConvertError("failure.kind")),
@@ -616,7 +616,7 @@ pub fn role_name(role: Role) -> &'static str {
     }
 }
 
-/// Name of the burst tier in messages: its elements pass on the files that are written to them.
+/// Name of the burst tier in messages: its nodes pass on the files that are written to them.
 pub const BURST: &str = "burst";
 
 /// Parses a name of [`role_name`].
@@ -627,14 +627,14 @@ pub fn parse_role(name: &str) -> Result<Role, ConvertError> {
     match name {
         "store" => Ok(Role::Store),
         "host" => Ok(Role::Host),
-        _ => Err(ConvertError("element.role")),
+        _ => Err(ConvertError("node.role")),
     }
 }
 
-impl TryFrom<&v1::Element> for ElementView {
+impl TryFrom<&v1::Node> for NodeView {
     type Error = ConvertError;
 
-    fn try_from(element: &v1::Element) -> Result<Self, ConvertError> {
+    fn try_from(node: &v1::Node) -> Result<Self, ConvertError> {
         let history = |(name, h): (&String, &v1::KernelHistory)| {
             let history = History {
                 runs: h.runs,
@@ -644,18 +644,18 @@ impl TryFrom<&v1::Element> for ElementView {
             (name.clone(), history)
         };
         Ok(Self {
-            role: parse_role(&element.role)?,
+            role: parse_role(&node.role)?,
             offers: Offers {
-                cores: element.cores,
-                memory_bytes: element.memory_bytes,
-                named: amounts(&element.resources),
+                cores: node.cores,
+                memory_bytes: node.memory_bytes,
+                named: amounts(&node.resources),
             },
-            capacity_bytes: element.capacity_bytes,
-            free_bytes: element.free_bytes,
-            link_bytes_per_sec: element.link_bytes_per_sec,
-            device_bytes_per_sec: element.device_bytes_per_sec,
-            watts_milli: element.watts_milli,
-            history: element.history.iter().map(history).collect(),
+            capacity_bytes: node.capacity_bytes,
+            free_bytes: node.free_bytes,
+            link_bytes_per_sec: node.link_bytes_per_sec,
+            device_bytes_per_sec: node.device_bytes_per_sec,
+            watts_milli: node.watts_milli,
+            history: node.history.iter().map(history).collect(),
         })
     }
 }
@@ -704,7 +704,7 @@ impl From<&Decision> for v1::Decision {
     /// Without the task's name and the measured bytes, which the decision does not know.
     fn from(decision: &Decision) -> Self {
         let estimate = |e: &Estimate| v1::Estimate {
-            element: e.element.0,
+            node: e.node.0,
             wait_ns: e.wait_ns,
             transfer_ns: e.transfer_ns,
             transfer_bytes: e.transfer_bytes,
@@ -714,7 +714,7 @@ impl From<&Decision> for v1::Decision {
             task: decision.task.0,
             name: String::new(),
             label: decision.label.0,
-            element: decision.element.0,
+            node: decision.node.0,
             policy: decision.policy.clone(),
             reason: decision.reason.clone(),
             chained: decision.chained,
@@ -778,7 +778,7 @@ mod tests {
             inputs: vec![core::Input {
                 name: "in".into(),
                 object: ObjectId(3),
-                element: ElementId(4),
+                node: NodeId(4),
                 size: 5,
                 selection: Selection::ranges(Some(2), &[0..5, 7..u64::MAX])
                     .unwrap()
@@ -911,7 +911,7 @@ mod tests {
             K::Device,
             K::Cancelled,
             K::Dependency,
-            K::ElementLost,
+            K::NodeLost,
             K::Recalled,
             K::Unfit,
         ] {

@@ -1,4 +1,4 @@
-//! Format in which an element sends another element the data for copies of many objects at once (`POST /copies`).
+//! Format in which a node sends another node the data for copies of many objects at once (`POST /copies`).
 
 /// Maximum number of objects of one request.
 pub const OBJECTS_MAX: usize = 64;

@@ -1,4 +1,4 @@
-//! Formats on the network: the protobuf services, the HTTP routes of an element, capabilities, and the conversions between messages and the
+//! Formats on the network: the protobuf services, the HTTP routes of a node, capabilities, and the conversions between messages and the
 //! types of the core.
 //!
 //! The crate only has formats: it opens no connection.

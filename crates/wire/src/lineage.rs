@@ -2,7 +2,7 @@
 
 use crate::convert::time_from_wire;
 use crate::v1;
-use tidemill_core::id::{ElementId, Inode, JobId, ObjectId, TaskId};
+use tidemill_core::id::{Inode, JobId, NodeId, ObjectId, TaskId};
 use tidemill_core::label::Owner;
 use tidemill_core::lineage::search::{Annotated, Search};
 use tidemill_core::lineage::{Graph, Record, Version, Writer};
@@ -36,7 +36,7 @@ pub fn version(version: &v1::Version) -> Version {
         current_path: named.then(|| version.current_path.clone()),
         size: version.size,
         inode: Inode(version.ino),
-        element: ElementId(version.element),
+        node: NodeId(version.node),
         writer: match version.task {
             0 => Writer::Client(owner(version.uid)),
             task => Writer::Task(TaskId(task)),
@@ -102,7 +102,7 @@ pub fn record(run: &v1::Run) -> Record {
         kernel_hash: run.kernel_hash.clone(),
         args: run.args.clone(),
         surroundings: run.surroundings.clone().unwrap_or_default().into(),
-        element: ElementId(run.element),
+        node: NodeId(run.node),
         start: time_from_wire(run.start),
         end: time_from_wire(run.end),
         owner: owner(run.uid),

@@ -1,4 +1,4 @@
-//! HTTP routes of an element.
+//! HTTP routes of a node.
 //!
 //! | method, path | effect |
 //! |---|---|
@@ -8,13 +8,13 @@
 //! | `HEAD /objects/{id}` | length only |
 //! | `PUT /objects/{id}?offset=N` | writes the body at `N` (0 if absent) of an unsealed object, which is created if necessary |
 //! | `POST /objects/{id}/truncate?size=N` | sets the length of an unsealed object |
-//! | `POST /objects/{id}/copy?from={id}&bytes=N` | creates an unsealed object from the first `N` bytes of a sealed object of the same element, whose capability is in [`SOURCE_HEADER`]; it does not exist before it is complete; idempotent |
-//! | `POST /objects/{id}/outside` | creates a sealed object from a file of the store outside in which the element stores its objects (body: its path there); for root and the array's own user; answers `{"size": N}` |
+//! | `POST /objects/{id}/copy?from={id}&bytes=N` | creates an unsealed object from the first `N` bytes of a sealed object of the same node, whose capability is in [`SOURCE_HEADER`]; it does not exist before it is complete; idempotent |
+//! | `POST /objects/{id}/outside` | creates a sealed object from a file of the store outside in which the node stores its objects (body: its path there); for root and the array's own user; answers `{"size": N}` |
 //! | `POST /objects/{id}/reserve?size=N` | reserves room for an unsealed object of `N` bytes, where room is counted |
 //! | `POST /objects/{id}/allocate?offset=N&length=N&mode=N` | `fallocate(2)` on an unsealed object; answers `{"size": N}` |
 //! | `POST /objects/{id}/sync` | answers when the bytes of an object, sealed or not, survive power loss |
 //! | `POST /objects/{id}/confirm?hash=HEX` | answers if a sealed object has this BLAKE3 hash; reads it if it was not hashed before, and, unless it was read within the last 10 minutes, if it has another hash: `409` |
-//! | `POST /objects/{id}/rank` | `101`: starts a rank of a task that reads the object, as the connection then states (`ranks` of the element) |
+//! | `POST /objects/{id}/rank` | `101`: starts a rank of a task that reads the object, as the connection then states (`ranks` of the node) |
 //! | `POST /objects/{id}/peer?label=N&rank=N&port=N` | `101`: the connection leads to that port of such a rank |
 //! | `POST /objects/{id}/seal` | seals it (body: [`SealBody`] as JSON); answers `{"size": N}`; idempotent |
 //! | `POST /seal` | seals many at once (body: list of [`SealItem`], whose first capability is in the header, too); answers a list of [`SealResult`], in order |
@@ -33,7 +33,7 @@
 //! | `GET /tasks` | the task tracker: all labels that are queued or run, as JSON |
 //! | `GET /tasks/{id}` | one task, as JSON; `{id}` is its number in decimal |
 //!
-//! An object that is damaged, or lost below the element, is answered with `410`; so is a channel that does not exist.
+//! An object that is damaged, or lost below the node, is answered with `410`; so is a channel that does not exist.
 //!
 //! Object ids are 16 hexadecimal digits. Every request has a capability in the header [`CAPABILITY_HEADER`]; without it no more of the
 //! request is read. The capability is that of the object. A task needs a capability for its task collection. `GET /status` and `GET /tasks`
@@ -120,7 +120,7 @@ pub fn parse_range(text: &str, size: u64) -> Option<Option<std::ops::Range<u64>>
     Some((start < size).then_some(start..end))
 }
 
-/// Body of a client's request to seal an object. The element uses only `durable` and `lost` of it: it records the attributes that the
+/// Body of a client's request to seal an object. The node uses only `durable` and `lost` of it: it records the attributes that the
 /// server has signed into the capability (`capability::Attributes`).
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct SealBody {
@@ -145,17 +145,17 @@ pub struct SealBody {
     pub part: Option<[u8; 32]>,
 }
 
-/// Number of folders in which an element stores its objects: by the lowest byte of their ids.
+/// Number of folders in which a node stores its objects: by the lowest byte of their ids.
 pub const FOLDERS: u32 = 256;
 
-/// An object as an element lists it.
+/// An object as a node lists it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Listed {
     /// The object.
     pub object: u64,
     /// Length in bytes.
     pub size: u64,
-    /// Whether it is sealed, and recorded as sealed in the element's database.
+    /// Whether it is sealed, and recorded as sealed in the node's database.
     pub sealed: bool,
     /// Time since its last change, in nanoseconds.
     pub age_ns: u64,

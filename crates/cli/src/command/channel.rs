@@ -29,7 +29,7 @@ const EXAMPLES: &str = "Examples:
 
 A message is deleted when all named readers have received it. Without readers, all messages are kept.";
 
-/// Time that a sender or a receiver waits for an offline element, unless `--wait` sets a longer time.
+/// Time that a sender or a receiver waits for an offline node, unless `--wait` sets a longer time.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Bytes of lines that are sent at once.
 const LINES_BYTES: u64 = 256 << 10;
@@ -50,7 +50,7 @@ enum ChannelCommand {
         room: String,
         /// Channel name
         channel: String,
-        /// Capacity of the channel. The server reserves it at once in the room's quota and on an element [default: 16MiB]
+        /// Capacity of the channel. The server reserves it at once in the room's quota and on a node [default: 16MiB]
         #[arg(long, value_name = "SIZE")]
         capacity: Option<Size>,
     },
@@ -133,10 +133,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
             let made = Channel::create(&server, credentials(), names, capacity).await;
             let (_, made) = made?;
             let kept = if made.memory { "in memory" } else { "on disk" };
-            let text = format!(
-                "channel {channel} is made, {kept} of element {}",
-                made.element
-            );
+            let text = format!("channel {channel} is made, {kept} of node {}", made.node);
             context.output.show(&Said::new(text, channel_json(&made)))?;
         }
         ChannelCommand::List { room } => list(&room, context, &server).await?,
@@ -190,7 +187,7 @@ async fn list(room: &str, context: &Context, server: &Server) -> anyhow::Result<
         let mut used = Channel::new(server, credentials(), room, &channel.channel);
         let state = match channel.lost {
             true => None,
-            // An offline element cannot report the state of its channels.
+            // An offline node cannot report the state of its channels.
             false => used.state().await.ok(),
         };
         all.push((channel, state));
@@ -339,7 +336,7 @@ async fn receive(args: &Receive, context: &Context, server: &Server) -> anyhow::
     Ok(())
 }
 
-/// Receives, and retries while the element is offline for a moment.
+/// Receives, and retries while the node is offline for a moment.
 async fn patient(
     channel: &mut Channel,
     reading: &ChannelReading,

@@ -1,4 +1,4 @@
-//! `tidemill check`: compares the namespace with what elements hold.
+//! `tidemill check`: compares the namespace with what nodes hold.
 
 use crate::context::Context;
 use crate::format;
@@ -9,19 +9,19 @@ use tidemill_wire::v1::{self, check_reply::Message};
 const EXAMPLES: &str = "Examples:
   tidemill check                    objects without a file, files whose bytes are missing or wrong
   tidemill check --mend             seal unsealed files that have a name, too
-  tidemill check --mend --yes       set objects without a file aside, too; elements remove them after a week
+  tidemill check --mend --yes       set objects without a file aside, too; nodes remove them after a week
   tidemill --json check | jq -r 'select(.kind == \"missing\").path'
 
 Exit codes: 0 no findings, 1 findings (mended or not), or the check failed.";
 
-/// Compare the namespace with the objects on elements (root and the server's user only)
+/// Compare the namespace with the objects on nodes (root and the server's user only)
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// Seal unsealed files that have a name, and show the objects that --yes would remove
     #[arg(long)]
     mend: bool,
-    /// With --mend: remove objects without a file. Their elements keep them for a week
+    /// With --mend: remove objects without a file. Their nodes keep them for a week
     #[arg(long, requires = "mend")]
     yes: bool,
     /// Minimum age of a reported object without a file, in seconds. A younger object may belong to a file in creation

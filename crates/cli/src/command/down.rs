@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 const EXAMPLES: &str = "Examples:
-  tidemill down                     stop the mount, then elements, then the server
+  tidemill down                     stop the mount, then nodes, then the server
   tidemill down --force             kill processes that do not end in time
 
 Nothing is lost: files stay in their folders, and jobs continue after the next `tidemill up`.";

@@ -1,4 +1,4 @@
-//! `tidemill drain`: copies files from the burst tier to elements that store.
+//! `tidemill drain`: copies files from the burst tier to nodes that store.
 
 use crate::context::{Context, credentials};
 use crate::files;
@@ -10,7 +10,7 @@ use tidemill_wire::v1;
 
 const EXAMPLES: &str = "Examples:
   tidemill drain /run/step-7.nc             begin, and print the remaining size
-  tidemill drain /run --wait                wait until all closed files below it are on elements that store
+  tidemill drain /run --wait                wait until all closed files below it are on nodes that store
   tidemill drain /run --free --wait         and remove them from the burst tier
   tidemill --json drain /run | jq .bytes
 
@@ -22,7 +22,7 @@ const PERIOD: Duration = Duration::from_millis(500);
 /// Shortest pause.
 const SHORTEST: Duration = Duration::from_millis(25);
 
-/// Copy files from the burst tier to elements that store, now
+/// Copy files from the burst tier to nodes that store, now
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {

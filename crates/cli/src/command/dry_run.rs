@@ -16,7 +16,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 use tidemill_core::dispatch::expected_run;
 use tidemill_core::event::History;
-use tidemill_core::id::ElementId;
+use tidemill_core::id::NodeId;
 use tidemill_core::label::Kernel;
 use tidemill_core::resources::Needs;
 use tidemill_core::time::Span;
@@ -27,7 +27,7 @@ use tidemill_wire::v1;
 
 /// Tasks that people are shown; programs are shown all.
 const SHOWN_MAX: usize = 100;
-/// The kernel of all that elements do for other jobs.
+/// The kernel of all that nodes do for other jobs.
 const OTHER: &str = "(other jobs)";
 
 /// Shows the plan of a job that the server would accept.
@@ -54,8 +54,8 @@ pub(super) fn show(
 struct Step {
     name: String,
     kernel: String,
-    /// Where it would go; `None`: no element is up.
-    element: Option<u32>,
+    /// Where it would go; `None`: no node is up.
+    node: Option<u32>,
     start_ns: u64,
     end_ns: u64,
     moved_bytes: u64,
@@ -95,7 +95,7 @@ impl Planned {
             .context("the server's answer is not whole")?;
         let tasks = std::mem::take(&mut job.tasks);
         let (name, policy) = (job.name.clone(), job.policy.clone());
-        let history = history(&planned.elements);
+        let history = history(&planned.nodes);
         let sizes = sizes(&planned, &tasks);
         let mut unknown = BTreeMap::new();
         let mut steps: Vec<Step> = Vec::with_capacity(tasks.len());
@@ -118,7 +118,7 @@ impl Planned {
             steps.push(Step {
                 name: task.name.clone(),
                 kernel: task.kernel.clone(),
-                element: None,
+                node: None,
                 start_ns: 0,
                 end_ns: 0,
                 moved_bytes: 0,
@@ -156,15 +156,15 @@ impl Planned {
         runs: &[Span],
         prices: &Submit,
     ) -> anyhow::Result<()> {
-        let stores = planned.elements.iter().filter(|one| one.role == "store");
-        let up: BTreeSet<u32> = planned.elements.iter().map(|one| one.element).collect();
-        let Some(first) = stores.map(|one| one.element).min() else {
+        let stores = planned.nodes.iter().filter(|one| one.role == "store");
+        let up: BTreeSet<u32> = planned.nodes.iter().map(|one| one.node).collect();
+        let Some(first) = stores.map(|one| one.node).min() else {
             self.notes
-                .push("no element is up: all tasks would wait for one".to_owned());
+                .push("no node is up: all tasks would wait for one".to_owned());
             return Ok(());
         };
         self.place(&mut planned, &up, first);
-        let loads = loads(&planned.elements, &mut self.notes);
+        let loads = loads(&planned.nodes, &mut self.notes);
         planned.job = planned.job.map(|job| v1::Job { tasks, ..job });
         for ((task, traced), run) in planned
             .job
@@ -174,7 +174,7 @@ impl Planned {
             .zip(runs)
         {
             // Recorded as a run from 0 on. A remembered result takes no time.
-            task.element = first;
+            task.node = first;
             if task.reused_task == 0 {
                 task.end = i64::try_from(run.0).unwrap_or(i64::MAX);
             }
@@ -192,24 +192,24 @@ impl Planned {
         Ok(())
     }
 
-    /// Files and tasks of elements that are down, and files that are not there yet, are put on another.
+    /// Files and tasks of nodes that are down, and files that are not there yet, are put on another.
     fn place(&mut self, planned: &mut v1::JobTrace, up: &BTreeSet<u32>, first: u32) {
         for file in &mut planned.files {
-            if up.contains(&file.element) {
+            if up.contains(&file.node) {
                 continue;
             }
             if file.object != 0 {
-                let (path, element) = (&file.path, file.element);
+                let (path, node) = (&file.path, file.node);
                 self.notes.push(format!(
-                    "element {element}, which holds {path}, is down: tasks would wait for it"
+                    "node {node}, which holds {path}, is down: tasks would wait for it"
                 ));
             }
-            file.element = first;
+            file.node = first;
         }
         for (task, step) in planned.tasks.iter_mut().zip(&self.steps) {
-            if let Some(element) = task.pinned.filter(|element| !up.contains(element)) {
+            if let Some(node) = task.pinned.filter(|node| !up.contains(node)) {
                 self.notes.push(format!(
-                    "task {} would wait for element {element}, which is down",
+                    "task {} would wait for node {node}, which is down",
                     step.name
                 ));
                 task.pinned = None;
@@ -218,11 +218,10 @@ impl Planned {
     }
 
     fn take(&mut self, trace: &Trace, simulated: &Report, others: usize) {
-        let elements = trace.elements.iter().map(|one| one.element);
-        let real: BTreeMap<ElementId, u32> =
-            elements.map(|one| (trace.planned_id(one), one)).collect();
+        let nodes = trace.nodes.iter().map(|one| one.node);
+        let real: BTreeMap<NodeId, u32> = nodes.map(|one| (trace.planned_id(one), one)).collect();
         for (step, task) in self.steps.iter_mut().zip(&simulated.tasks[others..]) {
-            step.element = real.get(&ElementId(task.element)).copied();
+            step.node = real.get(&NodeId(task.node)).copied();
             step.start_ns = task.start_ns;
             step.end_ns = task.end_ns;
             step.moved_bytes = task.moved_bytes;
@@ -230,7 +229,7 @@ impl Planned {
         }
     }
 
-    /// Computes the energy that elements draw until the job has ended. Idle power is charged to the job, work for other jobs is
+    /// Computes the energy that nodes draw until the job has ended. Idle power is charged to the job, work for other jobs is
     /// not.
     fn price(&mut self, platform: &Platform, trace: &Trace, prices: &Submit) {
         let (Some(busy), Some(idle)) = (prices.busy_power, prices.idle_power) else {
@@ -243,16 +242,13 @@ impl Planned {
             return;
         }
         let seconds = |ns: u64| tidemill_plan::units::Seconds::new(Span(ns).as_secs_f64());
-        let elements = platform.elements.iter().chain(&platform.host);
-        #[expect(clippy::cast_precision_loss, reason = "a number of elements")]
-        let count = elements.count() as f64;
+        let nodes = platform.nodes.iter().chain(&platform.host);
+        #[expect(clippy::cast_precision_loss, reason = "a number of nodes")]
+        let count = nodes.count() as f64;
         let mut energy = idle * count * seconds(self.makespan_ns);
         for step in &self.steps {
-            let element = trace
-                .elements
-                .iter()
-                .find(|one| Some(one.element) == step.element);
-            let cores = element.map_or(1, |one| one.cores.max(1));
+            let node = trace.nodes.iter().find(|one| Some(one.node) == step.node);
+            let cores = node.map_or(1, |one| one.cores.max(1));
             let more: Watts = (busy - idle) / f64::from(cores);
             energy = energy + more * seconds(step.end_ns - step.start_ns);
         }
@@ -272,10 +268,10 @@ impl Planned {
     }
 }
 
-/// What all elements have learned of each kernel.
-fn history(elements: &[v1::Element]) -> BTreeMap<String, History> {
+/// What all nodes have learned of each kernel.
+fn history(nodes: &[v1::Node]) -> BTreeMap<String, History> {
     let mut all: BTreeMap<String, History> = BTreeMap::new();
-    for (kernel, known) in elements.iter().flat_map(|one| &one.history) {
+    for (kernel, known) in nodes.iter().flat_map(|one| &one.history) {
         let sum = all.entry(kernel.clone()).or_default();
         sum.runs = sum.runs.saturating_add(known.runs);
         sum.total_ns = sum.total_ns.saturating_add(known.total_ns);
@@ -300,44 +296,44 @@ fn sizes<'a>(planned: &'a v1::JobTrace, tasks: &'a [v1::Task]) -> BTreeMap<&'a s
     there.chain(made).collect()
 }
 
-/// What elements do for other jobs: which of them, for how long.
-fn loads(elements: &[v1::Element], notes: &mut Vec<String>) -> Vec<(u32, u32, Span)> {
+/// What nodes do for other jobs: which of them, for how long.
+fn loads(nodes: &[v1::Node], notes: &mut Vec<String>) -> Vec<(u32, u32, Span)> {
     let mut loads = Vec::new();
-    for one in elements.iter().filter(|one| one.running + one.queued > 0) {
+    for one in nodes.iter().filter(|one| one.running + one.queued > 0) {
         let wait = one.traced.as_ref().map_or(0, |state| state.wait_ns);
-        let (element, running, queued) = (one.element, one.running, one.queued);
+        let (node, running, queued) = (one.node, one.running, one.queued);
         let until = match wait {
             0 => "has a core free".to_owned(),
             wait => format!("should have a core free in {}", format::span(wait)),
         };
         notes.push(format!(
-            "element {element} runs {running} tasks of other jobs, {queued} wait for it; it {until}"
+            "node {node} runs {running} tasks of other jobs, {queued} wait for it; it {until}"
         ));
         if wait > 0 {
-            loads.push((element, one.cores, Span(wait)));
+            loads.push((node, one.cores, Span(wait)));
         }
     }
     loads
 }
 
-/// Returns the job, queued after the work of elements for other jobs.
+/// Returns the job, queued after the work of nodes for other jobs.
 fn behind(
     trace: &Trace,
     platform: &mut Platform,
     loads: &[(u32, u32, Span)],
 ) -> anyhow::Result<Workflow> {
     let mut others = Vec::new();
-    for &(element, cores, wait) in loads {
-        let id = trace.planned_id(element);
+    for &(node, cores, wait) in loads {
+        let id = trace.planned_id(node);
         for core in 0..cores {
             others.push(Task {
-                name: format!("{OTHER} {element} {core}"),
+                name: format!("{OTHER} {node} {core}"),
                 kernel: Kernel::Program(OTHER.to_owned()),
                 inputs: Vec::new(),
                 selections: Vec::new(),
                 outputs: Vec::new(),
                 compute: wait,
-                element: Some(id),
+                node: Some(id),
                 needs: Needs::default(),
                 reused: None,
             });
@@ -348,12 +344,12 @@ fn behind(
             input_bytes: 0,
         };
         let at = usize::try_from(id.0).unwrap_or(usize::MAX);
-        let element = match platform.elements.get_mut(at) {
-            Some(element) => Some(element),
+        let node = match platform.nodes.get_mut(at) {
+            Some(node) => Some(node),
             None => platform.host.as_mut(),
         };
-        if let Some(element) = element {
-            element.history.insert(OTHER.to_owned(), known);
+        if let Some(node) = node {
+            node.history.insert(OTHER.to_owned(), known);
         }
     }
     Ok(trace.replay()?.behind(others))
@@ -385,7 +381,7 @@ impl View for Planned {
             0 => format::bytes(self.moved_bytes()),
             _ => format!("at least {}", format::bytes(self.moved_bytes())),
         };
-        if self.steps.iter().any(|step| step.element.is_some()) {
+        if self.steps.iter().any(|step| step.node.is_some()) {
             line(out, "time", &time)?;
             line(out, "moved", &moved)?;
             let least = if self.unknown.is_empty() {
@@ -395,7 +391,7 @@ impl View for Planned {
             };
             let energy = match (&self.energy, &self.cost) {
                 (None, _) => {
-                    "not known; --busy-power and --idle-power tell what an element draws".to_owned()
+                    "not known; --busy-power and --idle-power tell what a node draws".to_owned()
                 }
                 (Some(energy), None) => format!("{least}{energy}"),
                 (Some(energy), Some(cost)) => format!("{least}{energy}, {cost}"),
@@ -426,7 +422,7 @@ impl View for Planned {
             json!({
                 "name": step.name,
                 "kernel": step.kernel,
-                "element": step.element,
+                "node": step.node,
                 "start_ns": step.start_ns,
                 "end_ns": step.end_ns,
                 "time_known": step.known,
@@ -457,9 +453,7 @@ impl View for Planned {
 
 impl Planned {
     fn rows(&self) -> comfy_table::Table {
-        let header = [
-            "TASK", "KERNEL", "ELEMENT", "START", "TIME", "MOVED", "NOTE",
-        ];
+        let header = ["TASK", "KERNEL", "NODE", "START", "TIME", "MOVED", "NOTE"];
         let mut rows = table(&header, &[2, 3, 4, 5]);
         for step in self.steps.iter().take(SHOWN_MAX) {
             let time = match (step.known, step.end_ns - step.start_ns) {
@@ -471,11 +465,11 @@ impl Planned {
                 (None, Some(path)) => format!("waits for {path}"),
                 (None, None) => String::new(),
             };
-            let element = step.element;
+            let node = step.node;
             rows.add_row([
                 step.name.clone(),
                 step.kernel.clone(),
-                element.map_or("-".to_owned(), |element| element.to_string()),
+                node.map_or("-".to_owned(), |node| node.to_string()),
                 format::span(step.start_ns),
                 time,
                 format::bytes(step.moved_bytes),

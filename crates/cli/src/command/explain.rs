@@ -10,7 +10,7 @@ const EXAMPLES: &str = "Examples:
   tidemill explain 3                every decision of job 3
   tidemill explain 3 mAdd           one task, by its name in the script";
 
-/// Explain the placement of tasks: the reasons, the bytes moved, and the cost on other elements
+/// Explain the placement of tasks: the reasons, the bytes moved, and the cost on other nodes
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {

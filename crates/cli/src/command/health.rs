@@ -12,7 +12,7 @@ const EXAMPLES: &str = "Examples:
   tidemill --json health --all | jq -r '.files[] | select(.kind == \"lost\").path'
 
 Exit codes: 0 all is well; 3 all files are available, but a state of the array needs an administrator, or copies are missing;
-4 files are unavailable: their elements do not answer, or every copy is damaged; another code: the command failed.
+4 files are unavailable: their nodes do not answer, or every copy is damaged; another code: the command failed.
 docs/operating.md lists the states by name.";
 
 /// The lists of files.
@@ -47,7 +47,7 @@ pub(crate) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCo
     }
     let view = HealthView {
         health,
-        elements: status.elements,
+        nodes: status.nodes,
         conditions: status.conditions,
     };
     context.output.show(&view)?;

@@ -27,7 +27,7 @@ const EXAMPLES: &str = "Examples:
 
 Names of files are relative to the folder at the start of the pattern; ${stem}, ${name} and the like are as in rules.";
 
-/// Manage hooks: run a kernel on each new file, on the element that took the file, and reduce the results
+/// Manage hooks: run a kernel on each new file, on the node that took the file, and reduce the results
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -103,7 +103,7 @@ struct Add {
     /// Maximum output of one kernel, such as 64MB
     #[arg(long, value_name = "SIZE")]
     size: Option<String>,
-    /// Run the kernels, shared objects that use MPI, as one process on each element that has a part of the file
+    /// Run the kernels, shared objects that use MPI, as one process on each node that has a part of the file
     #[arg(long)]
     mpi: bool,
     /// Replace the hook of the same name

@@ -57,7 +57,7 @@ pub(crate) struct Args {
     /// With --delete: delete your jobs that ended longer ago than this time, such as 30d
     #[arg(long, value_name = "TIME", requires = "delete")]
     older: Option<Length>,
-    /// File for the course of the job (files, sizes, elements, times, bytes moved), as JSON for `tidemill plan`; `-` for
+    /// File for the course of the job (files, sizes, nodes, times, bytes moved), as JSON for `tidemill plan`; `-` for
     /// standard output
     #[arg(long, value_name = "FILE", requires = "jobs", conflicts_with = "all")]
     export_trace: Option<PathBuf>,

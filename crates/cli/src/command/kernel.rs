@@ -60,7 +60,7 @@ enum KernelCommand {
     Remove(store::Remove),
     /// List the built-in kernels with descriptions and arguments (`--quiet`: their names), and your own
     List(List),
-    /// Run a kernel on local files in the sandbox and under the limits of an element; no array is needed
+    /// Run a kernel on local files in the sandbox and under the limits of a node; no array is needed
     Test(Test),
 }
 

@@ -1,4 +1,4 @@
-//! `tidemill layout`: which elements have the bytes of a file.
+//! `tidemill layout`: which nodes have the bytes of a file.
 
 use crate::context::{Context, credentials};
 use crate::files;
@@ -13,7 +13,7 @@ const EXAMPLES: &str = "Examples:
   tidemill layout /raw/a.fits
   tidemill --json layout /raw/a.fits | jq '.parts[].copies'";
 
-/// Show the elements that hold the bytes of files
+/// Show the nodes that hold the bytes of files
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -24,7 +24,7 @@ pub(crate) struct Args {
 
 pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
     let server = context.connect().await?;
-    let elements = server.status().await?.elements;
+    let nodes = server.status().await?.nodes;
     for path in &args.paths {
         let path = files::path(path)?;
         let found = files::resolve(&server, &path, true).await?;
@@ -44,7 +44,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         context.output.step(&LayoutView {
             path,
             layout,
-            elements: elements.clone(),
+            nodes: nodes.clone(),
         })?;
     }
     Ok(ExitCode::SUCCESS)

@@ -34,7 +34,7 @@ A search without a path covers all your tasks and all files that you may read. W
 /// Nanoseconds of a second.
 const SECOND_NS: i64 = 1_000_000_000;
 
-/// Show the exact versions, kernels, arguments, elements and times that produced a file
+/// Show the exact versions, kernels, arguments, nodes and times that produced a file
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {

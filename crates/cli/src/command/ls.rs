@@ -11,7 +11,7 @@ use tidemill_wire::v1;
 
 const EXAMPLES: &str = "Examples:
   tidemill ls                       the root
-  tidemill ls -l /raw               with sizes and the elements that hold the files
+  tidemill ls -l /raw               with sizes and the nodes that hold the files
   tidemill --json ls -R / | jq      all files and folders";
 
 /// List files of the array
@@ -21,7 +21,7 @@ pub(crate) struct Args {
     /// Paths in the array
     #[arg(value_name = "PATH", default_value = "/")]
     paths: Vec<OsString>,
-    /// Show mode, owner, size, time, and the element that holds each file
+    /// Show mode, owner, size, time, and the node that holds each file
     #[arg(long, short)]
     long: bool,
     /// List folders below, too

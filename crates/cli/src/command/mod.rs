@@ -12,7 +12,6 @@ pub(crate) mod completions;
 pub(crate) mod down;
 pub(crate) mod drain;
 mod dry_run;
-pub(crate) mod element;
 pub(crate) mod explain;
 pub(crate) mod find;
 pub(crate) mod get;
@@ -30,6 +29,7 @@ pub(crate) mod mkdir;
 pub(crate) mod mount;
 pub(crate) mod r#move;
 pub(crate) mod mv;
+pub(crate) mod node;
 pub(crate) mod plan;
 pub(crate) mod preload;
 pub(crate) mod put;
@@ -61,8 +61,8 @@ use std::process::ExitCode;
 /// The failure of the command, in words for the user.
 pub(crate) async fn run(command: Command, context: Context) -> anyhow::Result<ExitCode> {
     let log = match command {
-        Command::Element(ref args) if !args.is_process() => "warn",
-        Command::Server(_) | Command::Element(_) | Command::Mount(_) => "info",
+        Command::Node(ref args) if !args.is_process() => "warn",
+        Command::Server(_) | Command::Node(_) | Command::Mount(_) => "info",
         _ => "warn",
     };
     context.start_log(log);
@@ -109,7 +109,7 @@ pub(crate) async fn run(command: Command, context: Context) -> anyhow::Result<Ex
         Command::Lineage(args) => lineage::run(args, &context).await,
         Command::Bench(args) => bench::run(args, &context).await,
         Command::Server(args) => server::run(args, &context).await,
-        Command::Element(args) => element::run(args, &context).await,
+        Command::Node(args) => node::run(args, &context).await,
         Command::Mount(args) => mount::run(args, &context).await,
         Command::Preload(args) => preload::run(args, &context).await,
         Command::Hook(args) => hook::run(args, &context).await,

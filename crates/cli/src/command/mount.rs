@@ -30,7 +30,7 @@ pub(crate) struct Args {
     /// Mountpoint, made if it is missing [default: DIR/mnt]
     #[arg(long, value_name = "PATH", env = "TIDEMILL_MOUNT_PATH")]
     path: Option<PathBuf>,
-    /// Open files of elements on this machine in their folders; false: all bytes by HTTP [default: true]
+    /// Open files of nodes on this machine in their folders; false: all bytes by HTTP [default: true]
     #[arg(long, value_name = "BOOL", env = "TIDEMILL_MOUNT_IN_PLACE")]
     in_place: Option<bool>,
     /// Allow access to other users, too [default: true for root]
@@ -42,7 +42,7 @@ pub(crate) struct Args {
     /// Maximum time for one answer of a store of `/bridges`, in seconds [default: 30]
     #[arg(long, value_name = "SECONDS", env = "TIDEMILL_MOUNT_BRIDGE_TIMEOUT", value_parser = clap::value_parser!(u64).range(1..))]
     bridge_timeout: Option<u64>,
-    /// Maximum wait of a call for an offline server or element, in seconds; then the call fails with ETIMEDOUT or EHOSTUNREACH
+    /// Maximum wait of a call for an offline server or node, in seconds; then the call fails with ETIMEDOUT or EHOSTUNREACH
     /// [default: 30]
     #[arg(long, value_name = "SECONDS", env = "TIDEMILL_MOUNT_PATIENCE", value_parser = clap::value_parser!(u64).range(1..))]
     patience: Option<u64>,

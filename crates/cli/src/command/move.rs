@@ -1,4 +1,4 @@
-//! `tidemill move`: files lie on another element from then on.
+//! `tidemill move`: files lie on another node from then on.
 
 use crate::context::{Context, credentials};
 use crate::files;
@@ -8,31 +8,31 @@ use std::process::ExitCode;
 use tidemill_wire::v1;
 
 const EXAMPLES: &str = "Examples:
-  tidemill move /raw/a.fits --element 2
-  tidemill move /raw --element 2            all files below it
-  tidemill move /big --element 0,1,4,5      spread evenly over these elements
+  tidemill move /raw/a.fits --node 2
+  tidemill move /raw --node 2            all files below it
+  tidemill move /big --node 0,1,4,5      spread evenly over these nodes
   tidemill move /raw --cancel               stop; files that have not moved yet stay
 
 Files move in the background, by labels (`tidemill labels`), and continue after a restart of the server. Readers of the files
-do not notice. If a file has several copies, the first copy moves. Files that one of the elements already has stay there.";
+do not notice. If a file has several copies, the first copy moves. Files that one of the nodes already has stay there.";
 
-/// Move files of the array to other elements
+/// Move files of the array to other nodes
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// Files and folders. A folder stands for all files below it
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<OsString>,
-    /// Target elements: one element, or several. Files, and the parts of striped files, are spread over them
+    /// Target nodes: one node, or several. Files, and the parts of striped files, are spread over them
     #[arg(
         long,
-        value_name = "ELEMENT,…",
+        value_name = "NODE,…",
         value_delimiter = ',',
         required_unless_present = "cancel"
     )]
-    element: Vec<u32>,
+    node: Vec<u32>,
     /// Stop the move: files that have not moved yet stay
-    #[arg(long, conflicts_with = "element")]
+    #[arg(long, conflicts_with = "node")]
     cancel: bool,
 }
 
@@ -43,25 +43,25 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         let request = v1::MoveRequest {
             credentials: Some(credentials()),
             path: path.clone().into_bytes(),
-            element: element(&args.element),
+            node: node(&args.node),
             cancel: args.cancel,
-            elements: args.element.clone(),
+            nodes: args.node.clone(),
         };
         let moved = server.places().r#move(request).await;
         let moved = moved.map_err(|status| server.explain(status))?.into_inner();
         context.output.step(&MovedView {
             path,
-            elements: args.element.clone(),
+            nodes: args.node.clone(),
             moved,
         })?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// The element, for servers that know of one only: of several none, which they refuse.
-fn element(elements: &[u32]) -> u32 {
-    match elements {
-        [element] => *element,
+/// The node, for servers that know of one only: of several none, which they refuse.
+fn node(nodes: &[u32]) -> u32 {
+    match nodes {
+        [node] => *node,
         _ => u32::MAX,
     }
 }

@@ -11,7 +11,7 @@ const EXAMPLES: &str = "Examples:
   tidemill mv /raw/a.fits /raw/b.fits
   tidemill mv /mosaic.png /results         into an existing folder";
 
-/// Rename a file or folder of the array; its bytes stay on their element
+/// Rename a file or folder of the array; its bytes stay on their node
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {

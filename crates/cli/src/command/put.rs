@@ -16,7 +16,7 @@ use std::sync::Arc;
 use tidemill_client::Server;
 use tidemill_client::transfer::{Transfer, Wanted};
 use tidemill_core::copies;
-use tidemill_core::id::ElementId;
+use tidemill_core::id::NodeId;
 use tidemill_core::layout::Stripes;
 use tidemill_wire::v1::{self, name_op::Op};
 use tokio::task::JoinSet;
@@ -25,10 +25,10 @@ const EXAMPLES: &str = "Examples:
   tidemill put a.fits b.fits /raw/              into a folder
   tidemill put a.fits /raw/first.fits           under another name
   tidemill put -r survey /                      a folder with all files below it, as /survey
-  tidemill put --element 2 a.fits /raw/         to one element
+  tidemill put --node 2 a.fits /raw/         to one node
   tidemill put --copies 2 a.fits /raw/          with a copy on another host, made afterwards
   tidemill put --copies 2,now a.fits /raw/      the same; wait for the copy
-  tidemill put --stripe 1MiB,4 big /raw/        1 MiB to each of 4 elements in turn
+  tidemill put --stripe 1MiB,4 big /raw/        1 MiB to each of 4 nodes in turn
   make-data | tidemill put - /raw/data          from standard input";
 
 /// Files copied at the same time.
@@ -44,15 +44,15 @@ pub(crate) struct Args {
     /// Copy folders with all files below them
     #[arg(long, short)]
     recursive: bool,
-    /// Id of the element for the files [default: the folder's, else by inode]
+    /// Id of the node for the files [default: the folder's, else by inode]
     #[arg(long, short, value_name = "ID")]
-    element: Option<u32>,
-    /// Number of elements with a copy, on other hosts first, 1 to 8; with `,now` the command waits for the copies [default: as the
+    node: Option<u32>,
+    /// Number of nodes with a copy, on other hosts first, 1 to 8; with `,now` the command waits for the copies [default: as the
     /// folder says]
     #[arg(long, value_name = "N[,now]")]
     copies: Option<copies::Wanted>,
-    /// Size of a stripe and number of elements [default: as the folder says; without WIDTH: all elements]
-    #[arg(long, value_name = "UNIT[,WIDTH]", conflicts_with = "element")]
+    /// Size of a stripe and number of nodes [default: as the folder says; without WIDTH: all nodes]
+    #[arg(long, value_name = "UNIT[,WIDTH]", conflicts_with = "node")]
     stripe: Option<Stripes>,
 }
 
@@ -81,7 +81,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     let copy = Arc::new(Copy {
         transfer: Transfer::new(server.clone(), credentials()),
         wanted: Wanted {
-            element: args.element.map(ElementId),
+            node: args.node.map(NodeId),
             copies: args.copies,
             stripes: args.stripe,
         },

@@ -1,4 +1,4 @@
-//! `tidemill rebalance`: full elements give files to empty ones.
+//! `tidemill rebalance`: full nodes give files to empty ones.
 
 use crate::context::Context;
 use crate::output::places::RebalanceView;
@@ -11,9 +11,9 @@ const EXAMPLES: &str = "Examples:
   tidemill rebalance --within 2             balance smaller differences, too
   tidemill rebalance --cancel               stop; files that have not moved yet stay
 
-The fill level is the used share of an element's capacity. Only elements that are up and are not being emptied take part.";
+The fill level is the used share of a node's capacity. Only nodes that are up and are not being emptied take part.";
 
-/// Balance the fill level of elements (root and the server's user only)
+/// Balance the fill level of nodes (root and the server's user only)
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -40,7 +40,7 @@ pub(crate) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCo
         .map_err(|status| server.explain(status))?
         .into_inner();
     if args.cancel {
-        context.note("files that have not moved yet stay on their elements");
+        context.note("files that have not moved yet stay on their nodes");
         return Ok(ExitCode::SUCCESS);
     }
     let begun = !args.dry_run && !planned.flows.is_empty();

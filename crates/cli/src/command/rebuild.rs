@@ -1,4 +1,4 @@
-//! `tidemill rebuild`: makes a lost server database again from the elements.
+//! `tidemill rebuild`: makes a lost server database again from the nodes.
 
 use crate::context::Context;
 use crate::format;
@@ -11,58 +11,58 @@ use tidemill_server::rebuild::{self, Apart, Rebuilt};
 
 const EXAMPLES: &str = "Examples:
   tidemill rebuild                                   the array of `tidemill up`, after its server.db was lost
-  tidemill rebuild --folder /srv/server /srv/el-0 /copies/element-1.db
+  tidemill rebuild --folder /srv/server /srv/el-0 /copies/node-1.db
 
-Stop the server and move a damaged server.db (with its -wal and -shm) elsewhere first. Name every element of the
-array: its folder, or a copy of its element.db. `sqlite3 element.db '.backup COPY'` copies the database of a
-running element; a plain copy lacks the writes in element.db-wal, and is refused. Names, links, owners, modes, times, versions,
-extended attributes and lineage are restored as the server last noted them on the elements, about a second after each change.
+Stop the server and move a damaged server.db (with its -wal and -shm) elsewhere first. Name every node of the
+array: its folder, or a copy of its node.db. `sqlite3 node.db '.backup COPY'` copies the database of a
+running node; a plain copy lacks the writes in node.db-wal, and is refused. Names, links, owners, modes, times, versions,
+extended attributes and lineage are restored as the server last noted them on the nodes, about a second after each change.
 Records that only the server has are lost: lifetimes, job scripts, and unfinished jobs.
 
-Exit codes: 0 all files that elements know of were found, 1 some were not found, or the database could not be made.";
+Exit codes: 0 all files that nodes know of were found, 1 some were not found, or the database could not be made.";
 
 /// Files that are named in the text; all are in the JSON.
 const SHOWN_MAX: usize = 20;
 
-/// Make a lost server database again from the records of the elements
+/// Make a lost server database again from the records of the nodes
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// The server's folder [default: DIR/server]
     #[arg(long, value_name = "FOLDER", env = "TIDEMILL_SERVER_FOLDER")]
     folder: Option<PathBuf>,
-    /// Folders of all elements, or copies of their element.db [default: those of `tidemill up`]
-    #[arg(value_name = "ELEMENT")]
-    elements: Vec<PathBuf>,
+    /// Folders of all nodes, or copies of their node.db [default: those of `tidemill up`]
+    #[arg(value_name = "NODE")]
+    nodes: Vec<PathBuf>,
 }
 
 pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
     let folder = args.folder.or_else(|| context.config.server.folder.clone());
     let folder = folder.unwrap_or_else(|| context.array.server());
-    let elements = if args.elements.is_empty() {
-        let ids = context.array.elements().into_iter();
-        let mut all: Vec<PathBuf> = ids.map(|id| context.array.element(id)).collect();
+    let nodes = if args.nodes.is_empty() {
+        let ids = context.array.nodes().into_iter();
+        let mut all: Vec<PathBuf> = ids.map(|id| context.array.node(id)).collect();
         let host = folder.join("host");
-        all.extend(host.join("element.db").is_file().then_some(host));
+        all.extend(host.join("node.db").is_file().then_some(host));
         all
     } else {
-        args.elements
+        args.nodes
     };
     let owner = (
         rustix::process::geteuid().as_raw(),
         rustix::process::getegid().as_raw(),
     );
-    context.note(format_args!("reading {} elements", elements.len()));
-    let rebuilt = rebuild::rebuild(&folder, &elements, owner)?;
+    context.note(format_args!("reading {} nodes", nodes.len()));
+    let rebuilt = rebuild::rebuild(&folder, &nodes, owner)?;
     context.output.show(&said(&rebuilt))?;
     Ok(ExitCode::from(u8::from(rebuilt.less)))
 }
 
 fn said(rebuilt: &Rebuilt) -> Said {
     let mut text = format!(
-        "rebuilt from {} elements ({}): {} files ({}) in {} folders, {} tasks, {} rules",
-        rebuilt.elements.len(),
-        numbers(&rebuilt.elements),
+        "rebuilt from {} nodes ({}): {} files ({}) in {} folders, {} tasks, {} rules",
+        rebuilt.nodes.len(),
+        numbers(&rebuilt.nodes),
         rebuilt.files,
         format::bytes(rebuilt.bytes),
         rebuilt.directories,
@@ -98,7 +98,7 @@ fn said(rebuilt: &Rebuilt) -> Said {
         }
     }
     text += &warnings(rebuilt);
-    text += "\nnot kept by elements: lifetimes, job scripts, jobs that had not ended, times of folders, what fired rules";
+    text += "\nnot kept by nodes: lifetimes, job scripts, jobs that had not ended, times of folders, what fired rules";
     text += "\nstart the server to use it (`tidemill up`)";
     let apart: Vec<_> = rebuilt
         .apart
@@ -106,8 +106,8 @@ fn said(rebuilt: &Rebuilt) -> Said {
         .map(|file| json!({"path": exact(&file.path), "was": exact(&file.was)}))
         .collect();
     let json = json!({
-        "elements": rebuilt.elements.len(),
-        "members": rebuilt.elements,
+        "nodes": rebuilt.nodes.len(),
+        "members": rebuilt.nodes,
         "removed": rebuilt.removed,
         "files": rebuilt.files,
         "bytes": rebuilt.bytes,
@@ -125,8 +125,8 @@ fn said(rebuilt: &Rebuilt) -> Said {
     Said::new(text, json)
 }
 
-fn numbers(elements: &[u32]) -> String {
-    let numbers: Vec<String> = elements.iter().map(ToString::to_string).collect();
+fn numbers(nodes: &[u32]) -> String {
+    let numbers: Vec<String> = nodes.iter().map(ToString::to_string).collect();
     numbers.join(", ")
 }
 
@@ -140,17 +140,17 @@ fn warnings(rebuilt: &Rebuilt) -> String {
             numbers(&rebuilt.removed)
         );
     }
-    for element in &rebuilt.absent {
+    for node in &rebuilt.absent {
         let _ = write!(
             text,
-            "\nelement {element} was not given: its files are unknown. If it was taken out of the array it is a member again \
-             when it runs: stop it, or take it out again (`tidemill element remove {element}`)"
+            "\nnode {node} was not given: its files are unknown. If it was taken out of the array it is a member again \
+             when it runs: stop it, or take it out again (`tidemill node remove {node}`)"
         );
     }
     if rebuilt.less {
         let _ = write!(
             text,
-            "\nless was found than there was: {} without their bytes, {} that their elements know nothing of. Don't use this \
+            "\nless was found than there was: {} without their bytes, {} that their nodes know nothing of. Don't use this \
              database if there are better copies: move it away and run rebuild again. No object is removed as nobody's for a week",
             format::count(rebuilt.missing.len() as u64, "file"),
             format::count(rebuilt.unknown, "object")

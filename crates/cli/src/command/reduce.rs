@@ -1,4 +1,4 @@
-//! `tidemill reduce`: sums, means and extremes of variables of scientific files, found on the elements that have their bytes.
+//! `tidemill reduce`: sums, means and extremes of variables of scientific files, found on the nodes that have their bytes.
 
 use crate::context::Context;
 use crate::output::exact;
@@ -35,7 +35,7 @@ const EXAMPLES: &str = "Examples:
 /// Variables of one command.
 const VARIABLES_MAX: usize = 64;
 
-/// Reduce variables of netCDF, HDF5, Zarr or FITS files on the elements that hold their bytes
+/// Reduce variables of netCDF, HDF5, Zarr or FITS files on the nodes that hold their bytes
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 #[allow(rustdoc::broken_intra_doc_links, reason = "brackets are what is typed")]

@@ -24,11 +24,11 @@ pub(crate) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCo
     let server = context.connect().await?;
     let job = jobs::named_or_newest(&server, args.job).await?;
     let job = jobs::get(&server, job).await?;
-    let elements = server.status().await?.elements;
-    let hosts: BTreeSet<u32> = elements
+    let nodes = server.status().await?.nodes;
+    let hosts: BTreeSet<u32> = nodes
         .iter()
-        .filter(|element| element.role == "host")
-        .map(|element| element.element)
+        .filter(|node| node.role == "host")
+        .map(|node| node.node)
         .collect();
     let transfer = Transfer::new(server, credentials());
     let (inputs, results) = edges(&job);

@@ -34,7 +34,7 @@ const RENEWAL: Duration = Duration::from_secs(5);
 /// Pause before another request to an offline server.
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
 
-/// Manage rooms: folders with a quota and an end, in memory if the array has an element in memory
+/// Manage rooms: folders with a quota and an end, in memory if the array has a node in memory
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {

@@ -1,4 +1,4 @@
-//! `tidemill scrub`: elements read their objects and find damage.
+//! `tidemill scrub`: nodes read their objects and find damage.
 
 use crate::context::Context;
 use crate::files;
@@ -11,12 +11,12 @@ use tidemill_client::Server;
 use tidemill_wire::v1;
 
 const EXAMPLES: &str = "Examples:
-  tidemill scrub                    all objects of all elements, in the background
-  tidemill scrub --element 2 --wait
+  tidemill scrub                    all objects of all nodes, in the background
+  tidemill scrub --node 2 --wait
   tidemill scrub --wait /raw        the files below a folder, with the findings
   tidemill --json scrub --wait /raw | jq '.damaged[].path'
 
-Elements compare objects with their hashes, made soon after the seal. A damaged object is restored from
+Nodes compare objects with their hashes, made soon after the seal. A damaged object is restored from
 another copy, if one exists; `tidemill health` lists objects that could not be restored.
 
 Exit codes: 0 no damage (or without --wait), 1 damage was found, repaired or not, or not all objects could be read.";
@@ -24,16 +24,16 @@ Exit codes: 0 no damage (or without --wait), 1 damage was found, repaired or not
 /// How often it is asked how far it is.
 const PERIOD: Duration = Duration::from_millis(300);
 
-/// Have elements read their objects and compare them with the sealed content (root and the server's user only)
+/// Have nodes read their objects and compare them with the sealed content (root and the server's user only)
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// A file, or a folder with all files below it [default: everything]
     #[arg(value_name = "PATH")]
     path: Option<OsString>,
-    /// Id of the element, to scrub it only
+    /// Id of the node, to scrub it only
     #[arg(long, value_name = "ID")]
-    element: Option<u32>,
+    node: Option<u32>,
     /// Wait until all objects are read, and report the findings
     #[arg(long)]
     wait: bool,
@@ -44,7 +44,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     let server = context.connect().await?;
     let request = v1::ScrubRequest {
         path: path.unwrap_or_default().into_bytes(),
-        element: args.element,
+        node: args.node,
     };
     let asked = server.health().scrub(request).await;
     let asked = asked.map_err(|status| server.explain(status))?.into_inner();
@@ -60,7 +60,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     Ok(ExitCode::from(u8::from(!well)))
 }
 
-/// Waits until all online elements have read the requested objects.
+/// Waits until all online nodes have read the requested objects.
 async fn ended(
     server: &Server,
     asked: &v1::ScrubReply,
@@ -76,7 +76,7 @@ async fn ended(
         let objects: u64 = reply.scrubs.iter().map(|one| one.objects).sum();
         let text = format!("{objects} objects read");
         progress.now(&text);
-        let up = |one: &&v1::ElementScrub| !asked.away.contains(&one.element);
+        let up = |one: &&v1::NodeScrub| !asked.away.contains(&one.node);
         if reply.scrubs.iter().filter(up).all(|one| one.ended > 0) {
             progress.end();
             return Ok(reply);

@@ -1,6 +1,6 @@
 //! `tidemill server`: the server of an array, in the foreground.
 
-use super::element;
+use super::node;
 use crate::config::BurstFull;
 use crate::context::Context;
 use crate::format::{Copies, Length, OrOff, QueueText, Size};
@@ -14,17 +14,17 @@ use tidemill_client::Endpoint;
 use tidemill_core::burst::Limits;
 use tidemill_core::copies::Wanted;
 use tidemill_core::event::Role;
-use tidemill_core::id::ElementId;
+use tidemill_core::id::NodeId;
 use tidemill_core::time::Span;
 use tidemill_server::elastic::{Command, Commands};
 
 const EXAMPLES: &str = "Examples:
   tidemill server                                     for this machine only
-  tidemill server --listen 10.0.0.1:7700              for elements and mounts on other hosts
+  tidemill server --listen 10.0.0.1:7700              for nodes and mounts on other hosts
   tidemill server --host-cores 8                      run reduce tasks on the server's own cores
   tidemill server --queue nats://10.0.0.5:4222        labels wait in NATS
 
-The folder holds the database, the socket `server.sock`, `token` (copy it to elements and mounts on other
+The folder holds the database, the socket `server.sock`, `token` (copy it to nodes and mounts on other
 hosts, nobody else), `authority.pem` (copy it nowhere) and `address`, the TCP address. The server ends on SIGTERM; jobs continue
 after its next start.";
 
@@ -34,7 +34,7 @@ pub(crate) const QUEUE: &str = "TIDEMILL_SERVER_QUEUE";
 /// Place of waiting labels, for all commands that start a server.
 #[derive(Debug, Default, clap::Args)]
 pub(crate) struct QueueArg {
-    /// Place where labels wait for their elements: journal (the server's database), or NATS servers with `JetStream`, as
+    /// Place where labels wait for their nodes: journal (the server's database), or NATS servers with `JetStream`, as
     /// <nats://HOST:PORT>, several separated by commas; ?replicas=3 at the end stores each label on three servers. An address with
     /// a
     /// password belongs into the configuration or the environment, which other users don't see [default: journal]
@@ -42,8 +42,8 @@ pub(crate) struct QueueArg {
     pub(crate) queue: Option<QueueText>,
 }
 
-/// The element that stands for the server's own cores. Elements that keep data have lower ids.
-pub(crate) const HOST_ELEMENT: ElementId = ElementId(1000);
+/// The node that stands for the server's own cores. Nodes that keep data have lower ids.
+pub(crate) const HOST_NODE: NodeId = NodeId(1000);
 
 /// Run the server of an array in the foreground
 #[derive(Debug, clap::Args)]
@@ -76,27 +76,27 @@ pub(crate) struct Args {
     /// Policy of jobs that name none [default: min-wait]
     #[arg(long, value_name = "POLICY", env = "TIDEMILL_SERVER_POLICY")]
     policy: Option<String>,
-    /// Seconds after which the work of an offline element is given to other elements [default: 10]
-    #[arg(long, value_name = "SECONDS", env = "TIDEMILL_SERVER_ELEMENT_TIMEOUT")]
-    element_timeout: Option<u64>,
-    /// Assumed rate at which elements pull from each other, in bytes per second, until a measurement [default: 125M]
+    /// Seconds after which the work of an offline node is given to other nodes [default: 10]
+    #[arg(long, value_name = "SECONDS", env = "TIDEMILL_SERVER_NODE_TIMEOUT")]
+    node_timeout: Option<u64>,
+    /// Assumed rate at which nodes pull from each other, in bytes per second, until a measurement [default: 125M]
     #[arg(long, value_name = "SIZE", env = "TIDEMILL_SERVER_LINK")]
     link: Option<Size>,
     /// Time that finished jobs stay on the list, such as 30d [default: until they are deleted]
     #[arg(long, value_name = "TIME", env = "TIDEMILL_SERVER_KEEP_JOBS")]
     keep_jobs: Option<Length>,
-    /// Number of elements with a copy of each file, on other hosts first, 1 to 8, such as 2, or 2,now if seals wait for
+    /// Number of nodes with a copy of each file, on other hosts first, 1 to 8, such as 2, or 2,now if seals wait for
     /// the copies; folders may have another number [default: 1]
     #[arg(long, value_name = "N[,now]", env = "TIDEMILL_SERVER_COPIES")]
     copies: Option<Wanted>,
-    /// Time for which an element may be offline before its copies of files are made again elsewhere, such as 30m [default: 10m]
+    /// Time for which a node may be offline before its copies of files are made again elsewhere, such as 30m [default: 10m]
     #[arg(long, value_name = "TIME", env = "TIDEMILL_SERVER_REPAIR_AFTER")]
     repair_after: Option<Length>,
-    /// Interval at which an idle element reads all its objects and compares them with the sealed content, such as
+    /// Interval at which an idle node reads all its objects and compares them with the sealed content, such as
     /// 30d; off: only by `tidemill scrub` [default: 7d]
     #[arg(long, value_name = "TIME|off", env = "TIDEMILL_SERVER_SCRUB_EVERY")]
     scrub_every: Option<OrOff<Length>>,
-    /// Maximum rate of copies for repairs and moves, all elements together, in bytes per second, such as 50M; 0: no limit [default:
+    /// Maximum rate of copies for repairs and moves, all nodes together, in bytes per second, such as 50M; 0: no limit [default:
     /// 250M]
     #[arg(long, value_name = "SIZE", env = "TIDEMILL_SERVER_MOVE_RATE")]
     move_rate: Option<Size>,
@@ -104,19 +104,19 @@ pub(crate) struct Args {
     queue: QueueArg,
     #[command(flatten)]
     draining: Draining,
-    /// Time without use after which elements are suspended, such as 10m, until something needs them; off: only by `tidemill
-    /// element suspend` [default: off]
+    /// Time without use after which nodes are suspended, such as 10m, until something needs them; off: only by `tidemill
+    /// node suspend` [default: off]
     #[arg(long, value_name = "TIME|off", env = "TIDEMILL_SERVER_SUSPEND_AFTER")]
     suspend_after: Option<OrOff<Length>>,
-    /// Command to run after an element was suspended, with its number in $TIDEMILL_ELEMENT, such as "ssh node$TIDEMILL_ELEMENT
+    /// Command to run after a node was suspended, with its number in $TIDEMILL_NODE, such as "ssh node$TIDEMILL_NODE
     /// systemctl
     /// suspend" [default: none, only its process ends]
     #[arg(long, value_name = "COMMAND", env = "TIDEMILL_SERVER_SUSPEND")]
     suspend: Option<String>,
-    /// Command that wakes an element, such as "wakeonlan …" [default: none, a waiting process wakes the element on request]
+    /// Command that wakes a node, such as "wakeonlan …" [default: none, a waiting process wakes the node on request]
     #[arg(long, value_name = "COMMAND", env = "TIDEMILL_SERVER_WAKE")]
     wake: Option<String>,
-    /// Maximum time for waking an element [default: 5m]
+    /// Maximum time for waking a node [default: 5m]
     #[arg(long, value_name = "TIME", env = "TIDEMILL_SERVER_WAKE_LIMIT")]
     wake_limit: Option<Length>,
     /// Maximum number of unfinished jobs of one user; root has no limit [default: 1000]
@@ -132,10 +132,10 @@ pub(crate) struct Args {
 /// Times and limits of the burst tier.
 #[derive(Debug, clap::Args)]
 struct Draining {
-    /// Time from the close of a file to its copy from the burst tier to elements that store, such as 5m [default: 30s]
+    /// Time from the close of a file to its copy from the burst tier to nodes that store, such as 5m [default: 30s]
     #[arg(long, value_name = "TIME", env = "TIDEMILL_SERVER_DRAIN_AFTER")]
     drain_after: Option<Length>,
-    /// Fill level of an element of the burst tier, in percent of its capacity, above which stored files are removed from it, the
+    /// Fill level of a node of the burst tier, in percent of its capacity, above which stored files are removed from it, the
     /// oldest first
     /// [default: 80]
     #[arg(long, value_name = "PERCENT", env = "TIDEMILL_SERVER_DRAIN_HIGH")]
@@ -143,16 +143,16 @@ struct Draining {
     /// Fill level in percent at which this removal stops [default: 60]
     #[arg(long, value_name = "PERCENT", env = "TIDEMILL_SERVER_DRAIN_LOW")]
     drain_low: Option<u8>,
-    /// Treatment of new files when the burst tier is full: wait (until files have drained) or store (write them to elements that
+    /// Treatment of new files when the burst tier is full: wait (until files have drained) or store (write them to nodes that
     /// store) [default: wait]
     #[arg(long, value_name = "WAY", env = "TIDEMILL_SERVER_BURST_FULL")]
     burst_full: Option<BurstFull>,
-    /// Percentage of the capacity of an element of the burst tier for the promises of all users together (`tidemill stage
+    /// Percentage of the capacity of a node of the burst tier for the promises of all users together (`tidemill stage
     /// reserve`); promises
     /// of root may exceed it [default: 50]
     #[arg(long, value_name = "PERCENT", env = "TIDEMILL_SERVER_RESERVE_MAX")]
     reserve_max: Option<u8>,
-    /// Percentage of an element's processors that maps of hooks leave to programs that write into the burst tier there, 0 to 99;
+    /// Percentage of a node's processors that maps of hooks leave to programs that write into the burst tier there, 0 to 99;
     /// with 0
     /// maps begin at once, without a wait [default: 90]
     #[arg(long, value_name = "PERCENT", env = "TIDEMILL_SERVER_BURST_SHARE")]
@@ -215,11 +215,10 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
             let ip = server.address().ip();
             anyhow::ensure!(
                 host_listen.is_some() || !ip.is_unspecified(),
-                "no address for the own cores: --listen {ip}; give --host-listen one that elements reach"
+                "no address for the own cores: --listen {ip}; give --host-listen one that nodes reach"
             );
             let endpoint = Endpoint::Unix(server.socket().to_path_buf());
-            let mut host =
-                tidemill_element::Config::new(HOST_ELEMENT, folder.join("host"), endpoint);
+            let mut host = tidemill_node::Config::new(HOST_NODE, folder.join("host"), endpoint);
             host.role = Role::Host;
             host.cores = cores;
             host.tls = tls;
@@ -247,8 +246,8 @@ fn config(args: Args, context: &Context) -> anyhow::Result<tidemill_server::Conf
     if let Some(policy) = args.policy.or_else(|| file.policy.clone()) {
         config.default_policy = policy;
     }
-    if let Some(seconds) = args.element_timeout.or(file.element_timeout) {
-        config.element_timeout = Duration::from_secs(seconds);
+    if let Some(seconds) = args.node_timeout.or(file.node_timeout) {
+        config.node_timeout = Duration::from_secs(seconds);
     }
     config.keep_jobs = args.keep_jobs.or(file.keep_jobs).map(|Length(time)| time);
     if let Some(Size(rate)) = args.link.or(file.link) {
@@ -284,13 +283,13 @@ fn config(args: Args, context: &Context) -> anyhow::Result<tidemill_server::Conf
     if let Some(Length(limit)) = args.wake_limit.or(file.wake_limit) {
         config.elastic.wake_limit = limit;
     }
-    for (element, own) in &file.elements {
+    for (node, own) in &file.nodes {
         let commands = Commands {
             suspend: own.suspend.clone().map(Command),
             wake: own.wake.clone().map(Command),
         };
-        let number = element.parse();
-        let number = number.with_context(|| format!("[server.elements.{element}]: no number"))?;
+        let number = node.parse();
+        let number = number.with_context(|| format!("[server.nodes.{node}]: no number"))?;
         config.elastic.each.insert(number, commands);
     }
     Ok(config)
@@ -304,9 +303,9 @@ fn note_address(folder: &Path, tls: bool, address: SocketAddr) -> anyhow::Result
         .with_context(|| file.display().to_string())
 }
 
-/// Runs the host element until we are asked to end. If the element fails, the server continues.
-async fn serve_with_host(config: tidemill_element::Config) -> anyhow::Result<()> {
-    let mut host = element::start(config).await?;
+/// Runs the host node until we are asked to end. If the node fails, the server continues.
+async fn serve_with_host(config: tidemill_node::Config) -> anyhow::Result<()> {
+    let mut host = node::start(config).await?;
     let ended = tokio::select! {
         ended = process::asked_to_end() => ended,
         error = host.failed() => {

@@ -18,22 +18,22 @@ use tonic::Code;
 
 const EXAMPLES: &str = "Examples:
   tidemill stage /input --wait              wait until all files below it have a copy in the burst tier
-  tidemill stage /input --element 8         on that element of the tier
+  tidemill stage /input --node 8         on that node of the tier
   tidemill --json stage /input | jq .bytes
   tidemill drain /output --free --wait      the other way, after the program has ended
   tidemill stage reserve 100GB --folder /run/42 --wait   room in the tier for new files there
   tidemill stage list
   tidemill stage release /run/42
 
-Without --element, the copies are made on an element of the tier on this host, if it has one, else on the element with the most room.
+Without --node, the copies are made on a node of the tier on this host, if it has one, else on the node with the most room.
 `copies` does not count them. They are removed when room is needed, in the order of staging. You need the right to read the files.";
 
 const RESERVE_EXAMPLES: &str = "Examples:
   tidemill stage reserve 100GB --folder /run/42            fail at once if room is missing
   tidemill stage reserve 100GB --folder /run/42 --wait     wait until enough files have drained, or other promises have ended
-  tidemill stage reserve 1TB --folder /run/42 --for 4h --element 8
+  tidemill stage reserve 1TB --folder /run/42 --for 4h --node 8
 
-New files of all users below the folder are written to that element, and use the promise up. The promise ends after --for, by
+New files of all users below the folder are written to that node, and use the promise up. The promise ends after --for, by
 `tidemill stage release`, or with the folder. Other new files only begin in room that is not promised. An open file counts as 16 MiB.";
 
 /// How often a promise is asked for again.
@@ -51,9 +51,9 @@ pub(crate) struct Args {
     /// Wait until all files are copied, and print the progress
     #[arg(long)]
     wait: bool,
-    /// Element id
+    /// Node id
     #[arg(long, value_name = "N")]
-    element: Option<u32>,
+    node: Option<u32>,
 }
 
 #[derive(Debug, clap::Subcommand)]
@@ -81,9 +81,9 @@ struct Reserve {
     /// Maximum duration, such as 4h [default: 1d]
     #[arg(long = "for", value_name = "TIME")]
     lasts: Option<Length>,
-    /// Element id
+    /// Node id
     #[arg(long, value_name = "N")]
-    element: Option<u32>,
+    node: Option<u32>,
     /// Wait until the room is free
     #[arg(long)]
     wait: bool,
@@ -94,7 +94,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         Some(command) => promises(command, context).await?,
         None => {
             let bring = v1::Bring {
-                element: args.element.map_or(0, |element| element.saturating_add(1)),
+                node: args.node.map_or(0, |node| node.saturating_add(1)),
                 host: tidemill_client::host::id(),
             };
             let request = v1::StageRequest {
@@ -156,7 +156,7 @@ async fn reserve(args: Reserve, context: &Context, server: &Server) -> anyhow::R
         credentials: Some(credentials()),
         path: files::path(&args.folder)?.into_bytes(),
         bytes,
-        element: args.element.map_or(0, |element| element.saturating_add(1)),
+        node: args.node.map_or(0, |node| node.saturating_add(1)),
         host: tidemill_client::host::id(),
         for_ns: lasts.transpose().context("--for is too long")?.unwrap_or(0),
         wait: args.wait,
@@ -176,10 +176,10 @@ async fn reserve(args: Reserve, context: &Context, server: &Server) -> anyhow::R
         }
     };
     let text = format!(
-        "promise {}: {} of element {} for new files below {} until {} (UTC)",
+        "promise {}: {} of node {} for new files below {} until {} (UTC)",
         promise.id,
         format::bytes(promise.bytes),
-        promise.element,
+        promise.node,
         line(&String::from_utf8_lossy(&promise.folder)),
         format::time(promise.until)
     );

@@ -8,9 +8,9 @@ use tidemill_wire::v1;
 
 const EXAMPLES: &str = "Examples:
   tidemill status
-  tidemill --json status | jq '.elements[] | select(.up | not)'";
+  tidemill --json status | jq '.nodes[] | select(.up | not)'";
 
-/// Show the server, the elements and the running jobs
+/// Show the server, the nodes and the running jobs
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {

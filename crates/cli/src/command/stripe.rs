@@ -1,4 +1,4 @@
-//! `tidemill stripe`: how new files below a folder are spread over elements.
+//! `tidemill stripe`: how new files below a folder are spread over nodes.
 
 use super::put;
 use crate::context::{Context, credentials};
@@ -15,13 +15,13 @@ use tidemill_core::layout::Stripes;
 use tidemill_wire::v1::{self, Kind, name_op::Op, name_result::Result as Answer};
 
 const EXAMPLES: &str = "Examples:
-  tidemill stripe /big 1MiB        new files below /big: 1 MiB to each element in turn
-  tidemill stripe /big 4MiB,8      to 8 elements each
+  tidemill stripe /big 1MiB        new files below /big: 1 MiB to each node in turn
+  tidemill stripe /big 4MiB,8      to 8 nodes each
   tidemill stripe /big off         new files are whole again
   tidemill stripe /big             show the stripes of the folder
   tidemill stripe --rewrite /big/file 1MiB,4     rewrite the file itself
   tidemill stripe --rewrite /big 1MiB            rewrite all existing files below /big
-  tidemill layout /big/file        show the elements with the bytes of a file
+  tidemill layout /big/file        show the nodes with the bytes of a file
 
 An existing file stays as it is until it is written again. --rewrite writes it now, with the same bytes, owner, mode, time
 and number of copies, as a new version, and refuses a file that is being written.";
@@ -29,7 +29,7 @@ and number of copies, as a new version, and refuses a file that is being written
 /// The folder attribute.
 const NAME: &[u8] = b"user.tidemill.stripe";
 
-/// Stripe new files below a folder over elements
+/// Stripe new files below a folder over nodes
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -39,7 +39,7 @@ pub(crate) struct Args {
     /// Rewrite the file, or all files below the folder, in the new stripes
     #[arg(long, requires = "stripes")]
     rewrite: bool,
-    /// Bytes of a stripe, a multiple of 4 KiB (bytes, KiB, MiB, GiB), and number of elements [default: all]; `off`: whole files
+    /// Bytes of a stripe, a multiple of 4 KiB (bytes, KiB, MiB, GiB), and number of nodes [default: all]; `off`: whole files
     #[arg(value_name = "UNIT[,WIDTH]|off", value_parser = stripes)]
     stripes: Option<String>,
 }

@@ -48,10 +48,10 @@ pub(crate) struct Args {
     /// they would wait for
     #[arg(long, conflicts_with = "watch")]
     dry_run: bool,
-    /// For --dry-run: power of an element with all cores busy, such as '190 W'
+    /// For --dry-run: power of a node with all cores busy, such as '190 W'
     #[arg(long, env = "TIDEMILL_SUBMIT_BUSY_POWER", value_name = "POWER")]
     busy_power: Option<Watts>,
-    /// For --dry-run: power of an element with no core busy
+    /// For --dry-run: power of a node with no core busy
     #[arg(long, env = "TIDEMILL_SUBMIT_IDLE_POWER", value_name = "POWER")]
     idle_power: Option<Watts>,
     /// For --dry-run: price of energy, such as '0.30 EUR/kWh'

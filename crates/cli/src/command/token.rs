@@ -53,7 +53,7 @@ struct Create {
     /// Name or number of the token's user [default: yours]
     #[arg(long, value_name = "USER", value_parser = user)]
     user: Option<u32>,
-    /// Make a token without a user: its bearer may act for anybody, as with the array's token. For mounts and elements of one host
+    /// Make a token without a user: its bearer may act for anybody, as with the array's token. For mounts and nodes of one host
     #[arg(long, conflicts_with_all = ["user", "read_only"])]
     trusted: bool,
     /// Restrict the token to reading

@@ -15,14 +15,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ExitCode};
 use std::time::{Duration, Instant};
 use tidemill_client::Endpoint;
-use tidemill_element::outside::packs::Packing;
 use tidemill_mount::mountpoint::{self, is_mounted};
+use tidemill_node::outside::packs::Packing;
 
 const EXAMPLES: &str = "Examples:
-  tidemill up                                   a server, four elements, a mount at DIR/mnt
-  tidemill up --elements 8 --cores 2 --host-cores 4
-  tidemill up --warehouse 2GiB                  add an element in memory, for folders that ask for it
-  tidemill up --burst /nvme/tidemill            add an element of the burst tier on a fast disk, for new files
+  tidemill up                                   a server, four nodes, a mount at DIR/mnt
+  tidemill up --nodes 8 --cores 2 --host-cores 4
+  tidemill up --warehouse 2GiB                  add a node in memory, for folders that ask for it
+  tidemill up --burst /nvme/tidemill            add a node of the burst tier on a fast disk, for new files
   tidemill up --burst /nvme/tidemill --outside s3://bucket/run --outside-keys ~/keys
                                                 and drain files to an object store
   tidemill --dir /data/array up --mount /mnt/array
@@ -36,31 +36,31 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// How often a part is asked whether it is ready.
 const PERIOD: Duration = Duration::from_millis(20);
 
-/// Elements of a new array.
-const ELEMENTS: u32 = 4;
+/// Nodes of a new array.
+const NODES: u32 = 4;
 
-/// The element in memory.
+/// The node in memory.
 const WAREHOUSE: u32 = 999;
-/// The element of the burst tier.
+/// The node of the burst tier.
 const BURST: u32 = 998;
-/// The element whose files are outside.
+/// The node whose files are outside.
 const OUTSIDE: u32 = 997;
 
-/// Start a server, elements and a mount on this machine, in the background
+/// Start a server, nodes and a mount on this machine, in the background
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Number of elements [default: the present number in DIR, else 4]
-    #[arg(long, short = 'n', value_name = "N", env = "TIDEMILL_UP_ELEMENTS")]
-    elements: Option<u32>,
-    /// Size of an additional element, number 999, that keeps files in memory [default: as before]
+    /// Number of nodes [default: the present number in DIR, else 4]
+    #[arg(long, short = 'n', value_name = "N", env = "TIDEMILL_UP_NODES")]
+    nodes: Option<u32>,
+    /// Size of an additional node, number 999, that keeps files in memory [default: as before]
     #[arg(long, value_name = "SIZE", env = "TIDEMILL_UP_WAREHOUSE")]
     warehouse: Option<Size>,
-    /// Folder of an additional element, number 998, of the burst tier, on a fast disk [default: as before]
+    /// Folder of an additional node, number 998, of the burst tier, on a fast disk [default: as before]
     #[arg(long, value_name = "FOLDER", env = "TIDEMILL_UP_BURST")]
     burst: Option<PathBuf>,
-    /// External store of an additional element, number 997: file:///FOLDER, s3://BUCKET/…, webdav(s)://HOST/…; files of the burst
-    /// tier drain to this element [default: as before]
+    /// External store of an additional node, number 997: file:///FOLDER, s3://BUCKET/…, webdav(s)://HOST/…; files of the burst
+    /// tier drain to this node [default: as before]
     #[arg(long, value_name = "URI", env = "TIDEMILL_UP_OUTSIDE")]
     outside: Option<String>,
     /// File with the keys of that store, which nobody else may be able to read [default: as before, or none]
@@ -71,7 +71,7 @@ pub(crate) struct Args {
         env = "TIDEMILL_UP_OUTSIDE_KEYS"
     )]
     outside_keys: Option<PathBuf>,
-    /// Format of files in that store: files, dedup or "dedup | zstd", as for `tidemill element --outside-as` [default: as before,
+    /// Format of files in that store: files, dedup or "dedup | zstd", as for `tidemill node --outside-as` [default: as before,
     /// at
     /// first files]
     #[arg(
@@ -81,8 +81,8 @@ pub(crate) struct Args {
         env = "TIDEMILL_UP_OUTSIDE_AS"
     )]
     outside_as: Option<Packing>,
-    /// Number of kernels that each element runs at once [default: the machine's cores, divided among the elements]
-    #[arg(long, value_name = "C", env = "TIDEMILL_ELEMENT_CORES")]
+    /// Number of kernels that each node runs at once [default: the machine's cores, divided among the nodes]
+    #[arg(long, value_name = "C", env = "TIDEMILL_NODE_CORES")]
     cores: Option<u32>,
     /// Mountpoint [default: DIR/mnt]
     #[arg(long, value_name = "PATH", env = "TIDEMILL_MOUNT_PATH")]
@@ -105,7 +105,7 @@ struct Done {
 }
 
 pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
-    let mut ids = element_ids(&args, context)?;
+    let mut ids = node_ids(&args, context)?;
     let disks = ids.len();
     let warehouse = warehouse(&args, context)?;
     let burst = burst(&args, context)?;
@@ -120,11 +120,11 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     up.until("the server", async |up| up.connect().await.is_some())
         .await?;
     for &id in &ids {
-        let folder = up.context.array.element(id);
-        up.element((id, &folder), &args, disks)?;
+        let folder = up.context.array.node(id);
+        up.node((id, &folder), &args, disks)?;
     }
     if let Some(folder) = burst {
-        up.element((BURST, &folder), &args, disks)?;
+        up.node((BURST, &folder), &args, disks)?;
         ids.push(BURST);
     }
     if let Some(at) = &outside {
@@ -135,7 +135,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         up.warehouse(bytes)?;
         ids.push(WAREHOUSE);
     }
-    up.until("the elements", async |up| up.elements_are_up(&ids).await)
+    up.until("the nodes", async |up| up.nodes_are_up(&ids).await)
         .await?;
     let mount = match mount_path(&args, context) {
         Ok(path) => {
@@ -155,39 +155,38 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
 }
 
 /// Those that have a folder here, since they may hold data, and as many as were asked for.
-fn element_ids(args: &Args, context: &Context) -> anyhow::Result<Vec<u32>> {
-    let mut there = context.array.elements();
+fn node_ids(args: &Args, context: &Context) -> anyhow::Result<Vec<u32>> {
+    let mut there = context.array.nodes();
     // One of another kind may be all that the array was to have.
     let burst = noted_burst(context)?;
-    let is_new =
-        there.is_empty() && !burst.is_some_and(|folder| folder.join("element.db").exists());
+    let is_new = there.is_empty() && !burst.is_some_and(|folder| folder.join("node.db").exists());
     there.retain(|id| ![WAREHOUSE, BURST, OUTSIDE].contains(id));
-    let folder = |id: u32| context.array.element(id);
-    let removed = there.extract_if(.., |id| tidemill_element::is_removed(&folder(*id)));
+    let folder = |id: u32| context.array.node(id);
+    let removed = there.extract_if(.., |id| tidemill_node::is_removed(&folder(*id)));
     let removed: Vec<u32> = removed.collect();
     for id in &removed {
-        let folder = context.array.element(*id);
+        let folder = context.array.node(*id);
         context.note(format_args!(
-            "element {id} was taken out of the array and is not started; its folder {} can be removed",
+            "node {id} was taken out of the array and is not started; its folder {} can be removed",
             folder.display()
         ));
     }
-    let wanted = args.elements.or(context.config.up.elements);
-    let count = wanted.unwrap_or(if is_new { ELEMENTS } else { 0 });
+    let wanted = args.nodes.or(context.config.up.nodes);
+    let count = wanted.unwrap_or(if is_new { NODES } else { 0 });
     let mut ids: std::collections::BTreeSet<u32> = there.into_iter().chain(0..count).collect();
     ids.retain(|id| !removed.contains(id));
     if let Some(count) = wanted
         && ids.len() > count as usize
     {
         context.note(format_args!(
-            "{} elements have folders here and may hold data: all are started",
+            "{} nodes have folders here and may hold data: all are started",
             ids.len()
         ));
     }
     Ok(ids.into_iter().collect())
 }
 
-/// Returns the capacity of the element in memory, if it is wanted or existed before.
+/// Returns the capacity of the node in memory, if it is wanted or existed before.
 fn warehouse(args: &Args, context: &Context) -> anyhow::Result<Option<u64>> {
     let path = context.array.warehouse();
     let shown = || path.display().to_string();
@@ -203,7 +202,7 @@ fn warehouse(args: &Args, context: &Context) -> anyhow::Result<Option<u64>> {
     }
 }
 
-/// The folder of the element of the burst tier, if there is to be one or was before.
+/// The folder of the node of the burst tier, if there is to be one or was before.
 fn burst(args: &Args, context: &Context) -> anyhow::Result<Option<PathBuf>> {
     let note = context.array.burst();
     let shown = || note.display().to_string();
@@ -213,8 +212,8 @@ fn burst(args: &Args, context: &Context) -> anyhow::Result<Option<PathBuf>> {
             && before != folder
         {
             anyhow::bail!(
-                "element {BURST} has its files in {}, and can't be moved to {} like that: start it there as before, or empty it \
-                 (`tidemill drain / --free --wait`), stop it, take it out (`tidemill element remove {BURST}`) and remove {}",
+                "node {BURST} has its files in {}, and can't be moved to {} like that: start it there as before, or empty it \
+                 (`tidemill drain / --free --wait`), stop it, take it out (`tidemill node remove {BURST}`) and remove {}",
                 before.display(),
                 folder.display(),
                 shown()
@@ -237,7 +236,7 @@ fn noted_burst(context: &Context) -> anyhow::Result<Option<PathBuf>> {
     }
 }
 
-/// Where the files of an element are that has them outside.
+/// Where the files of a node are that has them outside.
 #[derive(Debug, PartialEq, Eq)]
 struct At {
     uri: String,
@@ -273,14 +272,14 @@ fn outside(args: &Args, context: &Context) -> anyhow::Result<Option<At>> {
     let keys = keys.or_else(|| before.as_ref()?.keys.clone());
     if let Some(before) = before.as_ref().filter(|before| before.uri != *uri) {
         anyhow::bail!(
-            "element {OUTSIDE} has its files in {}, and can't be moved to {uri} like that: start it as before, or empty it \
-             (`tidemill element drain {OUTSIDE} --wait`), stop it, take it out (`tidemill element remove {OUTSIDE}`) and remove {}",
+            "node {OUTSIDE} has its files in {}, and can't be moved to {uri} like that: start it as before, or empty it \
+             (`tidemill node drain {OUTSIDE} --wait`), stop it, take it out (`tidemill node remove {OUTSIDE}`) and remove {}",
             before.uri,
             shown()
         );
     }
     // It would not start, and tell so in its log only.
-    super::element::outside::open(uri, keys.as_deref())
+    super::node::outside::open(uri, keys.as_deref())
         .with_context(|| format!("--outside: can't have files in {uri}"))?;
     let packing = args.outside_as.or(file.outside_as);
     let packing = packing.or(before.map(|before| before.packing));
@@ -363,40 +362,40 @@ impl Up<'_> {
         }
     }
 
-    /// Starts the element whose files are outside.
-    fn outside(&mut self, at: &At, args: &Args, elements: usize) -> anyhow::Result<()> {
-        let folder = self.context.array.element(OUTSIDE);
-        let mut flags = self.flags_of((OUTSIDE, &folder), args, elements);
+    /// Starts the node whose files are outside.
+    fn outside(&mut self, at: &At, args: &Args, nodes: usize) -> anyhow::Result<()> {
+        let folder = self.context.array.node(OUTSIDE);
+        let mut flags = self.flags_of((OUTSIDE, &folder), args, nodes);
         flags.extend(["--outside".into(), OsString::from(&at.uri)]);
         if let Some(keys) = &at.keys {
             flags.extend(["--outside-keys".into(), keys.into()]);
         }
         flags.extend(["--outside-as".into(), at.packing.to_string().into()]);
-        self.start(&format!("element-{OUTSIDE}"), flags, None)
+        self.start(&format!("node-{OUTSIDE}"), flags, None)
     }
 
-    fn element(
+    fn node(
         &mut self,
         (id, folder): (u32, &Path),
         args: &Args,
-        elements: usize,
+        nodes: usize,
     ) -> anyhow::Result<()> {
-        let mut flags = self.flags_of((id, folder), args, elements);
+        let mut flags = self.flags_of((id, folder), args, nodes);
         if id == BURST {
             flags.extend(["--tier".into(), "burst".into()]);
         }
-        self.start(&format!("element-{id}"), flags, None)
+        self.start(&format!("node-{id}"), flags, None)
     }
 
-    fn flags_of(&self, (id, folder): (u32, &Path), args: &Args, elements: usize) -> Vec<OsString> {
+    fn flags_of(&self, (id, folder): (u32, &Path), args: &Args, nodes: usize) -> Vec<OsString> {
         let all = std::thread::available_parallelism().map_or(1, usize::from);
-        let shared = u32::try_from(all / elements.max(1)).unwrap_or(1).max(1);
+        let shared = u32::try_from(all / nodes.max(1)).unwrap_or(1).max(1);
         let cores = args
             .cores
-            .or(self.context.config.element.cores)
+            .or(self.context.config.node.cores)
             .unwrap_or(shared);
         let mut flags: Vec<OsString> = vec![
-            "element".into(),
+            "node".into(),
             "--id".into(),
             id.to_string().into(),
             "--folder".into(),
@@ -406,15 +405,15 @@ impl Up<'_> {
             "--listen".into(),
             "127.0.0.1:0".into(),
         ];
-        flags.extend(self.memory_of_each(elements));
+        flags.extend(self.memory_of_each(nodes));
         flags
     }
 
-    /// Starts the element in memory, which runs nothing.
+    /// Starts the node in memory, which runs nothing.
     fn warehouse(&mut self, bytes: u64) -> anyhow::Result<()> {
-        let folder = self.context.array.element(WAREHOUSE);
+        let folder = self.context.array.node(WAREHOUSE);
         let flags: [OsString; 11] = [
-            "element".into(),
+            "node".into(),
             "--id".into(),
             WAREHOUSE.to_string().into(),
             "--folder".into(),
@@ -426,13 +425,13 @@ impl Up<'_> {
             "--listen".into(),
             "127.0.0.1:0".into(),
         ];
-        self.start(&format!("element-{WAREHOUSE}"), flags.into(), None)
+        self.start(&format!("node-{WAREHOUSE}"), flags.into(), None)
     }
 
-    /// Elements of one machine must not promise all of its memory each; what an administrator says counts as said.
-    fn memory_of_each(&self, elements: usize) -> Vec<OsString> {
-        let file = &self.context.config.element;
-        let variables = ["TIDEMILL_ELEMENT_MEMORY", "TIDEMILL_ELEMENT_KERNELS_MEMORY"];
+    /// Nodes of one machine must not promise all of its memory each; what an administrator says counts as said.
+    fn memory_of_each(&self, nodes: usize) -> Vec<OsString> {
+        let file = &self.context.config.node;
+        let variables = ["TIDEMILL_NODE_MEMORY", "TIDEMILL_NODE_KERNELS_MEMORY"];
         let said = file.memory.is_some() || file.kernels_memory.is_some();
         if said
             || variables
@@ -441,7 +440,7 @@ impl Up<'_> {
         {
             return Vec::new();
         }
-        let memory = tidemill_element::config::machine_memory_bytes() / elements.max(1) as u64;
+        let memory = tidemill_node::config::machine_memory_bytes() / nodes.max(1) as u64;
         vec!["--memory".into(), memory.to_string().into()]
     }
 
@@ -552,16 +551,16 @@ impl Up<'_> {
             .ok()
     }
 
-    async fn elements_are_up(&self, ids: &[u32]) -> bool {
+    async fn nodes_are_up(&self, ids: &[u32]) -> bool {
         let Some(server) = self.connect().await else {
             return false;
         };
         let status = server.status().await.unwrap_or_default();
         ids.iter().all(|id| {
             status
-                .elements
+                .nodes
                 .iter()
-                .any(|element| element.element == *id && (element.up || is_suspended(element)))
+                .any(|node| node.node == *id && (node.up || is_suspended(node)))
         })
     }
 }
@@ -577,9 +576,9 @@ fn free_again(noted: &str) -> Option<Result<SocketAddr, SocketAddr>> {
     Some(bound.map(|_| address).map_err(|_| address))
 }
 
-/// Whether the element is suspended, which counts as running.
-fn is_suspended(element: &tidemill_wire::v1::Element) -> bool {
-    element.sleep.as_ref().is_some_and(|sleep| sleep.suspended)
+/// Whether the node is suspended, which counts as running.
+fn is_suspended(node: &tidemill_wire::v1::Node) -> bool {
+    node.sleep.as_ref().is_some_and(|sleep| sleep.suspended)
 }
 
 fn tell(context: &Context, done: &Done, ids: &[u32], mount: Option<&Path>) -> anyhow::Result<()> {
@@ -618,7 +617,7 @@ fn tell(context: &Context, done: &Done, ids: &[u32], mount: Option<&Path>) -> an
         "dir": dir,
         "endpoint": Endpoint::Unix(context.array.socket()).to_string(),
         "mount": mount.map(exact),
-        "elements": ids,
+        "nodes": ids,
         "started": done.started,
         "already_running": done.already,
     });

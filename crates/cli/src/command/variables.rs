@@ -28,10 +28,10 @@ const EXAMPLES: &str = "Examples:
 
 /// Maximum number of pieces whose places are counted. The output mentions further pieces.
 const PIECES_MAX: u64 = 1 << 20;
-/// Files of a Zarr in the array whose elements are looked up.
+/// Files of a Zarr in the array whose nodes are looked up.
 const FILES_MAX: usize = 4096;
 
-/// Show the variables of a netCDF, HDF5, Zarr or FITS file, and the elements with their bytes
+/// Show the variables of a netCDF, HDF5, Zarr or FITS file, and the nodes with their bytes
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -156,10 +156,10 @@ fn count(found: Pieces<'_>, places: &mut dyn Places) -> tidemill_format::Result<
                 more = true;
                 break 'all;
             }
-            for (part, element, bytes) in places.of(&span) {
-                let place = all.entry((part, element)).or_insert(Place {
+            for (part, node, bytes) in places.of(&span) {
+                let place = all.entry((part, node)).or_insert(Place {
                     part,
-                    element,
+                    node,
                     bytes: 0,
                     pieces: 0,
                 });
@@ -174,10 +174,10 @@ fn count(found: Pieces<'_>, places: &mut dyn Places) -> tidemill_format::Result<
     })
 }
 
-/// A part, the element that it is read from, and how many bytes.
+/// A part, the node that it is read from, and how many bytes.
 type At = (Option<usize>, Option<u32>, u64);
 
-/// Which part and element have the bytes of a span, and how many of them.
+/// Which part and node have the bytes of a span, and how many of them.
 trait Places {
     fn of(&mut self, span: &Span) -> Vec<At>;
 }
@@ -196,11 +196,7 @@ fn parts_of(file: &Ranged<'_>, offset: u64, size: u64) -> Vec<At> {
     let whole = spans.len() == 1;
     let of = |(part, range): (usize, std::ops::Range<u64>)| {
         let bytes = if whole { size } else { range.end - range.start };
-        (
-            Some(part),
-            file.element(part).map(|element| element.0),
-            bytes,
-        )
+        (Some(part), file.node(part).map(|node| node.0), bytes)
     };
     spans.into_iter().map(of).collect()
 }
@@ -264,7 +260,7 @@ pub(crate) struct ArrayFolder<'a> {
     server: &'a Server,
     transfer: &'a Transfer,
     root: files::Path,
-    /// Files whose elements were looked up.
+    /// Files whose nodes were looked up.
     known: Mutex<BTreeMap<String, Vec<At>>>,
 }
 
@@ -318,7 +314,7 @@ impl Places for &ArrayFolder<'_> {
             )
         });
         // Each file has parts of its own: numbers of them would say nothing of the whole.
-        let place = |(_, element, bytes): &At| (None, *element, *bytes);
+        let place = |(_, node, bytes): &At| (None, *node, *bytes);
         if found.is_empty() {
             unknown
         } else {

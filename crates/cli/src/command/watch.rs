@@ -242,7 +242,7 @@ impl Bars {
             });
             *sums[index].1.entry(state(task.state)).or_default() += 1;
             if task.state() == v1::State::Running {
-                running.push(format!("{} on {}", task.name, task.element));
+                running.push(format!("{} on {}", task.name, task.node));
             }
         }
         let width = sums

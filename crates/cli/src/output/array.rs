@@ -1,4 +1,4 @@
-//! State of the whole array: its elements, its server, its running jobs.
+//! State of the whole array: its nodes, its server, its running jobs.
 
 use super::health::{HealthView, conditions_json, conditions_text};
 use super::{View, energy, table, write_table};
@@ -36,21 +36,21 @@ impl View for ArrayView {
             status.default_policy
         )?;
         conditions_text(&status.conditions, out)?;
-        let up = status.elements.iter().filter(|element| element.up).count();
-        let sleeps = |element: &&v1::Element| element.sleep.as_ref().is_some_and(|s| s.suspended);
-        let suspended = match status.elements.iter().filter(sleeps).count() {
+        let up = status.nodes.iter().filter(|node| node.up).count();
+        let sleeps = |node: &&v1::Node| node.sleep.as_ref().is_some_and(|s| s.suspended);
+        let suspended = match status.nodes.iter().filter(sleeps).count() {
             0 => String::new(),
             count => format!(", {count} suspended"),
         };
         writeln!(
             out,
-            "elements  {up} of {} up{}, {} free of {}\n",
-            status.elements.len(),
+            "nodes     {up} of {} up{}, {} free of {}\n",
+            status.nodes.len(),
             suspended,
             format::bytes(status.free_bytes),
             format::bytes(status.capacity_bytes)
         )?;
-        self.elements_text(out)?;
+        self.nodes_text(out)?;
         self.sleep_text(out)?;
         self.staged_text(out)?;
         for hook in &status.hooks_behind {
@@ -100,7 +100,7 @@ impl View for ArrayView {
             "trouble": status.trouble,
             "capacity_bytes": status.capacity_bytes,
             "free_bytes": status.free_bytes,
-            "elements": status.elements.iter().map(element_json).collect::<Vec<_>>(),
+            "nodes": status.nodes.iter().map(node_json).collect::<Vec<_>>(),
             "mounts": status.mounts.iter().map(mount_json).collect::<Vec<_>>(),
             "health": health_word(status),
             "states": conditions_json(&status.conditions),
@@ -118,9 +118,9 @@ impl View for ArrayView {
 }
 
 impl ArrayView {
-    fn elements_text(&self, out: &mut dyn Write) -> io::Result<()> {
+    fn nodes_text(&self, out: &mut dyn Write) -> io::Result<()> {
         let header = [
-            "ELEMENT",
+            "NODE",
             "ROLE",
             "STATE",
             "CORES",
@@ -134,39 +134,39 @@ impl ArrayView {
             "URL",
         ];
         let mut rows = table(&header, &[0, 3, 4, 6, 7, 8, 9, 10]);
-        for element in &self.status.elements {
+        for node in &self.status.nodes {
             rows.add_row([
-                element.element.to_string(),
-                role_of(element),
-                state_of(element),
-                element.cores.to_string(),
-                match element.memory_bytes {
+                node.node.to_string(),
+                role_of(node),
+                state_of(node),
+                node.cores.to_string(),
+                match node.memory_bytes {
                     0 => "-".into(),
                     bytes => format::bytes(bytes),
                 },
-                resources(element),
-                element.running.to_string(),
-                element.queued.to_string(),
-                format::bytes(element.free_bytes),
-                format::bytes(element.capacity_bytes),
-                format::bytes(element.bytes_written),
-                element.url.clone(),
+                resources(node),
+                node.running.to_string(),
+                node.queued.to_string(),
+                format::bytes(node.free_bytes),
+                format::bytes(node.capacity_bytes),
+                format::bytes(node.bytes_written),
+                node.url.clone(),
             ]);
         }
         write_table(out, &rows)?;
-        if self.status.elements.is_empty() {
-            writeln!(out, "(none; start one with `tidemill element`)")?;
+        if self.status.nodes.is_empty() {
+            writeln!(out, "(none; start one with `tidemill node`)")?;
         }
         Ok(())
     }
 
     fn staged_text(&self, out: &mut dyn Write) -> io::Result<()> {
-        for element in &self.status.elements {
-            if let Some(outside) = &element.outside {
-                let (id, uri) = (element.element, tidemill_core::shown::line(&outside.uri));
+        for node in &self.status.nodes {
+            if let Some(outside) = &node.outside {
+                let (id, uri) = (node.node, tidemill_core::shown::line(&outside.uri));
                 let (files, bytes) = (outside.files, format::bytes(outside.bytes));
                 let files = format::count(files, "object");
-                write!(out, "element {id}: {bytes} in {files} in {uri}")?;
+                write!(out, "node {id}: {bytes} in {files} in {uri}")?;
                 if !outside.packing.is_empty() && outside.sent != outside.bytes {
                     write!(out, ", where they take {}", format::bytes(outside.sent))?;
                 }
@@ -177,19 +177,19 @@ impl ArrayView {
                     }
                 }
             }
-            if let Some(staged) = &element.staged {
-                let (id, bytes) = (element.element, format::bytes(staged.bytes));
+            if let Some(staged) = &node.staged {
+                let (id, bytes) = (node.node, format::bytes(staged.bytes));
                 let left = format::bytes(staged.bytes_left);
                 writeln!(
                     out,
-                    "element {id} holds {bytes} on their way, {left} of it not stored yet"
+                    "node {id} holds {bytes} on their way, {left} of it not stored yet"
                 )?;
                 if staged.promised > 0 {
                     let promised = format::bytes(staged.promised);
                     let left = format::bytes(staged.promised_left);
                     writeln!(
                         out,
-                        "{promised} of element {id} are promised, {left} of them not used yet; see `tidemill stage list`"
+                        "{promised} of node {id} are promised, {left} of them not used yet; see `tidemill stage list`"
                     )?;
                 }
             }
@@ -198,33 +198,30 @@ impl ArrayView {
     }
 
     fn energy_text(&self, out: &mut dyn Write) -> io::Result<()> {
-        for element in &self.status.elements {
-            if let Some(drawn) = &element.drawn {
-                let (id, joules) = (element.element, energy::joules(drawn.microjoules));
+        for node in &self.status.nodes {
+            if let Some(drawn) = &node.drawn {
+                let (id, joules) = (node.node, energy::joules(drawn.microjoules));
                 let span = format::span(drawn.counted_ns);
                 let by = &drawn.by;
-                writeln!(
-                    out,
-                    "\nelement {id} has drawn {joules:.0} J in {span}, {by}"
-                )?;
+                writeln!(out, "\nnode {id} has drawn {joules:.0} J in {span}, {by}")?;
             }
         }
         Ok(())
     }
 
     fn sleep_text(&self, out: &mut dyn Write) -> io::Result<()> {
-        for element in &self.status.elements {
-            let Some(sleep) = &element.sleep else {
+        for node in &self.status.nodes {
+            let Some(sleep) = &node.sleep else {
                 continue;
             };
-            let id = element.element;
-            // The trouble of an element that does not wake is a state, and is shown with the states.
-            if element.up && !sleep.trouble.is_empty() {
-                writeln!(out, "\nelement {id}: {}", sleep.trouble)?;
+            let id = node.node;
+            // The trouble of a node that does not wake is a state, and is shown with the states.
+            if node.up && !sleep.trouble.is_empty() {
+                writeln!(out, "\nnode {id}: {}", sleep.trouble)?;
             }
             if sleep.suspended && sleep.wakes > 0 {
                 let span = format::span(sleep.wake_ns);
-                writeln!(out, "\nelement {id} is suspended; it takes {span} to wake")?;
+                writeln!(out, "\nnode {id} is suspended; it takes {span} to wake")?;
             }
         }
         Ok(())
@@ -250,12 +247,12 @@ impl ArrayView {
         let Some(copies) = &self.status.copies else {
             return Ok(());
         };
-        let lost = copies.lost_elements.len() as u64;
+        let lost = copies.lost_nodes.len() as u64;
         let said = [
             (copies.lost, "file", "that can't be had"),
             (copies.damaged, "damaged copy", ""),
             (copies.short, "file", "with fewer copies than wanted"),
-            (lost, "element", "given up"),
+            (lost, "node", "given up"),
         ];
         let said = said.into_iter().filter(|(count, ..)| *count > 0);
         let said = said.map(|(count, noun, what)| {
@@ -284,9 +281,9 @@ impl ArrayView {
             }
             writeln!(
                 out,
-                "unsealed  {} on element {}, the oldest since {} UTC: {}",
+                "unsealed  {} on node {}, the oldest since {} UTC: {}",
                 format::count(unsealed.versions, "version"),
-                unsealed.element,
+                unsealed.node,
                 format::time(unsealed.oldest),
                 unsealed.why
             )?;
@@ -295,25 +292,25 @@ impl ArrayView {
     }
 }
 
-fn state_of(element: &v1::Element) -> String {
-    let sleep = element.sleep.as_ref();
+fn state_of(node: &v1::Node) -> String {
+    let sleep = node.sleep.as_ref();
     let waking = sleep.is_some_and(|sleep| sleep.waking);
     let suspended = sleep.is_some_and(|sleep| sleep.suspended);
-    let state = match (element.up, suspended, waking) {
+    let state = match (node.up, suspended, waking) {
         (true, ..) => "up",
         (_, true, true) => "waking",
         (_, true, false) => "suspended",
         _ => "down",
     };
-    match element.emptied {
+    match node.emptied {
         true => format!("{state}, emptied"),
         false => state.into(),
     }
 }
 
-/// Returns the energy of an element and the method that determined it; null if it is not known.
-fn energy_json(element: &v1::Element) -> Value {
-    let Some(drawn) = &element.drawn else {
+/// Returns the energy of a node and the method that determined it; null if it is not known.
+fn energy_json(node: &v1::Node) -> Value {
+    let Some(drawn) = &node.drawn else {
         return Value::Null;
     };
     json!({
@@ -323,8 +320,8 @@ fn energy_json(element: &v1::Element) -> Value {
     })
 }
 
-fn sleep_json(element: &v1::Element) -> Value {
-    let sleep = element.sleep.clone().unwrap_or_default();
+fn sleep_json(node: &v1::Node) -> Value {
+    let sleep = node.sleep.clone().unwrap_or_default();
     json!({
         "suspended": sleep.suspended,
         "waking": sleep.waking,
@@ -337,8 +334,8 @@ fn sleep_json(element: &v1::Element) -> Value {
 }
 
 /// Returns the named resources in the form of flags.
-fn resources(element: &v1::Element) -> String {
-    let named = element.resources.iter();
+fn resources(node: &v1::Node) -> String {
+    let named = node.resources.iter();
     let named: Vec<String> = named
         .map(|(name, amount)| format!("{name}={amount}"))
         .collect();
@@ -362,10 +359,10 @@ fn health_word(status: &v1::StatusReply) -> &'static str {
             lost: copies.lost,
             short: copies.short,
             damaged: copies.damaged,
-            lost_elements: copies.lost_elements,
+            lost_nodes: copies.lost_nodes,
             ..v1::HealthReply::default()
         },
-        elements: Vec::new(),
+        nodes: Vec::new(),
         conditions: status.conditions.clone(),
     };
     view.word()
@@ -378,14 +375,14 @@ fn copies_json(copies: Option<&v1::CopyHealth>) -> Value {
         "short": copies.short,
         "lost": copies.lost,
         "lost_paths": paths.map(|path| tidemill_core::shown::escaped(path)).collect::<Vec<_>>(),
-        "lost_elements": copies.lost_elements,
+        "lost_nodes": copies.lost_nodes,
         "damaged": copies.damaged,
     })
 }
 
 fn unsealed_json(unsealed: &v1::Unsealed) -> Value {
     json!({
-        "element": unsealed.element,
+        "node": unsealed.node,
         "session": unsealed.session,
         "versions": unsealed.versions,
         "oldest": unsealed.oldest,
@@ -394,23 +391,23 @@ fn unsealed_json(unsealed: &v1::Unsealed) -> Value {
     })
 }
 
-/// Returns the role of an element, and the location of its files.
-fn role_of(element: &v1::Element) -> String {
-    let outside = element.outside.as_ref().map(|_| "outside".to_owned());
-    let more = [&element.tier, &element.medium];
+/// Returns the role of a node, and the location of its files.
+fn role_of(node: &v1::Node) -> String {
+    let outside = node.outside.as_ref().map(|_| "outside".to_owned());
+    let more = [&node.tier, &node.medium];
     let more = more
         .into_iter()
         .chain(&outside)
         .filter(|word| !word.is_empty());
-    let words: Vec<&str> = std::iter::once(&element.role)
+    let words: Vec<&str> = std::iter::once(&node.role)
         .chain(more)
         .map(String::as_str)
         .collect();
     words.join(", ")
 }
 
-fn staged_json(element: &v1::Element) -> Option<Value> {
-    let staged = element.staged?;
+fn staged_json(node: &v1::Node) -> Option<Value> {
+    let staged = node.staged?;
     Some(json!({
         "objects": staged.objects,
         "bytes": staged.bytes,
@@ -422,8 +419,8 @@ fn staged_json(element: &v1::Element) -> Option<Value> {
     }))
 }
 
-fn outside_json(element: &v1::Element) -> Option<Value> {
-    let outside = element.outside.as_ref()?;
+fn outside_json(node: &v1::Node) -> Option<Value> {
+    let outside = node.outside.as_ref()?;
     Some(json!({
         "uri": outside.uri,
         "objects": outside.files,
@@ -434,29 +431,26 @@ fn outside_json(element: &v1::Element) -> Option<Value> {
     }))
 }
 
-fn element_json(element: &v1::Element) -> Value {
-    let mut value = tidemill_element::status_json(element);
+fn node_json(node: &v1::Node) -> Value {
+    let mut value = tidemill_node::status_json(node);
     let known_by_the_server = [
-        ("medium", medium(element).into()),
-        ("tier", tier(element).into()),
-        ("staged", staged_json(element).into()),
-        ("outside", outside_json(element).into()),
-        ("up", element.up.into()),
-        ("emptied", element.emptied.into()),
-        ("sleep", sleep_json(element)),
-        ("energy", energy_json(element)),
-        ("measured_milliwatts", measured(element)),
-        ("idle_milliwatts", element.idle_milli.into()),
-        ("suspended_milliwatts", element.suspended_milli.into()),
-        ("host", element.host.clone().into()),
-        ("folder", element.folder.clone().into()),
-        (
-            "speed_class",
-            speed_class(element.device_bytes_per_sec).into(),
-        ),
-        ("energy_class", energy_class(element.watts_milli).into()),
-        ("heard", element.heard.into()),
-        ("trouble", element.trouble.clone().into()),
+        ("medium", medium(node).into()),
+        ("tier", tier(node).into()),
+        ("staged", staged_json(node).into()),
+        ("outside", outside_json(node).into()),
+        ("up", node.up.into()),
+        ("emptied", node.emptied.into()),
+        ("sleep", sleep_json(node)),
+        ("energy", energy_json(node)),
+        ("measured_milliwatts", measured(node)),
+        ("idle_milliwatts", node.idle_milli.into()),
+        ("suspended_milliwatts", node.suspended_milli.into()),
+        ("host", node.host.clone().into()),
+        ("folder", node.folder.clone().into()),
+        ("speed_class", speed_class(node.device_bytes_per_sec).into()),
+        ("energy_class", energy_class(node.watts_milli).into()),
+        ("heard", node.heard.into()),
+        ("trouble", node.trouble.clone().into()),
     ];
     for (name, known) in known_by_the_server {
         value[name] = known;
@@ -464,24 +458,24 @@ fn element_json(element: &v1::Element) -> Value {
     value
 }
 
-fn medium(element: &v1::Element) -> &str {
-    match element.medium.as_str() {
+fn medium(node: &v1::Node) -> &str {
+    match node.medium.as_str() {
         "" => "disk",
         medium => medium,
     }
 }
 
-fn tier(element: &v1::Element) -> &str {
-    match element.tier.as_str() {
+fn tier(node: &v1::Node) -> &str {
+    match node.tier.as_str() {
         "" => "store",
         tier => tier,
     }
 }
 
-/// Returns the measured power, if the element has a meter.
-fn measured(element: &v1::Element) -> Value {
-    let has_meter = !element.measured_by.is_empty();
-    has_meter.then_some(element.measured_milli).into()
+/// Returns the measured power, if the node has a meter.
+fn measured(node: &v1::Node) -> Value {
+    let has_meter = !node.measured_by.is_empty();
+    has_meter.then_some(node.measured_milli).into()
 }
 
 /// Returns the name of a state from the network.

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use std::io::{self, Write};
 use tidemill_client::users;
 use tidemill_core::shown::line;
-use tidemill_element::outside::packs::recovery::Recovered;
+use tidemill_node::outside::packs::recovery::Recovered;
 use tidemill_wire::v1;
 
 /// Output of `tidemill bridge list`.
@@ -68,7 +68,7 @@ fn bound(bridge: &v1::Bridge, shown: impl Fn(&v1::Binding) -> String) -> String 
     bridge.binding.as_ref().map_or("-".to_owned(), shown)
 }
 
-/// Output of `tidemill element recover`.
+/// Output of `tidemill node recover`.
 #[derive(Debug)]
 pub(crate) struct RecoveredView(pub(crate) Vec<Recovered>);
 
@@ -105,7 +105,7 @@ impl View for RecoveredView {
 pub(crate) fn bridge_json(bridge: &v1::Bridge) -> Value {
     let binding = bridge.binding.as_ref().map(|binding| {
         json!({
-            "folder": binding.folder, "element": binding.element, "every_s": binding.every_s,
+            "folder": binding.folder, "node": binding.node, "every_s": binding.every_s,
             "uid": binding.uid, "gid": binding.gid, "mode": format!("{:03o}", binding.mode),
             "looked": binding.looked, "files": binding.files, "passed_by": binding.passed,
             "example": binding.example, "trouble": binding.trouble,

@@ -14,7 +14,7 @@ pub(crate) struct FindingView(pub(crate) v1::Finding);
 impl View for FindingView {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
         let finding = &self.0;
-        write!(out, "{:<9} element {}", finding.kind, finding.element)?;
+        write!(out, "{:<9} node {}", finding.kind, finding.node)?;
         if finding.object != 0 {
             write!(out, ", object {:016x}", finding.object)?;
             write!(out, ", {}", format::bytes(finding.size))?;
@@ -30,7 +30,7 @@ impl View for FindingView {
         let finding = &self.0;
         json!({
             "kind": finding.kind,
-            "element": finding.element,
+            "node": finding.node,
             "object": finding.object,
             "bytes": finding.size,
             "path": escaped(&finding.path),
@@ -54,7 +54,7 @@ impl View for CheckedView {
             out,
             "{} on {} and {} checked: {}",
             format::count(checked.objects, "object"),
-            format::count(checked.elements, "element"),
+            format::count(checked.nodes, "node"),
             format::count(checked.files, "file"),
             match self.findings {
                 0 => "all is well".to_owned(),
@@ -67,7 +67,7 @@ impl View for CheckedView {
         json!({
             "kind": "checked",
             "objects": self.checked.objects,
-            "elements": self.checked.elements,
+            "nodes": self.checked.nodes,
             "files": self.checked.files,
             "findings": self.findings,
         })

@@ -22,7 +22,7 @@ pub(crate) fn text(energy: Option<&v1::Reckoned>) -> Option<String> {
     let ran = energy.filter(|energy| energy.runs + energy.unknown > 0)?;
     Some(match short(Some(ran)) {
         Some(known) => format!("{known} ({RECKONED})"),
-        None => "not known: the element has not reported its busy and idle power".into(),
+        None => "not known: the node has not reported its busy and idle power".into(),
     })
 }
 

@@ -15,21 +15,21 @@ impl View for ExplainView {
         if self.0.is_empty() {
             return writeln!(
                 out,
-                "nothing has been sent to an element yet; `tidemill jobs ID` shows what is waited for"
+                "nothing has been sent to a node yet; `tidemill jobs ID` shows what is waited for"
             );
         }
         for decision in &self.0 {
             writeln!(
                 out,
-                "{} -> element {} ({})",
-                decision.name, decision.element, decision.policy
+                "{} -> node {} ({})",
+                decision.name, decision.node, decision.policy
             )?;
             writeln!(out, "  why    {}", decision.reason)?;
             write_selections(out, decision)?;
             if decision.chained {
                 writeln!(
                     out,
-                    "  chain  sent along with a task it depends on; the element went on without asking"
+                    "  chain  sent along with a task it depends on; the node went on without asking"
                 )?;
             }
             if decision.reused_task != 0 {
@@ -47,14 +47,14 @@ impl View for ExplainView {
                 continue;
             }
             let mut rows = table(
-                &["  ELEMENT", "WAIT", "TRANSFER", "", "RUN", "TOTAL", ""],
+                &["  NODE", "WAIT", "TRANSFER", "", "RUN", "TOTAL", ""],
                 &[0, 1, 2, 3, 4, 5],
             );
             for estimate in &decision.estimates {
                 let total = estimate.wait_ns + estimate.transfer_ns + estimate.run_ns;
-                let chosen = estimate.element == decision.element;
+                let chosen = estimate.node == decision.node;
                 rows.add_row([
-                    format!("  {}", estimate.element),
+                    format!("  {}", estimate.node),
                     format::span(estimate.wait_ns),
                     format::bytes(estimate.transfer_bytes),
                     format::span(estimate.transfer_ns),
@@ -87,10 +87,7 @@ impl View for ExplainView {
 
 fn write_costs(out: &mut dyn Write, decision: &v1::Decision) -> io::Result<()> {
     let moved = format::bytes(decision.moved_bytes);
-    writeln!(
-        out,
-        "  moved  {moved} pulled from other elements (measured)"
-    )?;
+    writeln!(out, "  moved  {moved} pulled from other nodes (measured)")?;
     match energy::text(decision.energy.as_ref()) {
         Some(energy) => writeln!(out, "  energy {energy}"),
         None => Ok(()),
@@ -113,11 +110,11 @@ fn write_handed_on(out: &mut dyn Write, decision: &v1::Decision) -> io::Result<(
         (0, _) => Ok(()),
         (_, 0) => writeln!(
             out,
-            "  handed {outputs} for other tasks of the job, not in memory: the element had none for it, or no room"
+            "  handed {outputs} for other tasks of the job, not in memory: the node had none for it, or no room"
         ),
         (_, bytes) => writeln!(
             out,
-            "  handed {outputs} for other tasks of the job, {} of it in the memory of the element",
+            "  handed {outputs} for other tasks of the job, {} of it in the memory of the node",
             format::bytes(bytes)
         ),
     }
@@ -130,7 +127,7 @@ fn write_fed(out: &mut dyn Write, decision: &v1::Decision) -> io::Result<()> {
         (0, _) => Ok(()),
         (_, 0) => writeln!(
             out,
-            "  fed    no input while the task that made it ran: that had ended, was on another element, or had no core beside it; \
+            "  fed    no input while the task that made it ran: that had ended, was on another node, or had no core beside it; \
              or it was fed in vain, as `tidemill logs` says"
         ),
         (_, _) => writeln!(out, "  fed    {fed} while the task that made it ran"),
@@ -140,7 +137,7 @@ fn write_fed(out: &mut dyn Write, decision: &v1::Decision) -> io::Result<()> {
 fn decision_json(decision: &v1::Decision) -> Value {
     let estimate = |estimate: &v1::Estimate| {
         json!({
-            "element": estimate.element,
+            "node": estimate.node,
             "wait_ns": estimate.wait_ns,
             "transfer_ns": estimate.transfer_ns,
             "transfer_bytes": estimate.transfer_bytes,
@@ -151,7 +148,7 @@ fn decision_json(decision: &v1::Decision) -> Value {
         "task": decision.task,
         "name": decision.name,
         "label": decision.label,
-        "element": decision.element,
+        "node": decision.node,
         "policy": decision.policy,
         "reason": decision.reason,
         "chained": decision.chained,

@@ -34,7 +34,7 @@ impl View for FolderView {
                 "GROUP",
                 "SIZE",
                 "MODIFIED (UTC)",
-                "ELEMENT",
+                "NODE",
                 "NAME",
             ];
             let mut rows = table(&header, &[1, 2, 3, 4, 6]);
@@ -85,9 +85,9 @@ fn row(entry: &v1::Entry) -> Vec<String> {
     let place = if attr.parts {
         "several".to_owned()
     } else {
-        attr.element.to_string()
+        attr.node.to_string()
     };
-    let element = match (attr.object, attr.writing) {
+    let node = match (attr.object, attr.writing) {
         (_, true) => format!("{place} (being written)"),
         (0, false) => "-".into(),
         (_, false) => place,
@@ -103,7 +103,7 @@ fn row(entry: &v1::Entry) -> Vec<String> {
         attr.gid.to_string(),
         format::bytes(attr.size),
         format::time(attr.mtime),
-        element,
+        node,
         line(&shown),
     ]
 }
@@ -133,7 +133,7 @@ fn entry_json(entry: &v1::Entry) -> Value {
         "mtime": attr.mtime,
         "version": attr.version,
         "object": attr.object,
-        "element": (!attr.parts).then_some(attr.element),
+        "node": (!attr.parts).then_some(attr.node),
         "writing": attr.writing,
     })
 }

@@ -11,14 +11,14 @@ use tidemill_wire::{condition, v1};
 #[derive(Debug)]
 pub(crate) struct HealthView {
     pub(crate) health: v1::HealthReply,
-    /// Elements of the array.
-    pub(crate) elements: Vec<v1::Element>,
+    /// Nodes of the array.
+    pub(crate) nodes: Vec<v1::Node>,
     /// States that an administrator must act on, the worst first.
     pub(crate) conditions: Vec<v1::Condition>,
 }
 
 impl HealthView {
-    /// Returns the exit code: 0 if there is no fault, 3 if elements or replicas are missing, 4 if files are not available.
+    /// Returns the exit code: 0 if there is no fault, 3 if nodes or replicas are missing, 4 if files are not available.
     pub(crate) fn exit(&self) -> u8 {
         match self.word() {
             "well" => 0,
@@ -37,7 +37,7 @@ impl HealthView {
             .all(|one| one.exit == 0 || is_mending(one));
         if health.lost + health.hopeless > 0 || worst >= Some(4) {
             "lost"
-        } else if !health.lost_elements.is_empty() || self.has_no_room() || !only_copies {
+        } else if !health.lost_nodes.is_empty() || self.has_no_room() || !only_copies {
             "degraded"
         } else if health.short + health.damaged + health.mending > 0 {
             "mending"
@@ -46,10 +46,10 @@ impl HealthView {
         }
     }
 
-    /// Returns the elements that report a fault.
-    fn troubled(&self) -> impl Iterator<Item = &v1::Element> {
-        let elements = self.elements.iter();
-        elements.filter(|one| one.up && !one.trouble.is_empty())
+    /// Returns the nodes that report a fault.
+    fn troubled(&self) -> impl Iterator<Item = &v1::Node> {
+        let nodes = self.nodes.iter();
+        nodes.filter(|one| one.up && !one.trouble.is_empty())
     }
 
     /// Returns whether replicas are missing and none of them can be made.
@@ -64,7 +64,7 @@ impl HealthView {
         if self.has_no_room() {
             return None;
         }
-        let links = self.elements.iter().filter(|one| one.up);
+        let links = self.nodes.iter().filter(|one| one.up);
         let slowest = links.map(|one| one.link_bytes_per_sec).min();
         let rate = match health.bytes_per_sec {
             0 => slowest?,
@@ -87,7 +87,7 @@ impl HealthView {
         if self.has_no_room() {
             return writeln!(
                 out,
-                "no room   {} can't be made: the other elements that are up have no room; add one, or remove files",
+                "no room   {} can't be made: the other nodes that are up have no room; add one, or remove files",
                 format::bytes(health.bytes_left)
             );
         }
@@ -107,15 +107,15 @@ impl HealthView {
     }
 
     fn scrubs_text(&self, out: &mut dyn Write) -> io::Result<()> {
-        let stores = self.elements.iter().filter(|one| one.role == "store");
-        for element in stores.map(|one| one.element) {
-            let of = |one: &&v1::ElementScrub| one.element == element;
+        let stores = self.nodes.iter().filter(|one| one.role == "store");
+        for node in stores.map(|one| one.node) {
+            let of = |one: &&v1::NodeScrub| one.node == node;
             let scrubs = self.health.scrubs.iter().filter(of);
             let last = scrubs
                 .clone()
                 .filter(|one| one.ended > 0 && one.objects + one.damaged > 0)
                 .max_by_key(|one| one.ended);
-            write!(out, "scrub     element {element}: ")?;
+            write!(out, "scrub     node {node}: ")?;
             match last {
                 Some(last) => write!(
                     out,
@@ -156,7 +156,7 @@ impl View for HealthView {
         conditions_text(&self.conditions, out)?;
         if health.lost > 0 {
             let files = format::count(health.lost, "file");
-            writeln!(out, "lost      {files} that no element which answers has")?;
+            writeln!(out, "lost      {files} that no node which answers has")?;
         }
         if health.damaged > 0 {
             let copies = format::count(health.damaged, "damaged file");
@@ -192,7 +192,7 @@ impl View for HealthView {
             "mending": health.mending,
             "bytes_left": health.bytes_left,
             "left_ns": self.left_ns(),
-            "lost_elements": health.lost_elements,
+            "lost_nodes": health.lost_nodes,
             "troubled": self.troubled().map(troubled_json).collect::<Vec<_>>(),
             "scrubs": health.scrubs.iter().map(scrub_json).collect::<Vec<_>>(),
             "files": health.ailing.iter().map(ailing_json).collect::<Vec<_>>(),
@@ -206,16 +206,12 @@ fn is_mending(one: &v1::Condition) -> bool {
     kinds.iter().any(|kind| kind.name == one.name)
 }
 
-/// Writes one line for each state: its name, element, cause and remedy.
+/// Writes one line for each state: its name, node, cause and remedy.
 pub(super) fn conditions_text(conditions: &[v1::Condition], out: &mut dyn Write) -> io::Result<()> {
     for one in conditions {
-        let element = one.element.map(|element| format!("element {element}: "));
-        let (element, cause) = (element.unwrap_or_default(), line(&one.cause));
-        writeln!(
-            out,
-            "state     {}: {element}{cause}; {}",
-            one.name, one.remedy
-        )?;
+        let node = one.node.map(|node| format!("node {node}: "));
+        let (node, cause) = (node.unwrap_or_default(), line(&one.cause));
+        writeln!(out, "state     {}: {node}{cause}; {}", one.name, one.remedy)?;
     }
     Ok(())
 }
@@ -225,7 +221,7 @@ pub(super) fn conditions_json(conditions: &[v1::Condition]) -> Vec<Value> {
     let state = |one: &v1::Condition| {
         json!({
             "name": one.name,
-            "element": one.element,
+            "node": one.node,
             "cause": one.cause,
             "remedy": one.remedy,
             "exit": one.exit,
@@ -234,19 +230,19 @@ pub(super) fn conditions_json(conditions: &[v1::Condition]) -> Vec<Value> {
     conditions.iter().map(state).collect()
 }
 
-fn troubled_json(one: &v1::Element) -> Value {
-    json!({ "element": one.element, "trouble": one.trouble })
+fn troubled_json(one: &v1::Node) -> Value {
+    json!({ "node": one.node, "trouble": one.trouble })
 }
 
 /// Writes one file with a fault.
 pub(super) fn ailing_text(one: &v1::Ailing, out: &mut dyn Write) -> io::Result<()> {
-    let elements: Vec<String> = one.elements.iter().map(ToString::to_string).collect();
+    let nodes: Vec<String> = one.nodes.iter().map(ToString::to_string).collect();
     writeln!(
         out,
-        "{:<9} {}, element {}: {}{}",
+        "{:<9} {}, node {}: {}{}",
         one.kind,
         line(&String::from_utf8_lossy(&one.path)),
-        elements.join(", "),
+        nodes.join(", "),
         line(&one.what),
         if one.mending {
             " (being made anew)"
@@ -262,15 +258,15 @@ pub(super) fn ailing_json(one: &v1::Ailing) -> Value {
         "path": escaped(&one.path),
         "object": format!("{:016x}", one.object),
         "bytes": one.size,
-        "elements": one.elements,
+        "nodes": one.nodes,
         "what": one.what,
         "mending": one.mending,
     })
 }
 
-pub(super) fn scrub_json(one: &v1::ElementScrub) -> Value {
+pub(super) fn scrub_json(one: &v1::NodeScrub) -> Value {
     json!({
-        "element": one.element,
+        "node": one.node,
         "begun": one.begun,
         "ended": one.ended,
         "objects": one.objects,
@@ -286,14 +282,14 @@ mod tests {
     use super::*;
 
     fn said(health: v1::HealthReply) -> (u8, &'static str, String) {
-        let elements = vec![v1::Element {
+        let nodes = vec![v1::Node {
             up: true,
             link_bytes_per_sec: 1,
-            ..v1::Element::default()
+            ..v1::Node::default()
         }];
         let view = HealthView {
             health,
-            elements,
+            nodes,
             conditions: Vec::new(),
         };
         let mut text = Vec::new();
@@ -302,9 +298,9 @@ mod tests {
     }
 
     #[test]
-    fn missing_element_degrades_health() {
+    fn missing_node_degrades_health() {
         let (exit, word, text) = said(v1::HealthReply {
-            lost_elements: vec![3],
+            lost_nodes: vec![3],
             ..v1::HealthReply::default()
         });
         assert_eq!((exit, word), (3, "degraded"), "{text}");
@@ -313,33 +309,30 @@ mod tests {
         assert_eq!((exit, word), (0, "well"));
         let (exit, word, _) = said(v1::HealthReply {
             lost: 1,
-            lost_elements: vec![3],
+            lost_nodes: vec![3],
             ..v1::HealthReply::default()
         });
         assert_eq!((exit, word), (4, "lost"));
     }
 
     #[test]
-    fn health_shows_trouble_of_an_element() {
+    fn health_shows_trouble_of_a_node() {
         let view = HealthView {
             health: v1::HealthReply::default(),
-            elements: vec![v1::Element {
-                element: 2,
+            nodes: vec![v1::Node {
+                node: 2,
                 up: true,
                 trouble: "its clock is wrong".into(),
-                ..v1::Element::default()
+                ..v1::Node::default()
             }],
-            conditions: vec![condition::ELEMENT_CLOCK.of(Some(2), "its clock is wrong")],
+            conditions: vec![condition::NODE_CLOCK.of(Some(2), "its clock is wrong")],
         };
         let mut text = Vec::new();
         view.text(&mut text).unwrap();
         let text = String::from_utf8(text).unwrap();
-        assert!(
-            text.contains("element-clock: element 2: its clock"),
-            "{text}"
-        );
-        assert_eq!(view.json()["troubled"][0]["element"], 2);
-        assert_eq!(view.json()["states"][0]["name"], "element-clock");
+        assert!(text.contains("node-clock: node 2: its clock"), "{text}");
+        assert_eq!(view.json()["troubled"][0]["node"], 2);
+        assert_eq!(view.json()["states"][0]["name"], "node-clock");
         assert_eq!((view.exit(), view.word()), (3, "degraded"));
     }
 
@@ -349,14 +342,14 @@ mod tests {
             let conditions = kinds.iter().map(|kind| kind.of(None, "cause")).collect();
             let view = HealthView {
                 health: v1::HealthReply::default(),
-                elements: Vec::new(),
+                nodes: Vec::new(),
                 conditions,
             };
             (view.exit(), view.word())
         };
         assert_eq!(states(&[condition::RULE_FAILED]), (0, "well"));
         assert_eq!(states(&[condition::STORE_AWAY]), (3, "degraded"));
-        let both = [condition::DATA_UNAVAILABLE, condition::ELEMENT_AWAY];
+        let both = [condition::DATA_UNAVAILABLE, condition::NODE_AWAY];
         assert_eq!(states(&both), (4, "lost"));
     }
 

@@ -72,7 +72,7 @@ impl View for JobView {
         )?;
         writeln!(
             out,
-            "submitted {} UTC, took {}, {} moved between elements\n",
+            "submitted {} UTC, took {}, {} moved between nodes\n",
             format::time(job.submitted),
             lasted(job.submitted, job.ended),
             format::bytes(job.moved_bytes),
@@ -81,7 +81,7 @@ impl View for JobView {
             writeln!(out, "energy {energy}\n")?;
         }
         let header = [
-            "TASK", "KERNEL", "STATE", "ELEMENT", "TRIES", "TIME", "IN", "OUT", "MOVED", "NOTE",
+            "TASK", "KERNEL", "STATE", "NODE", "TRIES", "TIME", "IN", "OUT", "MOVED", "NOTE",
         ];
         let mut rows = table(&header, &[3, 4, 5, 6, 7, 8]);
         for task in &job.tasks {
@@ -89,7 +89,7 @@ impl View for JobView {
                 task.name.clone(),
                 task.kernel.clone(),
                 state(task.state).into(),
-                element(task),
+                node(task),
                 task.tries.to_string(),
                 lasted(task.start, task.end),
                 format::bytes(task.read_bytes),
@@ -126,8 +126,8 @@ impl View for ChangeView<'_> {
                 task.kernel,
                 state(task.state)
             );
-            if has_element(task) {
-                line = format!("{line} on element {}", task.element);
+            if has_node(task) {
+                line = format!("{line} on node {}", task.node);
             }
             if task.end > task.start && task.start > 0 {
                 line = format!("{line}, {}", lasted(task.start, task.end));
@@ -165,8 +165,8 @@ impl View for LogsView {
                 task.kernel,
                 state(task.state)
             )?;
-            if has_element(task) {
-                write!(out, " on element {}", task.element)?;
+            if has_node(task) {
+                write!(out, " on node {}", task.node)?;
             }
             writeln!(out, " ==")?;
             if !task.error.is_empty() {
@@ -185,7 +185,7 @@ impl View for LogsView {
         let log = |task: &v1::Task| {
             json!({
                 "task": task.task, "name": task.name, "state": state(task.state),
-                "element": element_or_null(task), "error": task.error,
+                "node": node_or_null(task), "error": task.error,
                 "stdout": task.stdout, "stderr": task.stderr,
             })
         };
@@ -259,17 +259,17 @@ pub(crate) fn has_ended(job: &v1::Job) -> bool {
     matches!(job.state(), State::Done | State::Failed | State::Cancelled)
 }
 
-/// Returns the element that a task was sent to, as text.
-fn element(task: &v1::Task) -> String {
-    if has_element(task) {
-        task.element.to_string()
+/// Returns the node that a task was sent to, as text.
+fn node(task: &v1::Task) -> String {
+    if has_node(task) {
+        task.node.to_string()
     } else {
         "-".into()
     }
 }
 
-/// Returns whether a task was sent to an element. A task that was cancelled before has no try.
-fn has_element(task: &v1::Task) -> bool {
+/// Returns whether a task was sent to a node. A task that was cancelled before has no try.
+fn has_node(task: &v1::Task) -> bool {
     use v1::State;
     match task.state() {
         State::Unspecified | State::Waiting | State::Ready => false,
@@ -278,9 +278,9 @@ fn has_element(task: &v1::Task) -> bool {
     }
 }
 
-fn element_or_null(task: &v1::Task) -> Value {
-    if has_element(task) {
-        task.element.into()
+fn node_or_null(task: &v1::Task) -> Value {
+    if has_node(task) {
+        task.node.into()
     } else {
         Value::Null
     }
@@ -346,7 +346,7 @@ fn task_json(task: &v1::Task) -> Value {
         "kernel": task.kernel,
         "kernel_hash": task.kernel_hash,
         "state": state(task.state),
-        "element": element_or_null(task),
+        "node": node_or_null(task),
         "tries": task.tries,
         "start": task.start,
         "kernel_start": task.kernel_start,
@@ -381,7 +381,7 @@ mod tests {
             name: "a".into(),
             kernel: "mean".into(),
             state: v1::State::Failed.into(),
-            element: 2,
+            node: 2,
             tries: 1,
             error: "exit code 3".into(),
             stdout: "half\n".into(),
@@ -408,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn failed_job_shows_task_element_and_reason() {
+    fn failed_job_shows_task_node_and_reason() {
         let job = job();
         assert_eq!(
             headline(&job),
@@ -420,12 +420,12 @@ mod tests {
         };
         assert_eq!(
             text(&view),
-            "[2/2] a (mean) failed on element 2, 2.50 s: exit code 3\n"
+            "[2/2] a (mean) failed on node 2, 2.50 s: exit code 3\n"
         );
         let logs = text(&LogsView(job.tasks.clone()));
         assert_eq!(
             logs,
-            "== a (mean), failed on element 2 ==\nexit code 3\n  > half\n  | one\n  | two\n"
+            "== a (mean), failed on node 2 ==\nexit code 3\n  > half\n  | one\n  | two\n"
         );
         assert!(text(&JobView(job)).contains("exit code 3"));
     }
@@ -452,13 +452,13 @@ mod tests {
     }
 
     #[test]
-    fn unsent_task_has_null_element() {
+    fn unsent_task_has_null_node() {
         let mut task = v1::Task {
             state: v1::State::Waiting.into(),
             ..v1::Task::default()
         };
-        assert_eq!(task_json(&task)["element"], Value::Null);
+        assert_eq!(task_json(&task)["node"], Value::Null);
         task.state = v1::State::Sent.into();
-        assert_eq!(task_json(&task)["element"], 0);
+        assert_eq!(task_json(&task)["node"], 0);
     }
 }

@@ -16,8 +16,8 @@ pub(crate) struct LayoutView {
     pub(crate) path: Path,
     /// Layout in the server's form.
     pub(crate) layout: Value,
-    /// Elements of the array.
-    pub(crate) elements: Vec<v1::Element>,
+    /// Nodes of the array.
+    pub(crate) nodes: Vec<v1::Node>,
 }
 
 impl View for LayoutView {
@@ -38,18 +38,18 @@ impl View for LayoutView {
                 format!("{wanted} copies")
             }
         )?;
-        let header = ["OFFSET", "SIZE", "OBJECT", "ELEMENT", "STATE", "HOST"];
+        let header = ["OFFSET", "SIZE", "OBJECT", "NODE", "STATE", "HOST"];
         let mut rows = table(&header, &[0, 1, 3]);
         for part in parts {
             for copy in part["copies"].as_array().into_iter().flatten() {
-                let element = copy["element"].as_u64().unwrap_or(0);
+                let node = copy["node"].as_u64().unwrap_or(0);
                 rows.add_row([
                     part["offset"].to_string(),
                     format::bytes(part["size"].as_u64().unwrap_or(0)),
                     part["object"].as_str().unwrap_or_default().to_owned(),
-                    element.to_string(),
+                    node.to_string(),
                     copy["state"].as_str().unwrap_or_default().to_owned(),
-                    line(self.host(element).unwrap_or_default()),
+                    line(self.host(node).unwrap_or_default()),
                 ]);
             }
         }
@@ -82,9 +82,9 @@ impl LayoutView {
         stripes.or_else(pieces).unwrap_or_default()
     }
 
-    fn host(&self, element: u64) -> Option<&str> {
-        let mut elements = self.elements.iter();
-        let found = elements.find(|one| u64::from(one.element) == element)?;
+    fn host(&self, node: u64) -> Option<&str> {
+        let mut nodes = self.nodes.iter();
+        let found = nodes.find(|one| u64::from(one.node) == node)?;
         Some(&found.host)
     }
 
@@ -94,12 +94,12 @@ impl LayoutView {
         let current: Vec<u64> = copies
             .iter()
             .filter(|copy| copy["state"] == "current")
-            .filter_map(|copy| copy["element"].as_u64())
+            .filter_map(|copy| copy["node"].as_u64())
             .collect();
         if (current.len() as u64) < wanted {
             let missing = wanted - current.len() as u64;
             return Some(format!(
-                "{} missing: made as soon as elements with room are up",
+                "{} missing: made as soon as nodes with room are up",
                 if missing == 1 {
                     "1 copy is".into()
                 } else {
@@ -107,9 +107,8 @@ impl LayoutView {
                 }
             ));
         }
-        let hosts: BTreeSet<_> = current.iter().map(|&element| self.host(element)).collect();
-        (wanted > 1 && hosts.len() == 1).then(|| {
-            "all copies are on one host: they outlive an element, and not the host".to_owned()
-        })
+        let hosts: BTreeSet<_> = current.iter().map(|&node| self.host(node)).collect();
+        (wanted > 1 && hosts.len() == 1)
+            .then(|| "all copies are on one host: they outlive a node, and not the host".to_owned())
     }
 }

@@ -1,4 +1,4 @@
-//! Places of files: elements that are drained, files that move, and the labels that move them.
+//! Places of files: nodes that are drained, files that move, and the labels that move them.
 
 use super::{View, table, write_table};
 use crate::files::Path;
@@ -15,15 +15,15 @@ fn now_ns() -> i64 {
     i64::try_from(nanos).unwrap_or(i64::MAX)
 }
 
-/// Progress of an element's drain.
+/// Progress of a node's drain.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DrainView(pub(crate) v1::Drain);
 
 impl DrainView {
-    /// Returns whether no file is left on the element.
+    /// Returns whether no file is left on the node.
     pub(crate) fn is_empty(&self) -> bool {
         let drain = &self.0;
-        // An offline element removes no file and completes no label, and does not need to before it is removed.
+        // An offline node removes no file and completes no label, and does not need to before it is removed.
         let there = match drain.away {
             true => 0,
             false => drain.removals + drain.labels,
@@ -57,17 +57,17 @@ impl View for DrainView {
             };
             return writeln!(
                 out,
-                "element {} is {state}: {} moved ({}); take it out with `tidemill element remove {}`",
-                drain.element,
+                "node {} is {state}: {} moved ({}); take it out with `tidemill node remove {}`",
+                drain.node,
                 format::count(drain.files_moved, "file"),
                 format::bytes(drain.bytes_moved),
-                drain.element
+                drain.node
             );
         }
         write!(
             out,
-            "element {} is being emptied: {} moved ({}), {} left ({})",
-            drain.element,
+            "node {} is being emptied: {} moved ({}), {} left ({})",
+            drain.node,
             format::count(drain.files_moved, "file"),
             format::bytes(drain.bytes_moved),
             drain.files_left,
@@ -79,7 +79,7 @@ impl View for DrainView {
         for (count, what) in [
             (
                 drain.files_waiting,
-                "that can go nowhere now: the other elements are full, away, or have them",
+                "that can go nowhere now: the other nodes are full, away, or have them",
             ),
             (
                 drain.removals,
@@ -109,7 +109,7 @@ impl View for DrainView {
     fn json(&self) -> Value {
         let drain = &self.0;
         json!({
-            "element": drain.element,
+            "node": drain.node,
             "began": drain.began,
             "empty": self.is_empty(),
             "away": drain.away,
@@ -131,8 +131,8 @@ impl View for DrainView {
 #[derive(Debug)]
 pub(crate) struct MovedView {
     pub(crate) path: Path,
-    /// Target elements; empty if the move was cancelled.
-    pub(crate) elements: Vec<u32>,
+    /// Target nodes; empty if the move was cancelled.
+    pub(crate) nodes: Vec<u32>,
     pub(crate) moved: v1::MoveReply,
 }
 
@@ -141,19 +141,15 @@ impl View for MovedView {
         let moved = &self.moved;
         let files = format::count(moved.files, "file");
         let bytes = format::bytes(moved.bytes);
-        let Some((last, others)) = self.elements.split_last() else {
+        let Some((last, others)) = self.nodes.split_last() else {
             return writeln!(out, "{}: {files} ({bytes}) left where they are", self.path);
         };
         let others: Vec<String> = others.iter().map(u32::to_string).collect();
-        let elements = match others.is_empty() {
-            true => format!("element {last}"),
-            false => format!("elements {} and {last}", others.join(", ")),
+        let nodes = match others.is_empty() {
+            true => format!("node {last}"),
+            false => format!("nodes {} and {last}", others.join(", ")),
         };
-        write!(
-            out,
-            "{}: {files} ({bytes}) will lie on {elements}",
-            self.path
-        )?;
+        write!(out, "{}: {files} ({bytes}) will lie on {nodes}", self.path)?;
         for (count, what) in [
             (moved.there, "there already"),
             (moved.unsealed, "left out: not written to the end yet"),
@@ -168,8 +164,8 @@ impl View for MovedView {
     fn json(&self) -> Value {
         json!({
             "path": self.path,
-            "element": (self.elements.len() == 1).then(|| self.elements[0]),
-            "elements": self.elements,
+            "node": (self.nodes.len() == 1).then(|| self.nodes[0]),
+            "nodes": self.nodes,
             "files": self.moved.files,
             "bytes": self.moved.bytes,
             "there": self.moved.there,
@@ -178,16 +174,16 @@ impl View for MovedView {
     }
 }
 
-/// Files that move between elements.
+/// Files that move between nodes.
 #[derive(Debug)]
 pub(crate) struct RebalanceView(pub(crate) v1::RebalanceReply);
 
 impl View for RebalanceView {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
-        let mut rows = table(&["ELEMENT", "HOLDS", "FREE"], &[0, 1, 2]);
-        for fill in &self.0.elements {
+        let mut rows = table(&["NODE", "HOLDS", "FREE"], &[0, 1, 2]);
+        for fill in &self.0.nodes {
             rows.add_row([
-                fill.element.to_string(),
+                fill.node.to_string(),
                 format::bytes(fill.held_bytes),
                 format::bytes(fill.free_bytes),
             ]);
@@ -220,14 +216,14 @@ impl View for RebalanceView {
         };
         let fill = |fill: &v1::Fill| {
             json!({
-                "element": fill.element,
+                "node": fill.node,
                 "held_bytes": fill.held_bytes,
                 "free_bytes": fill.free_bytes,
             })
         };
         json!({
             "flows": self.0.flows.iter().map(flow).collect::<Vec<_>>(),
-            "elements": self.0.elements.iter().map(fill).collect::<Vec<_>>(),
+            "nodes": self.0.nodes.iter().map(fill).collect::<Vec<_>>(),
         })
     }
 }
@@ -259,8 +255,8 @@ impl View for StagedView {
                 format::bytes(staged.bytes)
             )?,
         }
-        if let Some(element) = staged.element.checked_sub(1) {
-            write!(out, " to element {element}")?;
+        if let Some(node) = staged.node.checked_sub(1) {
+            write!(out, " to node {node}")?;
         }
         if staged.unsealed > 0 {
             write!(
@@ -269,8 +265,8 @@ impl View for StagedView {
                 format::count(staged.unsealed, "file")
             )?;
         }
-        if let Some(element) = staged.away.checked_sub(1) {
-            write!(out, "; element {element}, which has some of it, is away")?;
+        if let Some(node) = staged.away.checked_sub(1) {
+            write!(out, "; node {node}, which has some of it, is away")?;
         }
         writeln!(out)
     }
@@ -285,7 +281,7 @@ impl View for StagedView {
             "held": staged.held,
             "unsealed": staged.unsealed,
             "away": staged.away.checked_sub(1),
-            "element": staged.element.checked_sub(1),
+            "node": staged.node.checked_sub(1),
         })
     }
 }
@@ -297,13 +293,13 @@ pub(crate) struct LabelsView(pub(crate) v1::MovesReply);
 impl View for LabelsView {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
         let header = [
-            "LABEL", "ELEMENT", "KIND", "STATE", "WHY", "AGE", "BYTES", "OBJECT", "FILE",
+            "LABEL", "NODE", "KIND", "STATE", "WHY", "AGE", "BYTES", "OBJECT", "FILE",
         ];
         let mut rows = table(&header, &[0, 1, 6]);
         for label in &self.0.labels {
             rows.add_row([
                 label.label.to_string(),
-                label.element.to_string(),
+                label.node.to_string(),
                 match label.kind.as_str() {
                     "copy" => format!("copy of {}", label.from),
                     kind => kind.to_owned(),
@@ -339,7 +335,7 @@ impl View for LabelsView {
         let label = |label: &v1::Errand| {
             json!({
                 "label": label.label,
-                "element": label.element,
+                "node": label.node,
                 "kind": label.kind,
                 "state": state(label),
                 "why": label.why,
@@ -375,9 +371,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn drain_of_offline_element_ends_when_files_are_elsewhere() {
+    fn drain_of_offline_node_ends_when_files_are_elsewhere() {
         let mut drain = v1::Drain {
-            element: 3,
+            node: 3,
             files_moved: 4,
             removals: 4,
             ..v1::Drain::default()
@@ -389,7 +385,7 @@ mod tests {
         DrainView(drain).text(&mut text).unwrap();
         let text = String::from_utf8(text).unwrap();
         assert!(
-            text.contains("away") && text.contains("element remove 3"),
+            text.contains("away") && text.contains("node remove 3"),
             "{text}"
         );
         drain.files_left = 1;

@@ -22,15 +22,15 @@ impl View for ReportView {
         }
         writeln!(out)?;
         let header = [
-            "TASK", "KERNEL", "ELEMENT", "CORE", "START", "PULL", "READ", "COMPUTE", "WRITE",
-            "END", "MOVED",
+            "TASK", "KERNEL", "NODE", "CORE", "START", "PULL", "READ", "COMPUTE", "WRITE", "END",
+            "MOVED",
         ];
         let mut rows = table(&header, &[2, 3, 4, 5, 6, 7, 8, 9, 10]);
         for task in &self.report.tasks {
             rows.add_row([
                 task.name.clone(),
                 task.kernel.clone(),
-                task.element.to_string(),
+                task.node.to_string(),
                 numbers(&task.cores),
                 format::span(task.start_ns),
                 format::span(task.kernel_start_ns - task.start_ns),

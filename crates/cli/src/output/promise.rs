@@ -16,7 +16,7 @@ impl View for PromisesView {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
         let header = [
             "PROMISE",
-            "ELEMENT",
+            "NODE",
             "BYTES",
             "USED",
             "OPEN",
@@ -28,7 +28,7 @@ impl View for PromisesView {
         for promise in &self.0 {
             rows.add_row([
                 promise.id.to_string(),
-                promise.element.to_string(),
+                promise.node.to_string(),
                 format::bytes(promise.bytes),
                 format::bytes(promise.used),
                 promise.open.to_string(),
@@ -50,7 +50,7 @@ pub(crate) fn promise_json(promise: &v1::Promise) -> Value {
     json!({
         "promise": promise.id,
         "folder": escaped(&promise.folder),
-        "element": promise.element,
+        "node": promise.node,
         "bytes": promise.bytes,
         "used": promise.used,
         "open": promise.open,

@@ -206,7 +206,7 @@ fn entity(version: &Version) -> Value {
         "tidemill:path": version.path,
         "tidemill:size": typed(version.size, "xsd:unsignedLong"),
         "tidemill:inode": typed(version.inode.0, "xsd:unsignedLong"),
-        "tidemill:element": typed(version.element.0, "xsd:unsignedInt"),
+        "tidemill:node": typed(version.node.0, "xsd:unsignedInt"),
         "tidemill:sealedAt": typed(iso_time(version.sealed_at), "xsd:dateTime"),
     });
     if let Some(hash) = &version.hash {
@@ -233,7 +233,7 @@ fn activity(record: &Record) -> Value {
             "prov:endTime": iso_time(record.end),
             "prov:label": record.shown_name(),
             "tidemill:kernel": record.kernel,
-            "tidemill:element": typed(record.element.0, "xsd:unsignedInt"),
+            "tidemill:node": typed(record.node.0, "xsd:unsignedInt"),
         });
     }
     let mut attributes = json!({
@@ -244,7 +244,7 @@ fn activity(record: &Record) -> Value {
         "tidemill:jobName": record.job_name,
         "tidemill:kernel": record.kernel,
         "tidemill:kernelHash": record.kernel_hash,
-        "tidemill:element": typed(record.element.0, "xsd:unsignedInt"),
+        "tidemill:node": typed(record.node.0, "xsd:unsignedInt"),
         "tidemill:movedBytes": typed(record.moved_bytes, "xsd:unsignedLong"),
         "tidemill:readBytes": typed(record.read_bytes, "xsd:unsignedLong"),
         "tidemill:writtenBytes": typed(record.written_bytes, "xsd:unsignedLong"),
@@ -268,7 +268,7 @@ fn typed(value: impl ToString, kind: &str) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tidemill_core::id::{ElementId, Inode};
+    use tidemill_core::id::{Inode, NodeId};
     use tidemill_core::time::Time;
 
     const ARRAY: u64 = 0xabc;
@@ -287,7 +287,7 @@ mod tests {
                 current_path: None,
                 size: u64::MAX,
                 inode: Inode(7),
-                element: ElementId(3),
+                node: NodeId(3),
                 writer,
                 sealed_at: Time(1_700_000_000_000_000_000),
                 number: 1,

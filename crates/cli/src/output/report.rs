@@ -21,13 +21,13 @@ pub(crate) struct KernelSum {
     in_memory_bytes: u64,
 }
 
-/// Output of `tidemill report`, made from the records that elements keep of each task.
+/// Output of `tidemill report`, made from the records that nodes keep of each task.
 #[derive(Debug)]
 pub(crate) struct ReportView {
     job: v1::Job,
     kernels: Vec<(String, KernelSum)>,
     total: KernelSum,
-    /// Number of bytes transferred to elements of role `host`.
+    /// Number of bytes transferred to nodes of role `host`.
     to_host_bytes: u64,
     /// Files whose size was requested: inputs that no task made, outputs that no task reads.
     inputs: FileSum,
@@ -66,7 +66,7 @@ pub(crate) fn edges(job: &v1::Job) -> (BTreeSet<String>, BTreeSet<String>) {
 }
 
 impl ReportView {
-    /// Makes a report. `sizes` contains the known sizes of the files that [`edges`] returns; `hosts` are the elements of role `host`.
+    /// Makes a report. `sizes` contains the known sizes of the files that [`edges`] returns; `hosts` are the nodes of role `host`.
     pub(crate) fn new(job: v1::Job, sizes: &BTreeMap<String, u64>, hosts: &BTreeSet<u32>) -> Self {
         let mut kernels: Vec<(String, KernelSum)> = Vec::new();
         let (mut total, mut to_host_bytes) = (KernelSum::default(), 0);
@@ -80,7 +80,7 @@ impl ReportView {
             });
             kernels[index].1.add(task);
             total.add(task);
-            if hosts.contains(&task.element) {
+            if hosts.contains(&task.node) {
                 to_host_bytes += task.moved_bytes;
             }
         }
@@ -113,7 +113,7 @@ impl ReportView {
         self.inputs.bytes + self.total.written_bytes
     }
 
-    /// Returns the number of bytes that were sent from storage elements to anything except other storage elements, plus the results.
+    /// Returns the number of bytes that were sent from storage nodes to anything except other storage nodes, plus the results.
     fn left(&self) -> u64 {
         self.to_host_bytes + self.results.bytes
     }
@@ -198,7 +198,7 @@ impl View for ReportView {
         )?;
         writeln!(
             out,
-            "MOVED is what elements pulled from each other, as they measured it.\n"
+            "MOVED is what nodes pulled from each other, as they measured it.\n"
         )?;
         let mut line = |what: &str, bytes: u64, how: &str| {
             writeln!(out, "  {what:<28}{:>9}   {how}", format::bytes(bytes))
@@ -208,14 +208,14 @@ impl View for ReportView {
             format::bytes(self.total.written_bytes),
         );
         line(
-            "between elements",
+            "between nodes",
             self.total.moved_bytes,
             "stays inside the array",
         )?;
         line(
             "  of it to the server's cores",
             self.to_host_bytes,
-            "pulled by elements of role host",
+            "pulled by nodes of role host",
         )?;
         if let Some(how) = self.handed_on() {
             line("handed on in memory", self.total.in_memory_bytes, &how)?;
@@ -291,19 +291,13 @@ fn percent(part: u64, whole: u64) -> String {
 mod tests {
     use super::*;
 
-    fn task(
-        name: &str,
-        element: u32,
-        inputs: &[&str],
-        outputs: &[&str],
-        bytes: [u64; 3],
-    ) -> v1::Task {
+    fn task(name: &str, node: u32, inputs: &[&str], outputs: &[&str], bytes: [u64; 3]) -> v1::Task {
         let owned = |names: &[&str]| names.iter().map(ToString::to_string).collect();
         let [read_bytes, written_bytes, moved_bytes] = bytes;
         v1::Task {
             name: name.into(),
             kernel: name[..1].into(),
-            element,
+            node,
             inputs: owned(inputs),
             outputs: owned(outputs),
             read_bytes,

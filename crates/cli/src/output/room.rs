@@ -54,14 +54,14 @@ impl View for RoomsView {
     }
 }
 
-/// Output of `tidemill channel list`: channels, and their states if their elements report them.
+/// Output of `tidemill channel list`: channels, and their states if their nodes report them.
 #[derive(Debug)]
 pub(crate) struct ChannelsView(pub(crate) Vec<(v1::Channel, Option<ChannelState>)>);
 
 impl View for ChannelsView {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
         let header = [
-            "CHANNEL", "OWNER", "ELEMENT", "CAPACITY", "HELD", "FIRST", "NEXT", "READERS",
+            "CHANNEL", "OWNER", "NODE", "CAPACITY", "HELD", "FIRST", "NEXT", "READERS",
         ];
         let mut rows = table(&header, &[3, 4, 5, 6]);
         for (channel, state) in &self.0 {
@@ -75,7 +75,7 @@ impl View for ChannelsView {
                 users::name(channel.uid),
                 match channel.lost {
                     true => "lost".into(),
-                    false => format!("{}{medium}", channel.element),
+                    false => format!("{}{medium}", channel.node),
                 },
                 format::bytes(channel.capacity_bytes),
                 said(|state| format::bytes(state.held_bytes)),
@@ -107,7 +107,7 @@ pub(crate) fn channel_json(channel: &v1::Channel) -> Value {
         "room": channel.room,
         "channel": channel.channel,
         "uid": channel.uid,
-        "element": channel.element,
+        "node": channel.node,
         "memory": channel.memory,
         "lost": channel.lost,
         "capacity_bytes": channel.capacity_bytes,

@@ -18,17 +18,17 @@ impl View for AskedView {
             0 => "all that they hold".to_owned(),
             some => format::count(some, "object"),
         };
-        let count = asked.elements.len() as u64;
-        let elements = format::count(count, "element");
+        let count = asked.nodes.len() as u64;
+        let nodes = format::count(count, "node");
         let reads = if count == 1 { "reads" } else { "read" };
-        writeln!(out, "{elements} {reads} {what}; see `tidemill health`")?;
+        writeln!(out, "{nodes} {reads} {what}; see `tidemill health`")?;
         away_text(&asked.away, out)
     }
 
     fn json(&self) -> Value {
         json!({
             "request": self.0.request,
-            "elements": self.0.elements,
+            "nodes": self.0.nodes,
             "away": self.0.away,
             "objects": self.0.objects,
         })
@@ -36,8 +36,8 @@ impl View for AskedView {
 }
 
 fn away_text(away: &[u32], out: &mut dyn Write) -> io::Result<()> {
-    for element in away {
-        writeln!(out, "element {element} is away: it reads when it is back")?;
+    for node in away {
+        writeln!(out, "node {node} is away: it reads when it is back")?;
     }
     Ok(())
 }
@@ -51,7 +51,7 @@ pub(crate) struct ScrubView {
 
 impl View for ScrubView {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
-        let sum = |of: fn(&v1::ElementScrub) -> u64| self.reply.scrubs.iter().map(of).sum::<u64>();
+        let sum = |of: fn(&v1::NodeScrub) -> u64| self.reply.scrubs.iter().map(of).sum::<u64>();
         writeln!(
             out,
             "{} read ({}): {}",

@@ -38,7 +38,7 @@ pub(crate) struct Shown {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Place {
     pub(crate) part: Option<usize>,
-    pub(crate) element: Option<u32>,
+    pub(crate) node: Option<u32>,
     pub(crate) bytes: u64,
     pub(crate) pieces: u64,
 }
@@ -96,9 +96,9 @@ impl Shown {
         if let Some(why) = &self.why {
             return why.clone();
         }
-        let place = |place: &Place| match (place.element, place.part) {
-            (Some(element), Some(part)) => format!("part {part} on element {element}"),
-            (Some(element), None) => format!("element {element}"),
+        let place = |place: &Place| match (place.node, place.part) {
+            (Some(node), Some(part)) => format!("part {part} on node {node}"),
+            (Some(node), None) => format!("node {node}"),
             _ => String::new(),
         };
         let mut places: Vec<String> = self
@@ -120,7 +120,7 @@ impl Shown {
             Storage::Chunked(chunked) => (json!(chunked.shape), json!(chunked.filters)),
             _ => (Json::Null, json!([])),
         };
-        let place = |place: &Place| json!({ "part": place.part, "element": place.element, "bytes": place.bytes, "pieces": place.pieces });
+        let place = |place: &Place| json!({ "part": place.part, "node": place.node, "bytes": place.bytes, "pieces": place.pieces });
         json!({
             "name": variable.path,
             "type": variable.data_type.name(),

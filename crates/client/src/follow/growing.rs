@@ -8,7 +8,7 @@ use crate::striped::Parts;
 use crate::transfer::{Transfer, remote_at};
 use std::sync::Arc;
 use std::time::Duration;
-use tidemill_core::id::{ElementId, ObjectId};
+use tidemill_core::id::{NodeId, ObjectId};
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 use tokio::time::Instant;
 
@@ -32,12 +32,12 @@ enum Written {
     Together(Visible, Vec<Place>),
     /// The version is sealed; with its parts, if it has several.
     Sealed(Option<Arc<Parts>>),
-    /// The version is sealed, and an element that holds it is offline.
-    Away(ElementId),
+    /// The version is sealed, and a node that holds it is offline.
+    Away(NodeId),
 }
 
-/// An object, or the offline element that holds it.
-type Place = Result<Remote, ElementId>;
+/// An object, or the offline node that holds it.
+type Place = Result<Remote, NodeId>;
 
 /// Place of some bytes.
 #[derive(Debug)]
@@ -50,8 +50,8 @@ pub(super) enum At {
     NotYet,
     /// The version ends before them.
     End,
-    /// On an offline element.
-    Away(ElementId),
+    /// On an offline node.
+    Away(NodeId),
 }
 
 /// Data for a question about the state of a version.
@@ -130,7 +130,7 @@ impl Growing {
             News::Sealed(opened) => {
                 self.written = match reached(&opened) {
                     Ok(parts) => Written::Sealed(parts.map(Arc::new)),
-                    Err(Error::ElementDown(element)) => Written::Away(element),
+                    Err(Error::NodeDown(node)) => Written::Away(node),
                     Err(error) => return Err(error),
                 };
                 self.opened = opened;
@@ -157,9 +157,9 @@ impl Growing {
             let urls = told.part_urls.iter().map(String::as_str);
             let urls = urls.chain(std::iter::repeat(""));
             let place = |(part, url): (&v1::LayoutPart, &str)| {
-                let element = ElementId(part.element);
-                let at = remote_at((element, url), ObjectId(part.object), &part.capability);
-                at.map_err(|_| element)
+                let node = NodeId(part.node);
+                let at = remote_at((node, url), ObjectId(part.object), &part.capability);
+                at.map_err(|_| node)
             };
             *places = told.parts.iter().zip(urls).map(place).collect();
         }
@@ -186,20 +186,20 @@ impl Growing {
                     Some(Ok(remote)) => {
                         At::Object(remote.clone(), piece.at.offset..piece.end_within())
                     }
-                    Some(Err(element)) => At::Away(*element),
+                    Some(Err(node)) => At::Away(*node),
                     None => At::NotYet,
                 }
             }
-            Written::Away(element) => At::Away(*element),
+            Written::Away(node) => At::Away(*node),
             Written::Alone | Written::Sealed(None) => match Transfer::remote(&self.opened) {
                 Ok(remote) => At::Object(remote, range),
-                Err(_) => At::Away(ElementId(self.opened.element)),
+                Err(_) => At::Away(NodeId(self.opened.node)),
             },
         }
     }
 }
 
-/// Returns the parts of a sealed version, if it has several; an error if one of its elements is offline.
+/// Returns the parts of a sealed version, if it has several; an error if one of its nodes is offline.
 fn reached(opened: &v1::Opened) -> Result<Option<Parts>, Error> {
     let parts = Transfer::parts(opened)?;
     if parts.is_none() {

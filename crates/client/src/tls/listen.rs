@@ -1,5 +1,5 @@
-//! The side that accepts connections, with or without TLS. Accepted connections are returned to the caller, such as the server or an
-//! element.
+//! The side that accepts connections, with or without TLS. Accepted connections are returned to the caller, such as the server or a
+//! node.
 
 use super::Problem;
 use super::stream::{SEND_BYTES, Stream, below};

@@ -1,7 +1,7 @@
 //! TLS between the processes of an array.
 //!
-//! Every array has an authority of its own, whose key the server keeps. It signs one certificate for the server and one for each element.
-//! Peers are verified by that authority and by their role, [`SERVER`] or [`element`], not by an address: hosts may move. Clients are
+//! Every array has an authority of its own, whose key the server keeps. It signs one certificate for the server and one for each node.
+//! Peers are verified by that authority and by their role, [`SERVER`] or [`node`], not by an address: hosts may move. Clients are
 //! identified by token and capabilities, not by certificates.
 //!
 //! [`Trust`] is the side that connects, [`Listener`] the side that accepts, [`Stream`] a connection.
@@ -22,15 +22,15 @@ use rustls::crypto::ring::{self, cipher_suite};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use std::sync::Arc;
-use tidemill_core::id::ElementId;
+use tidemill_core::id::NodeId;
 
 /// Name in the certificate of a server.
 pub const SERVER: &str = "server.tidemill";
 
-/// Name in the certificate of an element.
+/// Name in the certificate of a node.
 #[must_use]
-pub fn element(element: ElementId) -> String {
-    format!("element-{element}.tidemill")
+pub fn node(node: NodeId) -> String {
+    format!("node-{node}.tidemill")
 }
 
 /// Protocol inside TLS.

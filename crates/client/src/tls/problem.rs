@@ -19,9 +19,9 @@ pub enum Problem {
         /// Expected name.
         expected: String,
     },
-    /// The peer speaks another protocol: gRPC to an element, or HTTP to the server.
+    /// The peer speaks another protocol: gRPC to a node, or HTTP to the server.
     #[error(
-        "it speaks another protocol: check address and port, which are one of the server's and not of an element's"
+        "it speaks another protocol: check address and port, which are one of the server's and not of a node's"
     )]
     OtherProtocol,
     /// The certificate has expired.

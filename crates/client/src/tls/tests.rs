@@ -68,10 +68,10 @@ async fn serve_tls(identity: Identity) -> String {
     .await
 }
 
-/// Reads from a peer that claims to be element 3.
+/// Reads from a peer that claims to be node 3.
 async fn read(trust: Option<&Trust>, url: String) -> Result<bytes::Bytes, Error> {
     let remote = Remote {
-        element: ElementId(3),
+        node: NodeId(3),
         url: url.into(),
         object: ObjectId(1),
         capability: vec![1],
@@ -81,7 +81,7 @@ async fn read(trust: Option<&Trust>, url: String) -> Result<bytes::Bytes, Error>
 
 async fn refusal(trust: Option<&Trust>, url: String) -> String {
     match read(trust, url).await {
-        Err(error @ Error::Element { .. }) => error.to_string(),
+        Err(error @ Error::Node { .. }) => error.to_string(),
         other => panic!("{other:?}"),
     }
 }
@@ -89,7 +89,7 @@ async fn refusal(trust: Option<&Trust>, url: String) -> String {
 #[tokio::test]
 async fn tls_peer_is_verified_by_authority_and_name() {
     let authority = Authority::new();
-    let address = serve_tls(authority.identity("element-3.tidemill", NOW)).await;
+    let address = serve_tls(authority.identity("node-3.tidemill", NOW)).await;
     let url = format!("https://{address}");
     let answer = read(Some(&authority.trust), url.clone()).await.unwrap();
     assert_eq!(answer, "answer");
@@ -106,10 +106,10 @@ async fn tls_peer_is_verified_by_authority_and_name() {
         "{nobody}"
     );
 
-    for name in ["element-4.tidemill", "server.tidemill"] {
+    for name in ["node-4.tidemill", "server.tidemill"] {
         let address = serve_tls(authority.identity(name, NOW)).await;
         let other = refusal(Some(&authority.trust), format!("https://{address}")).await;
-        assert!(other.contains("than `element-3.tidemill`"), "{other}");
+        assert!(other.contains("than `node-3.tidemill`"), "{other}");
     }
 }
 
@@ -117,7 +117,7 @@ async fn tls_peer_is_verified_by_authority_and_name() {
 async fn certificate_outside_its_validity_is_refused() {
     let authority = Authority::new();
     for (years, said) in [(2000..2001, "has expired"), (2998..2999, "not valid yet")] {
-        let address = serve_tls(authority.identity("element-3.tidemill", years)).await;
+        let address = serve_tls(authority.identity("node-3.tidemill", years)).await;
         let error = refusal(Some(&authority.trust), format!("https://{address}")).await;
         assert!(error.contains(said), "{error}");
     }
@@ -133,7 +133,7 @@ async fn tls_mismatch_is_reported_when_one_side_is_plain() {
     let answer = read(None, format!("http://{plain}")).await.unwrap();
     assert_eq!(answer, "answer");
 
-    let address = serve_tls(authority.identity("element-3.tidemill", NOW)).await;
+    let address = serve_tls(authority.identity("node-3.tidemill", NOW)).await;
     read(None, format!("http://{address}")).await.unwrap_err();
     let mut raw = TcpStream::connect(&address).await.unwrap();
     raw.write_all(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
@@ -159,10 +159,10 @@ async fn silent_peer_blocks_nobody_and_new_identity_applies_at_once() {
         async move { read(Some(&trust), url).await }
     });
     tokio::task::yield_now().await;
-    identity.send_replace(Some(authority.identity("element-3.tidemill", NOW)));
+    identity.send_replace(Some(authority.identity("node-3.tidemill", NOW)));
     waiting.await.unwrap().unwrap();
     let next = Authority::new();
-    identity.send_replace(Some(next.identity("element-3.tidemill", NOW)));
+    identity.send_replace(Some(next.identity("node-3.tidemill", NOW)));
     read(Some(&next.trust), url.clone()).await.unwrap();
     refusal(Some(&authority.trust), url).await;
 }
@@ -170,7 +170,7 @@ async fn silent_peer_blocks_nobody_and_new_identity_applies_at_once() {
 #[tokio::test]
 async fn thousand_silent_peers_block_nobody() {
     let authority = Authority::new();
-    let address = serve_tls(authority.identity("element-3.tidemill", NOW)).await;
+    let address = serve_tls(authority.identity("node-3.tidemill", NOW)).await;
     // This process has both ends, and an ordinary user may have a thousand open files by default.
     let mut files = getrlimit(Resource::Nofile);
     files.current = files.maximum;

@@ -1,9 +1,9 @@
 //! Share of processors between writers and maps: decides when a map may begin while files are written, and how much processor time it gets
-//! on its element then. After a burst, maps get all the time they can use. This module does no I/O.
+//! on its node then. After a burst, maps get all the time they can use. This module does no I/O.
 
 use crate::time::{Span, Time};
 
-/// Age up to which an open file delays maps of its element: the burst of such a young file may end in a moment.
+/// Age up to which an open file delays maps of its node: the burst of such a young file may end in a moment.
 pub const YOUNG: Span = Span::from_secs(1);
 /// Longest delay of a map by young files, because a program that writes one file after the other never pauses.
 pub const HELD_MAX: Span = Span::from_secs(10);
@@ -15,7 +15,7 @@ const DEBT_MAX: Span = Span::from_secs(1);
 const SAVED_MAX: Span = Span::from_millis(20);
 
 /// Returns the time at which the map of a file may begin. `queued` is the time at which it was queued, and `newest` is the begin of the
-/// newest file that is being written on its element.
+/// newest file that is being written on its node.
 #[must_use]
 pub fn begins(queued: Time, newest: Option<Time>) -> Time {
     let over = newest.map_or(queued, |begun| Time(begun.0.saturating_add(YOUNG.0)));
@@ -23,7 +23,7 @@ pub fn begins(queued: Time, newest: Option<Time>) -> Time {
         .max(queued)
 }
 
-/// Processor time of all maps of an element together.
+/// Processor time of all maps of a node together.
 #[derive(Clone, Debug)]
 pub struct Pace {
     cores: u32,
@@ -36,7 +36,7 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// Returns the state for an element with this number of cores.
+    /// Returns the state for a node with this number of cores.
     #[must_use]
     pub fn new(cores: u32) -> Self {
         Self {

@@ -21,7 +21,7 @@ impl Dispatcher {
         }
         let policy = |id: TaskId| {
             let task = self.tasks.get(&id)?;
-            let free = task.spec.element.is_none() && task.spec.share != Share::Join;
+            let free = task.spec.node.is_none() && task.spec.share != Share::Join;
             Some(policy_of(task, self.jobs.get(&task.job)?)).filter(|_| free)
         };
         let Some(name) = policy(first) else {
@@ -31,15 +31,15 @@ impl Dispatcher {
         if most < 2 {
             return Vec::new();
         }
-        let stores = self.elements.stores().len();
+        let stores = self.nodes.stores().len();
         let most = most.min(CANDIDATES_MAX / stores.max(1)).max(2);
         let members = self.lines.get(&line).into_iter().flatten();
         let members = members.map(|&(_, id)| id).take(most);
         let mut tasks: Vec<TaskId> = members.take_while(|&id| policy(id) == Some(name)).collect();
-        self.elements.renew(turn.now);
+        self.nodes.renew(turn.now);
         let mut slots = 0;
-        for id in self.elements.open().iter() {
-            slots += self.elements.get(id).map_or(0, |element| element.slots());
+        for id in self.nodes.open().iter() {
+            slots += self.nodes.get(id).map_or(0, |node| node.slots());
             if slots >= tasks.len() {
                 break;
             }
@@ -51,7 +51,7 @@ impl Dispatcher {
         tasks
     }
 
-    /// Asks the policy of some tasks for elements for all of them, and sends each task or puts it in line. Returns whether all were sent.
+    /// Asks the policy of some tasks for nodes for all of them, and sends each task or puts it in line. Returns whether all were sent.
     pub(super) fn place_together(&mut self, tasks: &[TaskId], turn: &mut Turn<'_>) -> bool {
         let news = self.news;
         for &id in tasks {
@@ -79,9 +79,9 @@ impl Dispatcher {
                 .get(&id)
                 .expect("a task that is asked for is known");
             let spare = std::mem::take(&mut self.spare);
-            let barred = self.classes.barred(task.class, &self.elements);
+            let barred = self.classes.barred(task.class, &self.nodes);
             let mut sight = Sight::new(
-                &mut self.elements,
+                &mut self.nodes,
                 &self.learned,
                 (task, barred),
                 &reads,
@@ -102,9 +102,8 @@ impl Dispatcher {
         let choices = policy.map_or_else(Vec::new, |policy| policy.place_all(&mut asks));
         let answers = asks.into_iter().zip(choices).zip(all_reads);
         let answers = answers.map(|((ask, choice), reads)| {
-            let on = |one: &&Candidate| {
-                choice.is_some_and(|choice| choice.element == one.estimate.element)
-            };
+            let on =
+                |one: &&Candidate| choice.is_some_and(|choice| choice.node == one.estimate.node);
             Answer {
                 choice,
                 chosen: ask.candidates.iter().find(on).copied(),

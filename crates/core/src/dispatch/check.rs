@@ -16,7 +16,7 @@ impl Dispatcher {
             self.check_waiting(id, task);
         }
         self.check_lines();
-        self.check_elements();
+        self.check_nodes();
         for (id, job) in &self.jobs {
             for (&state, &count) in &job.counts {
                 let actual = job
@@ -37,7 +37,7 @@ impl Dispatcher {
             assert!(self.task(id).redone(), "{id:?} is not run again");
         }
         assert!(self.outbox.is_empty(), "labels were left behind");
-        assert!(self.labels_add_up(), "labels and elements disagree");
+        assert!(self.labels_add_up(), "labels and nodes disagree");
     }
 
     fn check_task(&self, id: TaskId, task: &Task) {
@@ -55,14 +55,14 @@ impl Dispatcher {
         if let Some(label) = task.current {
             let issued = self.labels.get(&label).expect("a live label is known");
             assert_eq!(issued.task, id);
-            let element = self.elements.get(&issued.element);
-            let queued = element.is_some_and(|element| element.outstanding.contains_key(label));
+            let node = self.nodes.get(&issued.node);
+            let queued = node.is_some_and(|node| node.outstanding.contains_key(label));
             assert!(queued, "{label:?} of {id:?} is in no queue");
-            let follows = element.is_some_and(|element| element.follows(label));
+            let follows = node.is_some_and(|node| node.follows(label));
             let waits = task.state == TaskState::Sent && self.before_its_turn(label);
             assert_eq!(follows, waits, "{label:?} of {id:?} can run, or can't");
             for (input, used) in task.spec.inputs.iter().zip(&issued.inputs) {
-                let flying = self.flying(input.origin, issued.element);
+                let flying = self.flying(input.origin, issued.node);
                 let follows = flying.is_some_and(|flying| flying.object == used.object);
                 assert!(issued.chained || !follows, "{label:?} is sent along");
             }
@@ -87,7 +87,7 @@ impl Dispatcher {
                 );
                 let selection = self.selection(id, index);
                 assert!(
-                    self.is_on(placed, selection, used.element) && self.reachable(*used, selection),
+                    self.is_on(placed, selection, used.node) && self.reachable(*used, selection),
                     "{id:?} is ready, {used:?} is out of reach"
                 );
             }
@@ -155,17 +155,14 @@ impl Dispatcher {
             let open = match line {
                 Line::Fresh => !members.is_empty(),
                 Line::Any(_) => false,
-                // No element that can run these tasks is online.
+                // No node that can run these tasks is online.
                 Line::Barred(class) => members.iter().any(|(_, id)| self.could_run(*class, *id)),
-                Line::Pinned(id) => self
-                    .elements
-                    .get(id)
-                    .is_some_and(super::element::Element::room),
+                Line::Pinned(id) => self.nodes.get(id).is_some_and(super::node::Node::room),
                 // If all cores are busy, another event will follow.
                 Line::At(id) => self
-                    .elements
+                    .nodes
                     .get(id)
-                    .is_some_and(|element| element.room() && element.idle_cores() > 0),
+                    .is_some_and(|node| node.room() && node.idle_cores() > 0),
             };
             assert!(!open, "{line:?} is not empty although there is room");
         }
@@ -177,47 +174,40 @@ impl Dispatcher {
         assert_eq!(standing, ready, "ready tasks that stand in no line");
     }
 
-    fn check_elements(&self) {
-        self.elements.check();
-        for (id, element) in self.elements.iter() {
-            let queued = || element.outstanding.values();
+    fn check_nodes(&self) {
+        self.nodes.check();
+        for (id, node) in self.nodes.iter() {
+            let queued = || node.outstanding.values();
             let sum: u64 = queued().map(|queued| queued.work().0).sum();
-            assert_eq!(sum, element.backlog.0, "backlog of {id:?}");
-            let counted = element.outstanding.entries();
-            let counted = counted.filter(|(label, _)| !element.follows(*label));
+            assert_eq!(sum, node.backlog.0, "backlog of {id:?}");
+            let counted = node.outstanding.entries();
+            let counted = counted.filter(|(label, _)| !node.follows(*label));
             let counted: Vec<u32> = counted.map(|(_, queued)| queued.cores).collect();
             let cores: u64 = counted.iter().map(|&cores| u64::from(cores)).sum();
-            let running = element.running.values();
+            let running = node.running.values();
             let running: u64 = running.map(|(_, queued)| u64::from(queued.cores)).sum();
             let light = counted.iter().filter(|&&cores| cores == 0).count();
-            assert_eq!(
-                element.counted(),
-                (cores, running, light),
-                "cores of {id:?}"
-            );
-            if element.presence == Presence::Down {
-                assert!(
-                    element.outstanding.is_empty(),
-                    "{id:?} is down and has labels"
-                );
+            assert_eq!(node.counted(), (cores, running, light), "cores of {id:?}");
+            if node.presence == Presence::Down {
+                assert!(node.outstanding.is_empty(), "{id:?} is down and has labels");
             }
-            for label in element.running.keys() {
+            for label in node.running.keys() {
                 assert!(
-                    element.outstanding.contains_key(label),
+                    node.outstanding.contains_key(label),
                     "{label:?} runs on {id:?} unasked"
                 );
             }
-            let idle = element.view.role == Role::Store && element.idle_cores() > 0;
+            let idle = node.view.role == Role::Store && node.idle_cores() > 0;
             assert_eq!(idle, self.idle.contains(&id), "{id:?} is idle or not");
         }
     }
 
-    /// Checks cheaply that every label in a queue is known, in time proportional to the number of elements.
+    /// Checks cheaply that every label in a queue is known, in time proportional to the number of nodes.
     pub(super) fn labels_add_up(&self) -> bool {
         let queued: usize = self
-            .elements
+            .nodes
             .iter()
-            .map(|(_, element)| element.outstanding.len())
+            .map(|(_, node)| node.outstanding.len())
             .sum();
         queued <= self.labels.len()
     }

@@ -1,22 +1,22 @@
-//! Classes of tasks: decides on which elements a task can run at all. These are the elements that offer the task's needs, have its programs
+//! Classes of tasks: decides on which nodes a task can run at all. These are the nodes that offer the task's needs, have its programs
 //! and are not being drained.
 //!
-//! Tasks with equal requirements form a class. The elements that a class excludes are determined once. They are updated only when an
-//! element connects, disconnects, changes its offers, or gains or loses a program. So most tasks, which need only one core, cost nothing
+//! Tasks with equal requirements form a class. The nodes that a class excludes are determined once. They are updated only when a
+//! node connects, disconnects, changes its offers, or gains or loses a program. So most tasks, which need only one core, cost nothing
 //! here.
 
-use super::elements::Elements;
+use super::nodes::Nodes;
 use super::{Dispatcher, Line, Turn};
 use crate::event::{Role, TaskState};
-use crate::id::{ElementId, JobId, TaskId};
+use crate::id::{JobId, NodeId, TaskId};
 use crate::label::{Failure, FailureKind};
 use crate::resources::{Needs, Offers, Wants};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Begins of the message about a task that waits for the element on which it is to run.
+/// Begins of the message about a task that waits for the node on which it is to run.
 pub const ASIDE: [&str; 2] = [
-    "it is to run on element",
-    "no element that is up can run it; it waits for element",
+    "it is to run on node",
+    "no node that is up can run it; it waits for node",
 ];
 
 /// Number of a class, in the order of creation.
@@ -28,17 +28,17 @@ impl ClassNumber {
     pub(super) const MAX: Self = Self(u32::MAX);
 }
 
-/// All classes that have tasks, and the known programs of elements.
+/// All classes that have tasks, and the known programs of nodes.
 #[derive(Debug, Default)]
 pub(super) struct Classes {
     numbers: BTreeMap<Wants, ClassNumber>,
     known: BTreeMap<ClassNumber, Class>,
     next: u32,
-    /// Programs that online elements have reported, and whether they have them.
-    programs: BTreeMap<ElementId, BTreeMap<String, bool>>,
-    /// Elements that are being drained and get no tasks.
-    emptied: BTreeSet<ElementId>,
-    /// Counter of changes that may affect which elements can run a class.
+    /// Programs that online nodes have reported, and whether they have them.
+    programs: BTreeMap<NodeId, BTreeMap<String, bool>>,
+    /// Nodes that are being drained and get no tasks.
+    emptied: BTreeSet<NodeId>,
+    /// Counter of changes that may affect which nodes can run a class.
     news: u64,
 }
 
@@ -46,9 +46,9 @@ pub(super) struct Classes {
 struct Class {
     wants: Wants,
     tasks: usize,
-    /// Online elements that can't run the class, in order, for the value of `news`.
-    barred: Vec<ElementId>,
-    /// Whether an online storage element can run the class.
+    /// Online nodes that can't run the class, in order, for the value of `news`.
+    barred: Vec<NodeId>,
+    /// Whether an online storage node can run the class.
     open: bool,
     news: Option<u64>,
 }
@@ -88,9 +88,9 @@ impl Classes {
         }
     }
 
-    /// Returns the programs that an element has reported to have.
-    pub(super) fn programs_on(&self, element: ElementId) -> Vec<String> {
-        let known = self.programs.get(&element).into_iter().flatten();
+    /// Returns the programs that a node has reported to have.
+    pub(super) fn programs_on(&self, node: NodeId) -> Vec<String> {
+        let known = self.programs.get(&node).into_iter().flatten();
         let has = known.filter(|(_, has)| **has);
         has.map(|(name, _)| name.clone()).collect()
     }
@@ -99,8 +99,8 @@ impl Classes {
         self.known.get(&number).map(|class| &class.wants)
     }
 
-    /// Updates the elements that a class excludes, if they may have changed.
-    fn renew(&mut self, number: ClassNumber, elements: &Elements) {
+    /// Updates the nodes that a class excludes, if they may have changed.
+    fn renew(&mut self, number: ClassNumber, nodes: &Nodes) {
         let (programs, emptied, news) = (&self.programs, &self.emptied, self.news);
         let Some(class) = self.known.get_mut(&number) else {
             return;
@@ -110,27 +110,27 @@ impl Classes {
         }
         class.barred.clear();
         class.open = false;
-        for (id, element) in elements.iter().filter(|(_, element)| element.up()) {
+        for (id, node) in nodes.iter().filter(|(_, node)| node.up()) {
             let open = !emptied.contains(&id);
-            if !open || !can(&class.wants, &element.view.offers, programs.get(&id)) {
+            if !open || !can(&class.wants, &node.view.offers, programs.get(&id)) {
                 class.barred.push(id);
-            } else if element.view.role == Role::Store {
+            } else if node.view.role == Role::Store {
                 class.open = true;
             }
         }
     }
 
-    /// Returns the online elements that can't run tasks of a class, in order.
-    pub(super) fn barred(&mut self, number: ClassNumber, elements: &Elements) -> &[ElementId] {
-        self.renew(number, elements);
+    /// Returns the online nodes that can't run tasks of a class, in order.
+    pub(super) fn barred(&mut self, number: ClassNumber, nodes: &Nodes) -> &[NodeId] {
+        self.renew(number, nodes);
         let class = self.known.get(&number);
         class.map_or(&[], |class| class.barred.as_slice())
     }
 
-    /// Returns whether a class excludes an element, according to the last update.
-    fn bars(&self, number: ClassNumber, element: ElementId) -> bool {
+    /// Returns whether a class excludes a node, according to the last update.
+    fn bars(&self, number: ClassNumber, node: NodeId) -> bool {
         let class = self.known.get(&number);
-        class.is_some_and(|class| class.barred.binary_search(&element).is_ok())
+        class.is_some_and(|class| class.barred.binary_search(&node).is_ok())
     }
 }
 
@@ -146,62 +146,62 @@ impl Dispatcher {
         task.map_or_else(Needs::default, |task| task.spec.needs.clone())
     }
 
-    /// Returns whether some storage elements are online and none of them can run tasks of a class. If none is online, the only message is
+    /// Returns whether some storage nodes are online and none of them can run tasks of a class. If none is online, the only message is
     /// that none is.
     pub(super) fn has_nowhere(&mut self, class: ClassNumber) -> bool {
-        self.classes.renew(class, &self.elements);
+        self.classes.renew(class, &self.nodes);
         let open = self
             .classes
             .known
             .get(&class)
             .is_some_and(|class| class.open);
-        !open && !self.elements.stores().is_empty()
+        !open && !self.nodes.stores().is_empty()
     }
 
-    /// Returns whether an online element can't run tasks of a class.
-    pub(super) fn is_barred(&mut self, class: ClassNumber, element: ElementId) -> bool {
-        let barred = self.classes.barred(class, &self.elements);
-        barred.binary_search(&element).is_ok()
+    /// Returns whether an online node can't run tasks of a class.
+    pub(super) fn is_barred(&mut self, class: ClassNumber, node: NodeId) -> bool {
+        let barred = self.classes.barred(class, &self.nodes);
+        barred.binary_search(&node).is_ok()
     }
 
-    /// Returns whether a task of a class could run on an online element, for checks.
+    /// Returns whether a task of a class could run on an online node, for checks.
     pub(super) fn could_run(&self, class: ClassNumber, id: TaskId) -> bool {
-        let pinned = self.task(id).spec.element;
-        let up = self.elements.iter().filter(|(_, element)| element.up());
-        let mut mine = up.filter(|(element, known)| match pinned {
-            Some(pinned) => *element == pinned,
+        let pinned = self.task(id).spec.node;
+        let up = self.nodes.iter().filter(|(_, node)| node.up());
+        let mut mine = up.filter(|(node, known)| match pinned {
+            Some(pinned) => *node == pinned,
             None => known.view.role == Role::Store,
         });
-        mine.any(|(element, known)| {
+        mine.any(|(node, known)| {
             let wants = self.classes.wants(class);
-            let programs = self.classes.programs.get(&element);
-            let open = !self.classes.emptied.contains(&element);
+            let programs = self.classes.programs.get(&node);
+            let open = !self.classes.emptied.contains(&node);
             open && wants.is_some_and(|wants| can(wants, &known.view.offers, programs))
         })
     }
 
-    /// Returns whether a suspended element could run tasks of a class, according to its offers. A program that the element has not reported
+    /// Returns whether a suspended node could run tasks of a class, according to its offers. A program that the node has not reported
     /// may exist.
-    pub(super) fn could_awake(&self, class: ClassNumber, id: ElementId) -> bool {
-        let Some((wants, element)) = self.classes.wants(class).zip(self.elements.get(&id)) else {
+    pub(super) fn could_awake(&self, class: ClassNumber, id: NodeId) -> bool {
+        let Some((wants, node)) = self.classes.wants(class).zip(self.nodes.get(&id)) else {
             return false;
         };
         let known = self.classes.programs.get(&id);
         let lacks = |name: &String| known.is_some_and(|known| known.get(name) == Some(&false));
-        let open = element.view.role == Role::Store && !self.classes.emptied.contains(&id);
-        let fits = element.view.offers.lacks(&wants.needs).is_none();
+        let open = node.view.role == Role::Store && !self.classes.emptied.contains(&id);
+        let fits = node.view.offers.lacks(&wants.needs).is_none();
         open && fits && !wants.programs.iter().any(lacks)
     }
 
-    /// Returns the programs that tasks need and that online elements have not reported, by element.
+    /// Returns the programs that tasks need and that online nodes have not reported, by node.
     #[must_use]
-    pub fn unknown_programs(&self) -> Vec<(ElementId, Vec<String>)> {
+    pub fn unknown_programs(&self) -> Vec<(NodeId, Vec<String>)> {
         let classes = self.classes.known.values();
         let wanted: BTreeSet<&String> = classes.flat_map(|class| &class.wants.programs).collect();
         if wanted.is_empty() {
             return Vec::new();
         }
-        let up = self.elements.iter().filter(|(_, element)| element.up());
+        let up = self.nodes.iter().filter(|(_, node)| node.up());
         up.filter_map(|(id, _)| {
             let known = self.classes.programs.get(&id);
             let unknown = wanted
@@ -213,45 +213,40 @@ impl Dispatcher {
         .collect()
     }
 
-    pub(super) fn on_programs(
-        &mut self,
-        element: ElementId,
-        found: Vec<String>,
-        missing: Vec<String>,
-    ) {
-        if !self.up(element) {
+    pub(super) fn on_programs(&mut self, node: NodeId, found: Vec<String>, missing: Vec<String>) {
+        if !self.up(node) {
             return;
         }
-        let known = self.classes.programs.entry(element).or_default();
+        let known = self.classes.programs.entry(node).or_default();
         let mut changed = false;
         let found = found.into_iter().map(|name| (name, true));
         for (name, has) in found.chain(missing.into_iter().map(|name| (name, false))) {
             changed |= known.insert(name, has) != Some(has);
         }
         if changed {
-            self.offers_changed(element);
+            self.offers_changed(node);
         }
     }
 
-    /// Handles the begin or end of draining an element.
-    pub(super) fn on_emptied(&mut self, element: ElementId, emptied: bool) {
+    /// Handles the begin or end of draining a node.
+    pub(super) fn on_emptied(&mut self, node: NodeId, emptied: bool) {
         let changed = if emptied {
-            self.classes.emptied.insert(element)
+            self.classes.emptied.insert(node)
         } else {
-            self.classes.emptied.remove(&element)
+            self.classes.emptied.remove(&node)
         };
         if changed {
-            self.offers_changed(element);
+            self.offers_changed(node);
         }
     }
 
-    /// Forgets the reported programs of an element that has connected, because they may have changed since.
-    pub(super) fn forget_programs(&mut self, element: ElementId) {
-        self.classes.programs.remove(&element);
+    /// Forgets the reported programs of a node that has connected, because they may have changed since.
+    pub(super) fn forget_programs(&mut self, node: NodeId) {
+        self.classes.programs.remove(&node);
     }
 
-    /// Handles an element that has connected, disconnected or changed its offers: tasks that wait for its resources are placed again.
-    pub(super) fn offers_changed(&mut self, id: ElementId) {
+    /// Handles a node that has connected, disconnected or changed its offers: tasks that wait for its resources are placed again.
+    pub(super) fn offers_changed(&mut self, id: NodeId) {
         self.classes.news += 1;
         let classes: BTreeSet<ClassNumber> = self
             .lines
@@ -262,7 +257,7 @@ impl Dispatcher {
             })
             .collect();
         for class in classes {
-            self.classes.renew(class, &self.elements);
+            self.classes.renew(class, &self.nodes);
             let up = self.up(id);
             let can = up && !self.classes.bars(class, id);
             let open = self
@@ -302,24 +297,24 @@ impl Dispatcher {
         }
     }
 
-    /// Puts aside a ready task that no online element can run, and reports this once.
+    /// Puts aside a ready task that no online node can run, and reports this once.
     pub(super) fn put_aside(&mut self, id: TaskId, turn: &mut Turn<'_>) {
         let class = self.task(id).class;
         self.join_line(Line::Barred(class), id);
         if std::mem::replace(&mut self.task_mut(id).aside, true) {
             return;
         }
-        let pinned = self.task(id).spec.element;
+        let pinned = self.task(id).spec.node;
         let wants = self.classes.wants(class).map(ToString::to_string);
         let wants = wants.unwrap_or_default();
         let message = match pinned {
-            Some(element) if self.classes.emptied.contains(&element) => format!(
-                "{} {element}, which is being emptied; it waits until the drain is cancelled",
+            Some(node) if self.classes.emptied.contains(&node) => format!(
+                "{} {node}, which is being emptied; it waits until the drain is cancelled",
                 ASIDE[0]
             ),
-            Some(element) => format!("{} {element} with {wants}", ASIDE[1]),
+            Some(node) => format!("{} {node} with {wants}", ASIDE[1]),
             None => {
-                format!("no element that is up can run it; it waits for an element with {wants}")
+                format!("no node that is up can run it; it waits for a node with {wants}")
             }
         };
         self.tell(

@@ -1,19 +1,19 @@
-//! Copies of objects on elements other than the first: the objects that elements should have pulled for earlier labels, and the copies that
+//! Copies of objects on nodes other than the first: the objects that nodes should have pulled for earlier labels, and the copies that
 //! are kept permanently. This module only records them for the dispatcher.
 //!
-//! Pulled copies only influence estimated costs. Labels name an element that holds an object, and an element that dropped its copy pulls
+//! Pulled copies only influence estimated costs. Labels name a node that holds an object, and a node that dropped its copy pulls
 //! the object again; so a wrong guess moves bytes but loses nothing. Permanent copies are equal to the first copy: an input is available as
-//! long as an element with any of them is online.
+//! long as a node with any of them is online.
 
-use crate::id::{ElementId, ObjectId};
+use crate::id::{NodeId, ObjectId};
 use crate::layout::{Layout, Selection, Striped};
 use crate::object::Placed;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// Size of the copies that an element keeps after their last use by default, in bytes. Estimates assume this size.
+/// Size of the copies that a node keeps after their last use by default, in bytes. Estimates assume this size.
 pub const COPIES_BYTES_MAX: u64 = 256 << 20;
 
-/// Maximum number of copies per element that estimates consider.
+/// Maximum number of copies per node that estimates consider.
 pub const COPIES_MAX: usize = 4096;
 
 /// Maximum number of recorded permanent copies: beyond it only the first copy of an object is known.
@@ -22,18 +22,18 @@ pub const LASTING_MAX: usize = 1 << 20;
 /// Copies in the array.
 #[derive(Debug, Default)]
 pub(super) struct Copies {
-    /// Objects with the elements that keep a permanent copy in addition to the first copy.
-    lasting: BTreeSet<(ObjectId, ElementId)>,
+    /// Objects with the nodes that keep a permanent copy in addition to the first copy.
+    lasting: BTreeSet<(ObjectId, NodeId)>,
     /// Layouts of objects that consist of several objects.
     parts: BTreeMap<ObjectId, Layout>,
-    /// Objects with elements whose copies were removed or are corrupt.
-    gone: BTreeSet<(ObjectId, ElementId)>,
-    /// Objects with the elements that should have a copy.
-    holders: BTreeSet<(ObjectId, ElementId)>,
-    kept: BTreeMap<ElementId, Kept>,
+    /// Objects with nodes whose copies were removed or are corrupt.
+    gone: BTreeSet<(ObjectId, NodeId)>,
+    /// Objects with the nodes that should have a copy.
+    holders: BTreeSet<(ObjectId, NodeId)>,
+    kept: BTreeMap<NodeId, Kept>,
 }
 
-/// Copies of one element, oldest first.
+/// Copies of one node, oldest first.
 #[derive(Debug, Default)]
 struct Kept {
     order: VecDeque<(ObjectId, u64)>,
@@ -41,12 +41,12 @@ struct Kept {
 }
 
 impl Copies {
-    /// Records that an element is to pull an object.
-    pub(super) fn note(&mut self, element: ElementId, object: ObjectId, size: u64) {
-        if self.lasting.contains(&(object, element)) || !self.holders.insert((object, element)) {
+    /// Records that a node is to pull an object.
+    pub(super) fn note(&mut self, node: NodeId, object: ObjectId, size: u64) {
+        if self.lasting.contains(&(object, node)) || !self.holders.insert((object, node)) {
             return;
         }
-        let kept = self.kept.entry(element).or_default();
+        let kept = self.kept.entry(node).or_default();
         kept.order.push_back((object, size));
         kept.bytes = kept.bytes.saturating_add(size);
         // The newest copy stays, because it is in use.
@@ -57,21 +57,21 @@ impl Copies {
                 break;
             };
             kept.bytes = kept.bytes.saturating_sub(size);
-            self.holders.remove(&(oldest, element));
+            self.holders.remove(&(oldest, node));
         }
     }
 
-    /// Records that an element has gained or lost a permanent copy; the element of the first copy may lose it, too.
-    pub(super) fn set(&mut self, object: ObjectId, element: ElementId, there: bool) {
+    /// Records that a node has gained or lost a permanent copy; the node of the first copy may lose it, too.
+    pub(super) fn set(&mut self, object: ObjectId, node: NodeId, there: bool) {
         if there {
-            self.gone.remove(&(object, element));
+            self.gone.remove(&(object, node));
             if self.lasting.len() < LASTING_MAX {
-                self.lasting.insert((object, element));
+                self.lasting.insert((object, node));
             }
         } else {
-            self.lasting.remove(&(object, element));
+            self.lasting.remove(&(object, node));
             if self.gone.len() < LASTING_MAX {
-                self.gone.insert((object, element));
+                self.gone.insert((object, node));
             }
         }
     }
@@ -119,9 +119,9 @@ impl Copies {
         Some(parts.collect())
     }
 
-    /// Returns whether an element has lost an object that it was reported to hold.
-    pub(super) fn is_gone(&self, object: ObjectId, element: ElementId) -> bool {
-        self.gone.contains(&(object, element))
+    /// Returns whether a node has lost an object that it was reported to hold.
+    pub(super) fn is_gone(&self, object: ObjectId, node: NodeId) -> bool {
+        self.gone.contains(&(object, node))
     }
 
     /// Returns whether permanent copies of an object, or their losses, were reported.
@@ -136,38 +136,38 @@ impl Copies {
                 self.forget_lasting(part.object);
             }
         }
-        let elements: Vec<ElementId> = self.lasting(object).collect();
-        for element in elements {
-            self.lasting.remove(&(object, element));
+        let nodes: Vec<NodeId> = self.lasting(object).collect();
+        for node in nodes {
+            self.lasting.remove(&(object, node));
         }
-        let gone: Vec<ElementId> = of(&self.gone, object).collect();
-        for element in gone {
-            self.gone.remove(&(object, element));
+        let gone: Vec<NodeId> = of(&self.gone, object).collect();
+        for node in gone {
+            self.gone.remove(&(object, node));
         }
     }
 
-    /// Returns the elements that keep a permanent copy in addition to the first copy.
-    pub(super) fn lasting(&self, object: ObjectId) -> impl Iterator<Item = ElementId> + '_ {
+    /// Returns the nodes that keep a permanent copy in addition to the first copy.
+    pub(super) fn lasting(&self, object: ObjectId) -> impl Iterator<Item = NodeId> + '_ {
         of(&self.lasting, object)
     }
 
-    /// Returns the elements that should have a copy.
-    pub(super) fn of(&self, object: ObjectId) -> impl Iterator<Item = ElementId> + '_ {
+    /// Returns the nodes that should have a copy.
+    pub(super) fn of(&self, object: ObjectId) -> impl Iterator<Item = NodeId> + '_ {
         let pulled = of(&self.holders, object);
-        let pulled = pulled.filter(move |&element| !self.lasting.contains(&(object, element)));
+        let pulled = pulled.filter(move |&node| !self.lasting.contains(&(object, node)));
         self.lasting(object).chain(pulled)
     }
 
-    /// Returns the copies that an element should have, oldest first.
-    pub(super) fn on(&self, element: ElementId) -> impl Iterator<Item = (ObjectId, u64)> + '_ {
-        let kept = self.kept.get(&element);
+    /// Returns the copies that a node should have, oldest first.
+    pub(super) fn on(&self, node: NodeId) -> impl Iterator<Item = (ObjectId, u64)> + '_ {
+        let kept = self.kept.get(&node);
         kept.into_iter().flat_map(|kept| kept.order.iter().copied())
     }
 
-    /// Removes the pulled copies of an element that restarts without them.
-    pub(super) fn forget(&mut self, element: ElementId) {
-        for (object, _) in self.kept.remove(&element).unwrap_or_default().order {
-            self.holders.remove(&(object, element));
+    /// Removes the pulled copies of a node that restarts without them.
+    pub(super) fn forget(&mut self, node: NodeId) {
+        for (object, _) in self.kept.remove(&node).unwrap_or_default().order {
+            self.holders.remove(&(object, node));
         }
     }
 }
@@ -177,17 +177,17 @@ fn placed(layout: &Layout, part: usize) -> Option<Placed> {
     let part = layout.parts().get(part)?;
     Some(Placed {
         object: part.object,
-        element: part.copies.first()?.element,
+        node: part.copies.first()?.node,
         size: part.size,
     })
 }
 
 fn of(
-    copies: &BTreeSet<(ObjectId, ElementId)>,
+    copies: &BTreeSet<(ObjectId, NodeId)>,
     object: ObjectId,
-) -> impl Iterator<Item = ElementId> + '_ {
-    let all = (object, ElementId(0))..=(object, ElementId(u32::MAX));
-    copies.range(all).map(|(_, element)| *element)
+) -> impl Iterator<Item = NodeId> + '_ {
+    let all = (object, NodeId(0))..=(object, NodeId(u32::MAX));
+    copies.range(all).map(|(_, node)| *node)
 }
 
 #[cfg(test)]
@@ -195,16 +195,13 @@ mod tests {
     use super::*;
 
     fn holders(copies: &Copies, object: u64) -> Vec<u32> {
-        copies
-            .of(ObjectId(object))
-            .map(|element| element.0)
-            .collect()
+        copies.of(ObjectId(object)).map(|node| node.0).collect()
     }
 
     #[test]
-    fn oldest_copies_of_an_element_are_forgotten_first() {
+    fn oldest_copies_of_a_node_are_forgotten_first() {
         let mut copies = Copies::default();
-        let (here, there) = (ElementId(1), ElementId(2));
+        let (here, there) = (NodeId(1), NodeId(2));
         copies.note(there, ObjectId(7), 1);
         copies.note(here, ObjectId(7), COPIES_BYTES_MAX - 1);
         copies.note(here, ObjectId(8), 1);
@@ -222,15 +219,15 @@ mod tests {
     #[test]
     fn copies_are_bounded_in_number_and_bytes() {
         let mut copies = Copies::default();
-        let element = ElementId(1);
-        copies.note(element, ObjectId(1), 2 * COPIES_BYTES_MAX);
+        let node = NodeId(1);
+        copies.note(node, ObjectId(1), 2 * COPIES_BYTES_MAX);
         assert_eq!(holders(&copies, 1), [1]);
         for object in 2..=COPIES_MAX as u64 + 2 {
-            copies.note(element, ObjectId(object), 0);
+            copies.note(node, ObjectId(object), 0);
         }
-        assert_eq!(copies.kept[&element].order.len(), COPIES_MAX);
+        assert_eq!(copies.kept[&node].order.len(), COPIES_MAX);
         assert_eq!((holders(&copies, 1), holders(&copies, 2)), (vec![], vec![]));
-        copies.forget(element);
+        copies.forget(node);
         assert!(copies.holders.is_empty() && copies.kept.is_empty());
     }
 }

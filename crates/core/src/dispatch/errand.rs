@@ -1,28 +1,28 @@
-//! Errands: labels that belong to no job, such as removals and copies. They belong to one element even if it is lost, and take no core of
+//! Errands: labels that belong to no job, such as removals and copies. They belong to one node even if it is lost, and take no core of
 //! it; so they are in no line and in no estimate.
 
 use super::{COPY_LABELS_BYTES_MAX, COPY_LABELS_MAX, COPY_LABELS_MIN, Dispatcher, ERRANDS_MAX};
-use crate::id::{ElementId, LabelId};
+use crate::id::{LabelId, NodeId};
 use crate::label::{Label, Lane, Operation, Owner};
 use std::collections::BTreeMap;
 
 /// Errands under way.
 #[derive(Debug, Default)]
 pub(super) struct Errands {
-    labels: BTreeMap<LabelId, (ElementId, Lane, u64)>,
+    labels: BTreeMap<LabelId, (NodeId, Lane, u64)>,
     /// Number of errands, and the bytes that are being copied.
-    sums: BTreeMap<(ElementId, Lane), (usize, u64)>,
+    sums: BTreeMap<(NodeId, Lane), (usize, u64)>,
 }
 
 impl Errands {
-    fn add(&mut self, id: LabelId, element: ElementId, operation: &Operation) {
+    fn add(&mut self, id: LabelId, node: NodeId, operation: &Operation) {
         let bytes = match operation {
             Operation::Copy { from, .. } => from.size,
             _ => 0,
         };
         let lane = operation.lane();
-        if self.labels.insert(id, (element, lane, bytes)).is_none() {
-            let (count, sum) = self.sums.entry((element, lane)).or_default();
+        if self.labels.insert(id, (node, lane, bytes)).is_none() {
+            let (count, sum) = self.sums.entry((node, lane)).or_default();
             (*count, *sum) = (*count + 1, sum.saturating_add(bytes));
         }
     }
@@ -31,38 +31,37 @@ impl Errands {
         self.labels.contains_key(&id)
     }
 
-    /// Records the end of an errand on an element. Returns whether it was under way there.
-    pub(super) fn end(&mut self, id: LabelId, on: ElementId) -> bool {
-        let Some(&(element, lane, bytes)) =
-            self.labels.get(&id).filter(|(element, ..)| *element == on)
+    /// Records the end of an errand on a node. Returns whether it was under way there.
+    pub(super) fn end(&mut self, id: LabelId, on: NodeId) -> bool {
+        let Some(&(node, lane, bytes)) = self.labels.get(&id).filter(|(node, ..)| *node == on)
         else {
             return false;
         };
         self.labels.remove(&id);
-        if let Some((count, sum)) = self.sums.get_mut(&(element, lane)) {
+        if let Some((count, sum)) = self.sums.get_mut(&(node, lane)) {
             (*count, *sum) = (*count - 1, sum.saturating_sub(bytes));
         }
         true
     }
 
-    /// Returns whether an errand is under way on an element.
-    pub(super) fn any(&self, element: ElementId) -> bool {
+    /// Returns whether an errand is under way on a node.
+    pub(super) fn any(&self, node: NodeId) -> bool {
         let mut lanes = Lane::ALL.into_iter();
-        lanes.any(|lane| self.sum(element, lane).0 > 0)
+        lanes.any(|lane| self.sum(node, lane).0 > 0)
     }
 
-    fn sum(&self, element: ElementId, lane: Lane) -> (usize, u64) {
-        self.sums.get(&(element, lane)).copied().unwrap_or_default()
+    fn sum(&self, node: NodeId, lane: Lane) -> (usize, u64) {
+        self.sums.get(&(node, lane)).copied().unwrap_or_default()
     }
 }
 
 impl Dispatcher {
-    /// Returns whether an element takes another errand of this lane now. It takes so many copies that it never waits for the next one.
+    /// Returns whether a node takes another errand of this lane now. It takes so many copies that it never waits for the next one.
     /// Verifications leave space for removals.
     #[must_use]
-    pub fn takes_errand(&self, element: ElementId, lane: Lane) -> bool {
-        let (copies, bytes) = self.errands.sum(element, Lane::Copy);
-        let count = |lane| self.errands.sum(element, lane).0;
+    pub fn takes_errand(&self, node: NodeId, lane: Lane) -> bool {
+        let (copies, bytes) = self.errands.sum(node, Lane::Copy);
+        let count = |lane| self.errands.sum(node, lane).0;
         let others = count(Lane::Remove) + count(Lane::Verify);
         let takes = match lane {
             Lane::Copy => {
@@ -72,35 +71,28 @@ impl Dispatcher {
             Lane::Verify => others + 2 < ERRANDS_MAX,
             Lane::Kernel | Lane::Light | Lane::Remove => others < ERRANDS_MAX,
         };
-        takes && self.up(element)
+        takes && self.up(node)
     }
 
     /// Records an errand that is under way since before a restart.
-    pub(super) fn on_errand_sent(
-        &mut self,
-        element: ElementId,
-        id: LabelId,
-        operation: &Operation,
-    ) {
-        self.errands.add(id, element, operation);
+    pub(super) fn on_errand_sent(&mut self, node: NodeId, id: LabelId, operation: &Operation) {
+        self.errands.add(id, node, operation);
     }
 
     /// Sends an errand, or drops it if it can't be sent now: the driver then asks again.
-    pub(super) fn on_errand(&mut self, element: ElementId, owner: Owner, operation: Operation) {
-        if !self.takes_errand(element, operation.lane()) || !self.ids.ready(0) {
+    pub(super) fn on_errand(&mut self, node: NodeId, owner: Owner, operation: Operation) {
+        if !self.takes_errand(node, operation.lane()) || !self.ids.ready(0) {
             return;
         }
         let id = self.ids.label();
-        self.errands.add(id, element, &operation);
+        self.errands.add(id, node, &operation);
         let label = Label {
             id,
             owner,
             after: Vec::new(),
             operation,
         };
-        self.outbox
-            .get_or_insert_with(element, Vec::new)
-            .push(label);
+        self.outbox.get_or_insert_with(node, Vec::new).push(label);
     }
 
     /// Returns whether a label that was sent is still to be executed: it is the current try of its task, or an errand.

@@ -1,14 +1,14 @@
 //! Tasks from Waiting to Ready: decides whether a task's inputs are available, and handles missing ones. Its effects are actions of the
 //! dispatcher.
 //!
-//! An input on an element that is down is recomputed if a task of the same job wrote it and that task's own inputs are available,
-//! recursively (lineage-based recovery); otherwise the task waits until the element is online again.
+//! An input on a node that is down is recomputed if a task of the same job wrote it and that task's own inputs are available,
+//! recursively (lineage-based recovery); otherwise the task waits until the node is online again.
 
 use super::short::Short;
 use super::task::is_end;
 use super::{Dispatcher, LOSSES_MAX, Presence, Turn};
 use crate::event::{Origin, TaskState};
-use crate::id::{ElementId, ObjectId, TaskId};
+use crate::id::{NodeId, ObjectId, TaskId};
 use crate::label::{Failure, FailureKind};
 use crate::layout::Selection;
 use crate::object::Placed;
@@ -22,17 +22,17 @@ struct Obstacles {
     placed: Vec<Placed>,
     /// Tasks whose outputs do not exist yet.
     missing: Short<TaskId>,
-    /// Tasks whose outputs are on an element that is not online, with the input's name and the element.
-    lost: Vec<(TaskId, String, ElementId)>,
-    /// Input on an element that is not online, if there is one.
-    stranded: Option<(String, ElementId)>,
+    /// Tasks whose outputs are on a node that is not online, with the input's name and the node.
+    lost: Vec<(TaskId, String, NodeId)>,
+    /// Input on a node that is not online, if there is one.
+    stranded: Option<(String, NodeId)>,
     /// Dependency that will never be met: the input's path and the task that failed.
     hopeless: Option<(String, TaskId)>,
 }
 
 impl Dispatcher {
-    pub(super) fn up(&self, element: ElementId) -> bool {
-        self.presence(element) == Presence::Up
+    pub(super) fn up(&self, node: NodeId) -> bool {
+        self.presence(node) == Presence::Up
     }
 
     /// Returns whether a selection of a sealed object can be read now. A file that never contained a byte has no object and is always
@@ -46,9 +46,9 @@ impl Dispatcher {
         placed.object == ObjectId::STATUS || self.has(nearest)
     }
 
-    /// Returns whether an element is up and still has the object.
+    /// Returns whether a node is up and still has the object.
     fn has(&self, placed: Placed) -> bool {
-        self.up(placed.element) && !self.copies.is_gone(placed.object, placed.element)
+        self.up(placed.node) && !self.copies.is_gone(placed.object, placed.node)
     }
 
     /// Returns a sealed object at a location from which the selection can be read now, if there is such a location. An object that consists
@@ -56,31 +56,31 @@ impl Dispatcher {
     pub(super) fn nearest(&self, placed: Placed, selection: &Selection) -> Placed {
         if let Some(parts) = self.copies.selected(placed.object, selection) {
             let parts = parts.into_iter();
-            let parts = parts.map(|(part, _)| self.nearest(part, &Selection::WHOLE).element);
+            let parts = parts.map(|(part, _)| self.nearest(part, &Selection::WHOLE).node);
             let mut parts = parts.peekable();
             let first = parts.peek().copied();
-            let away = parts.find(|&element| !self.up(element));
-            let element = away.or(first).unwrap_or(placed.element);
-            return Placed { element, ..placed };
+            let away = parts.find(|&node| !self.up(node));
+            let node = away.or(first).unwrap_or(placed.node);
+            return Placed { node, ..placed };
         }
         if self.has(placed) {
             return placed;
         }
         let mut copies = self.copies.lasting(placed.object);
-        let element = copies.find(|&element| self.up(element));
+        let node = copies.find(|&node| self.up(node));
         let asleep = || self.asleep_with(placed);
-        let element = element.or_else(asleep).unwrap_or(placed.element);
-        Placed { element, ..placed }
+        let node = node.or_else(asleep).unwrap_or(placed.node);
+        Placed { node, ..placed }
     }
 
-    /// Returns whether the availability of the selection of this input may depend on that element.
-    pub(super) fn is_on(&self, placed: Placed, selection: &Selection, element: ElementId) -> bool {
+    /// Returns whether the availability of the selection of this input may depend on that node.
+    pub(super) fn is_on(&self, placed: Placed, selection: &Selection, node: NodeId) -> bool {
         if let Some(parts) = self.copies.selected(placed.object, selection) {
             let mut parts = parts.into_iter();
-            return parts.any(|(part, _)| self.is_on(part, &Selection::WHOLE, element));
+            return parts.any(|(part, _)| self.is_on(part, &Selection::WHOLE, node));
         }
         let mut copies = self.copies.lasting(placed.object);
-        placed.element == element || copies.any(|copy| copy == element)
+        placed.node == node || copies.any(|copy| copy == node)
     }
 
     /// Returns the number of bytes that are selected of an object.
@@ -138,17 +138,17 @@ impl Dispatcher {
             };
             return self.give_up(id, TaskState::Cancelled, dependency(message), turn);
         }
-        for (maker, name, element) in obstacles.lost {
+        for (maker, name, node) in obstacles.lost {
             // An earlier input may have reopened the same task already.
             let redone = self.task(maker).state != TaskState::Done;
             if redone || self.can_redo(maker) {
                 obstacles.missing.insert(maker, ());
                 if !redone {
-                    self.redo(maker, element, turn);
+                    self.redo(maker, node, turn);
                     pending.push(maker);
                 }
             } else {
-                obstacles.stranded.get_or_insert((name, element));
+                obstacles.stranded.get_or_insert((name, node));
             }
         }
         let stranded = obstacles.stranded.clone();
@@ -157,15 +157,15 @@ impl Dispatcher {
         let ready = task.missing.is_empty() && task.awaited == 0 && stranded.is_none();
         let told = task.stranded;
         task.stranded = stranded.is_some();
-        if let Some((name, element)) = stranded {
+        if let Some((name, node)) = stranded {
             self.stranded.insert(id);
             if !told {
-                let message = match self.presence(element) {
+                let message = match self.presence(node) {
                     Presence::Asleep => format!(
-                        "input `{name}` is only on element {element}, which is suspended; the task waits until it is awake"
+                        "input `{name}` is only on node {node}, which is suspended; the task waits until it is awake"
                     ),
                     _ => format!(
-                        "input `{name}` is only on element {element}, which is down or has it damaged; the task waits until it can be read"
+                        "input `{name}` is only on node {node}, which is down or has it damaged; the task waits until it can be read"
                     ),
                 };
                 self.tell(
@@ -203,8 +203,8 @@ impl Dispatcher {
                 }
                 let name = input.name.clone();
                 match input.origin {
-                    Origin::Task(maker, _) => found.lost.push((maker, name, placed.element)),
-                    _ => found.stranded = found.stranded.or(Some((name, placed.element))),
+                    Origin::Task(maker, _) => found.lost.push((maker, name, placed.node)),
+                    _ => found.stranded = found.stranded.or(Some((name, placed.node))),
                 }
             } else if let Origin::Task(maker, _) = input.origin {
                 match self.tasks.get(&maker).map(|maker| maker.state) {
@@ -231,12 +231,12 @@ impl Dispatcher {
             let expected = outputs
                 .filter(|placed| {
                     matches!(
-                        self.presence(self.nearest(**placed, &Selection::WHOLE).element),
+                        self.presence(self.nearest(**placed, &Selection::WHOLE).node),
                         Presence::Expected | Presence::Asleep
                     )
                 })
                 .count();
-            let pinned_away = task.spec.element.is_some_and(|element| !self.up(element));
+            let pinned_away = task.spec.node.is_some_and(|node| !self.up(node));
             if task.losses >= LOSSES_MAX || expected > 0 || pinned_away {
                 return false;
             }
@@ -258,9 +258,9 @@ impl Dispatcher {
     }
 
     /// Reopens a done task to be run again.
-    fn redo(&mut self, id: TaskId, lost: ElementId, turn: &mut Turn<'_>) {
+    fn redo(&mut self, id: TaskId, lost: NodeId, turn: &mut Turn<'_>) {
         let message = format!(
-            "its outputs are on element {lost}, which is down or has them damaged, and are still needed; it is run again"
+            "its outputs are on node {lost}, which is down or has them damaged, and are still needed; it is run again"
         );
         let task = self.task_mut(id);
         task.losses += 1;
@@ -268,7 +268,7 @@ impl Dispatcher {
         self.tell(
             id,
             Failure {
-                kind: FailureKind::ElementLost,
+                kind: FailureKind::NodeLost,
                 message,
             },
         );
@@ -283,7 +283,7 @@ impl Dispatcher {
     }
 
     /// Returns tasks that were to be run again to Done if their outputs are available after all or no task needs them any more. Tasks that
-    /// an element has are left to it.
+    /// a node has are left to it.
     pub(super) fn restore_redone(&mut self, turn: &mut Turn<'_>) {
         loop {
             let restored: Vec<TaskId> = self
@@ -307,7 +307,7 @@ impl Dispatcher {
             task.outputs
                 .iter()
                 .flatten()
-                .all(|&placed| self.up(self.nearest(placed, &Selection::WHOLE).element))
+                .all(|&placed| self.up(self.nearest(placed, &Selection::WHOLE).node))
         };
         let needed = || {
             task.dependents
@@ -359,8 +359,8 @@ impl Dispatcher {
         }
     }
 
-    /// Ends a task as failed, together with all dependent tasks that no element has. Tasks that an element has either read an earlier
-    /// result, or the element reports their failure.
+    /// Ends a task as failed, together with all dependent tasks that no node has. Tasks that a node has either read an earlier
+    /// result, or the node reports their failure.
     pub(super) fn give_up(
         &mut self,
         id: TaskId,
@@ -388,7 +388,7 @@ impl Dispatcher {
         self.restore_redone(turn);
     }
 
-    /// Ends a task that no element has.
+    /// Ends a task that no node has.
     pub(super) fn end_task(&mut self, id: TaskId, state: TaskState, turn: &mut Turn<'_>) {
         self.stranded.remove(&id);
         self.redone.remove(&id);
@@ -418,16 +418,16 @@ impl Dispatcher {
         }
     }
 
-    /// Handles a gained or lost copy. Tasks that waited for an element may now get their input from another element, and ready tasks may
+    /// Handles a gained or lost copy. Tasks that waited for a node may now get their input from another node, and ready tasks may
     /// have to wait again.
     pub(super) fn on_copied(
         &mut self,
         object: ObjectId,
-        element: ElementId,
+        node: NodeId,
         there: bool,
         turn: &mut Turn<'_>,
     ) {
-        self.copies.set(object, element, there);
+        self.copies.set(object, node, there);
         if there {
             for task in std::mem::take(&mut self.stranded) {
                 self.settle(task, turn);
@@ -439,7 +439,7 @@ impl Dispatcher {
             let mut inputs = self.task(task).ready_inputs.iter();
             inputs.any(|placed| {
                 let mut parts = self.copies.parts(placed.object).into_iter().flatten();
-                (placed.object == object && placed.element == element)
+                (placed.object == object && placed.node == node)
                     || parts.any(|part| part.object == object)
             })
         });

@@ -3,7 +3,7 @@
 use super::task::{Issued, is_end};
 use super::{COMPONENTS, Dispatcher, Job, Presence, Task, Turn, UNKNOWN_RUN};
 use crate::event::{Action, Ended, JobSpec, JobState, Origin, Share, TaskState};
-use crate::id::{ElementId, JobId, LabelId, ObjectId, TaskId};
+use crate::id::{JobId, LabelId, NodeId, ObjectId, TaskId};
 use crate::label::{Failure, FailureKind};
 use crate::object::Placed;
 use crate::policy;
@@ -55,12 +55,12 @@ impl Dispatcher {
                 Some(Ended::Failed) => task.state = TaskState::Failed,
                 Some(Ended::Sent {
                     label,
-                    element,
+                    node,
                     objects,
                     tries,
                 }) => {
                     task.tries = tries;
-                    sent.push((key, label, element, objects));
+                    sent.push((key, label, node, objects));
                 }
                 None => {}
             }
@@ -127,23 +127,23 @@ impl Dispatcher {
     fn bring_back(
         &mut self,
         job: JobId,
-        mut sent: Vec<(TaskId, LabelId, ElementId, Vec<ObjectId>)>,
+        mut sent: Vec<(TaskId, LabelId, NodeId, Vec<ObjectId>)>,
         turn: &mut Turn<'_>,
     ) {
         sent.sort_by_key(|(_, label, ..)| *label);
         let mut flying = BTreeMap::new();
         let mut down = BTreeSet::new();
-        for (id, label, element, objects) in sent {
+        for (id, label, node, objects) in sent {
             let made = |origin| {
                 let Origin::Task(maker, output) = origin else {
                     return None;
                 };
                 // Only earlier labels are considered: a later label of the producer would recompute the output that this label has read.
-                let (on, objects): &(ElementId, Vec<ObjectId>) = flying.get(&maker)?;
+                let (on, objects): &(NodeId, Vec<ObjectId>) = flying.get(&maker)?;
                 let object = *objects.get(output)?;
-                (*on == element).then_some(Placed {
+                (*on == node).then_some(Placed {
                     object,
-                    element,
+                    node,
                     size: 0,
                 })
             };
@@ -155,12 +155,12 @@ impl Dispatcher {
             let count = self.task(id).spec.inputs.len();
             let follows = known && (0..count).any(|index| self.input(id, index).is_none());
             if known {
-                flying.insert(id, (element, objects.clone()));
+                flying.insert(id, (node, objects.clone()));
             }
             let issued = Issued {
                 task: id,
                 job,
-                element,
+                node,
                 objects,
                 inputs: inputs.unwrap_or_default(),
                 output_bytes: 0,
@@ -170,16 +170,15 @@ impl Dispatcher {
             };
             self.labels.insert(label, issued);
             let needs = self.needs(id);
-            self.element_mut(element)
-                .add(label, UNKNOWN_RUN, needs, follows);
-            self.count_idle(element);
+            self.node_mut(node).add(label, UNKNOWN_RUN, needs, follows);
+            self.count_idle(node);
             if known {
                 let task = self.task_mut(id);
                 task.current = Some(label);
                 task.tries += 1;
                 self.set_state(id, TaskState::Sent, turn);
             } else {
-                turn.out.push(Action::Abort { element, label });
+                turn.out.push(Action::Abort { node, label });
                 let message =
                     "what it read is not known any more after a restart; it is placed anew";
                 let kind = FailureKind::Dependency;
@@ -192,12 +191,12 @@ impl Dispatcher {
                 );
                 self.set_state(id, TaskState::Waiting, turn);
             }
-            if self.presence(element) == Presence::Down {
-                down.insert(element);
+            if self.presence(node) == Presence::Down {
+                down.insert(node);
             }
         }
-        for element in down {
-            self.take_back(element, turn);
+        for node in down {
+            self.take_back(node, turn);
         }
     }
 
@@ -236,20 +235,20 @@ impl Dispatcher {
         });
     }
 
-    /// Aborts a live label. It keeps its place in the queue until its element reports its end.
+    /// Aborts a live label. It keeps its place in the queue until its node reports its end.
     pub(super) fn abort(&mut self, label: LabelId, turn: &mut Turn<'_>) {
         let Some(issued) = self.labels.get_mut(&label) else {
             return;
         };
-        let (element, task) = (issued.element, issued.task);
+        let (node, task) = (issued.node, issued.task);
         let held = issued.held.take();
         self.task_mut(task).current = None;
         if let Some(outcome) = held {
             self.labels.remove(&label);
-            self.release(element, label);
-            super::outcome::discard(element, &outcome, turn);
+            self.release(node, label);
+            super::outcome::discard(node, &outcome, turn);
         } else {
-            turn.out.push(Action::Abort { element, label });
+            turn.out.push(Action::Abort { node, label });
         }
     }
 

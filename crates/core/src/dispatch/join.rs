@@ -24,7 +24,7 @@ impl Dispatcher {
             let Some(first) = first else { continue };
             let placed = Placed {
                 object: self.ids.objects(1),
-                element: first.element,
+                node: first.node,
                 size: striped.size,
             };
             self.copies
@@ -67,7 +67,7 @@ impl Dispatcher {
                     crate::layout::UNIT_GRAIN
                 )
             })?;
-            let part = |placed: &Placed| Part::on(placed.object, placed.size, placed.element);
+            let part = |placed: &Placed| Part::on(placed.object, placed.size, placed.node);
             let parts = made.iter().map(part).collect();
             Ok(Striped { unit, size, parts })
         });

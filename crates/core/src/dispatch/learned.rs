@@ -1,19 +1,19 @@
-//! Run times per kernel: the histories of all elements, arranged by kernel, so that placing a task needs one look-up and not one per
-//! element.
+//! Run times per kernel: the histories of all nodes, arranged by kernel, so that placing a task needs one look-up and not one per
+//! node.
 //!
 //! A kernel's name is looked up when a job or a status arrives; after that the kernel is named by its number.
 
-use super::element::Mean;
+use super::node::Mean;
 use super::table::Table;
 use crate::event::History;
-use crate::id::ElementId;
+use crate::id::NodeId;
 use std::collections::BTreeMap;
 
 /// Number of a kernel, in the order of creation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct KernelNumber(u32);
 
-/// Histories of all elements.
+/// Histories of all nodes.
 #[derive(Debug, Default)]
 pub(super) struct Learned {
     numbers: BTreeMap<String, KernelNumber>,
@@ -23,9 +23,9 @@ pub(super) struct Learned {
 /// Runs of one kernel.
 #[derive(Debug, Default)]
 pub(super) struct Runs {
-    /// History on each element that ran it; no mean before the first run ended.
-    pub(super) by_element: Table<ElementId, (History, Option<Mean>)>,
-    /// History on all elements together.
+    /// History on each node that ran it; no mean before the first run ended.
+    pub(super) by_node: Table<NodeId, (History, Option<Mean>)>,
+    /// History on all nodes together.
     pub(super) pooled: History,
 }
 
@@ -50,56 +50,56 @@ impl Learned {
         &self.kernels[kernel.0 as usize]
     }
 
-    /// Returns an element's history by kernel.
-    pub(super) fn on(&self, element: ElementId) -> BTreeMap<String, History> {
+    /// Returns a node's history by kernel.
+    pub(super) fn on(&self, node: NodeId) -> BTreeMap<String, History> {
         let known = |(name, &number): (&String, &KernelNumber)| {
-            let (history, _) = self.of(number).by_element.get(&element)?;
+            let (history, _) = self.of(number).by_node.get(&node)?;
             Some((name.clone(), *history))
         };
         self.numbers.iter().filter_map(known).collect()
     }
 
-    /// Stores an element's report on a kernel, unless more runs are known already from outcomes that arrived after the status was taken.
+    /// Stores a node's report on a kernel, unless more runs are known already from outcomes that arrived after the status was taken.
     /// Returns the kernel if it was unknown before.
     pub(super) fn report(
         &mut self,
         kernel: &str,
-        element: ElementId,
+        node: NodeId,
         history: History,
     ) -> Option<KernelNumber> {
         let number = self.number(kernel);
         let runs = self.runs(number);
         let new = runs.pooled.runs == 0 && history.runs > 0;
-        let known = runs.by_element.get(&element);
+        let known = runs.by_node.get(&node);
         if known.is_none_or(|(known, _)| known.runs <= history.runs) {
-            runs.set(element, history);
+            runs.set(node, history);
         }
         new.then_some(number)
     }
 
-    /// Records a successful run, together with the element's history.
+    /// Records a successful run, together with the node's history.
     pub(super) fn add(
         &mut self,
         kernel: KernelNumber,
-        element: ElementId,
+        node: NodeId,
         (run_ns, read_bytes): (u64, u64),
     ) -> History {
         let runs = self.runs(kernel);
-        let known = runs.by_element.get(&element);
+        let known = runs.by_node.get(&node);
         let mut history = known.map_or_else(History::default, |(history, _)| *history);
         history.runs += 1;
         history.total_ns = history.total_ns.saturating_add(run_ns);
         history.input_bytes = history.input_bytes.saturating_add(read_bytes);
-        runs.set(element, history);
+        runs.set(node, history);
         history
     }
 }
 
 impl Runs {
-    /// Replaces an element's history.
-    fn set(&mut self, element: ElementId, history: History) {
+    /// Replaces a node's history.
+    fn set(&mut self, node: NodeId, history: History) {
         let known = (history, Mean::of(&history));
-        let old = self.by_element.insert(element, known);
+        let old = self.by_node.insert(node, known);
         let old = old.map_or_else(History::default, |(old, _)| old);
         let pooled = &mut self.pooled;
         let renew = |sum: u64, old: u64, new: u64| sum.saturating_sub(old).saturating_add(new);
@@ -122,25 +122,25 @@ mod tests {
     }
 
     #[test]
-    fn learned_pool_sums_latest_report_of_each_element() {
+    fn learned_pool_sums_latest_report_of_each_node() {
         let mut learned = Learned::default();
-        for (element, runs) in [(1, 3), (2, 4), (1, 5)] {
-            learned.report("mean", ElementId(element), history(runs));
+        for (node, runs) in [(1, 3), (2, 4), (1, 5)] {
+            learned.report("mean", NodeId(node), history(runs));
         }
         let mean = learned.number("mean");
         assert_eq!(learned.of(mean).pooled, history(9));
-        let added = learned.add(mean, ElementId(2), (10, 100));
+        let added = learned.add(mean, NodeId(2), (10, 100));
         assert_eq!((added, learned.of(mean).pooled), (history(5), history(10)));
     }
 
     #[test]
     fn learned_ignores_report_with_fewer_runs() {
         let mut learned = Learned::default();
-        let element = ElementId(1);
-        learned.report("mean", element, history(3));
-        learned.report("mean", element, history(2));
-        learned.report("sum", ElementId(2), history(1));
+        let node = NodeId(1);
+        learned.report("mean", node, history(3));
+        learned.report("mean", node, history(2));
+        learned.report("sum", NodeId(2), history(1));
         let known = BTreeMap::from([("mean".to_owned(), history(3))]);
-        assert_eq!(learned.on(element), known);
+        assert_eq!(learned.on(node), known);
     }
 }

@@ -1,24 +1,24 @@
-//! The dispatcher: the state machine between jobs and elements. It receives events, decides on which element each task runs, and answers
+//! The dispatcher: the state machine between jobs and nodes. It receives events, decides on which node each task runs, and answers
 //! with actions, which the driver carries out. It does no I/O and reads no clock.
 //!
 //! **States of a task**: Waiting → Ready → Sent → Running → Done, Failed or Cancelled (see `inputs` for the first arrow, `place` for the
 //! second, `outcome` for the last). A task whose dependency failed permanently is cancelled; the rest of the job continues as far as
 //! possible.
 //!
-//! **Order.** Ready tasks are placed first come, first served by (job, task). A task may be impossible to place because the element of its
-//! policy's choice has no capacity, or because no element has the task's needs. Such a task does not hold up later tasks.
+//! **Order.** Ready tasks are placed first come, first served by (job, task). A task may be impossible to place because the node of its
+//! policy's choice has no capacity, or because no node has the task's needs. Such a task does not hold up later tasks.
 //!
-//! **A task is placed only where it can run**: on elements that offer its needs and have its programs (see `class`). The free part of these
-//! resources decides when the task starts on its element, which is the element's decision (see [`crate::resources`]).
+//! **A task is placed only where it can run**: on nodes that offer its needs and have its programs (see `class`). The free part of these
+//! resources decides when the task starts on its node, which is the node's decision (see [`crate::resources`]).
 //!
-//! **Bounded queues.** An element gets [`QUEUE_FACTOR`] labels per core, and up to [`QUEUE_FACTOR_MAX`] while all its labels are expected
-//! to end within [`QUEUE_TARGET`]. The remaining tasks stay in the dispatcher, so that they can still be placed on other elements.
+//! **Bounded queues.** A node gets [`QUEUE_FACTOR`] labels per core, and up to [`QUEUE_FACTOR_MAX`] while all its labels are expected
+//! to end within [`QUEUE_TARGET`]. The remaining tasks stay in the dispatcher, so that they can still be placed on other nodes.
 //!
-//! **No label waits while another element has an idle core.** A label that an element has not begun is recalled when another element is
-//! idle and the policy prefers that element (see `recall`).
+//! **No label waits while another node has an idle core.** A label that a node has not begun is recalled when another node is
+//! idle and the policy prefers that node (see `recall`).
 //!
 //! **Exactly one result.** A label is *live* while its task's `current` names it. Only the success of a live label is published. Other
-//! labels are resumed with their element, or their outputs are discarded.
+//! labels are resumed with their node, or their outputs are discarded.
 //!
 //! All data that influences a decision is ordered, so the same events give the same actions.
 
@@ -26,13 +26,13 @@ mod batch;
 mod check;
 mod class;
 mod copies;
-mod element;
-mod elements;
 mod errand;
 mod inputs;
 mod job;
 mod join;
 mod learned;
+mod node;
+mod nodes;
 mod outcome;
 mod place;
 mod presence;
@@ -50,21 +50,21 @@ mod task;
 
 pub use class::ASIDE;
 pub use copies::{COPIES_BYTES_MAX, COPIES_MAX, LASTING_MAX};
-pub use element::expected_run;
-pub use query::{ElementLoad, ElementStatus, JobStatus, TaskStatus};
+pub use node::expected_run;
+pub use query::{JobStatus, NodeLoad, NodeStatus, TaskStatus};
 pub use sleep::Demand;
 
 use crate::event::{Action, Event, IdSource, JobState, TaskState};
-use crate::id::{ElementId, JobId, LabelId, ObjectId, TaskId};
+use crate::id::{JobId, LabelId, NodeId, ObjectId, TaskId};
 use crate::label::{Failure, Label};
 use crate::policy::{self, Policy, UnknownPolicy};
 use crate::time::{Span, Time};
 use class::Classes;
 use copies::Copies;
-use element::{Element, Presence};
-use elements::Elements;
 use errand::Errands;
 use learned::Learned;
+use node::{Node, Presence};
+use nodes::Nodes;
 use place::Reads;
 use short::Short;
 use sight::Lists;
@@ -72,9 +72,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use table::Table;
 use task::{Issued, Job, Line, Task, is_end};
 
-/// Number of labels per core that an element always gets.
+/// Number of labels per core that a node always gets.
 pub const QUEUE_FACTOR: usize = 4;
-/// Number of labels that an element always gets.
+/// Number of labels that a node always gets.
 pub const QUEUE_MIN: usize = 8;
 /// Maximum number of labels per core.
 pub const QUEUE_FACTOR_MAX: usize = 64;
@@ -86,30 +86,30 @@ pub const MINI_DAG_LABELS_MAX: usize = 32;
 pub const MINI_DAG_DEPTH_MAX: usize = 8;
 /// Maximum number of questions to policies whether a task joins a mini DAG, per mini DAG.
 pub const MINI_DAG_ASKS_MAX: usize = 2 * MINI_DAG_LABELS_MAX;
-/// Maximum number of tasks per event that wait for a full element and are placed again while another element is idle.
+/// Maximum number of tasks per event that wait for a full node and are placed again while another node is idle.
 pub const IDLE_ASKS_MAX: usize = 4;
-/// Maximum number of tasks per event that wait for an element with new capacity and that their policy now prefers to place elsewhere. After
+/// Maximum number of tasks per event that wait for a node with new capacity and that their policy now prefers to place elsewhere. After
 /// these, the other tasks wait for the next event, unless a core is idle.
 pub const LINE_ASKS_MAX: usize = 4;
-/// Maximum number of errands of one element that are under way, not counting copies.
+/// Maximum number of errands of one node that are under way, not counting copies.
 pub const ERRANDS_MAX: usize = 4;
-/// Number of copies of any size that an element may be making or have in its queue.
+/// Number of copies of any size that a node may be making or have in its queue.
 pub const COPY_LABELS_MIN: usize = 3;
 /// Maximum number of copies of small objects, because many of them are made at once.
 pub const COPY_LABELS_MAX: usize = 512;
 /// Maximum size of these copies together, in bytes.
 pub const COPY_LABELS_BYTES_MAX: u64 = 32 << 20;
-/// Maximum number of losses of an element that a task survives. They do not count as `retries`, which are for the task's own failures.
+/// Maximum number of losses of a node that a task survives. They do not count as `retries`, which are for the task's own failures.
 pub const LOSSES_MAX: u32 = 5;
-/// Expected time of a run without a history on any element. It is so long that such runs spread over elements as long as their inputs can
+/// Expected time of a run without a history on any node. It is so long that such runs spread over nodes as long as their inputs can
 /// be pulled in less time. The first run that ends determines the expected time of the others.
 pub const UNKNOWN_RUN: Span = Span::from_secs(60);
 /// Divisor of a label's expected time: the label counts for at least this fraction while it runs, however long it has run. A label that
 /// exceeds its expected time is not about to end because of that.
 pub const LEFT_PART: u64 = 4;
-/// Maximum number of recalls of a task from elements that have not begun it.
+/// Maximum number of recalls of a task from nodes that have not begun it.
 pub const RECALLS_MAX: u32 = 4;
-/// Maximum number of elements with more work than cores that are searched per event for a label to recall.
+/// Maximum number of nodes with more work than cores that are searched per event for a label to recall.
 pub const RECALL_LOOKS_MAX: usize = 16;
 /// Maximum number of labels per event whose policy is asked whether they are to be recalled.
 pub const RECALL_ASKS_MAX: usize = 2;
@@ -139,7 +139,7 @@ impl Default for Config {
     }
 }
 
-/// State machine between jobs and elements.
+/// State machine between jobs and nodes.
 #[derive(Debug)]
 pub struct Dispatcher {
     config: Config,
@@ -147,9 +147,9 @@ pub struct Dispatcher {
     policies: BTreeMap<String, Box<dyn Policy>>,
     jobs: BTreeMap<JobId, Job>,
     tasks: Table<TaskId, Task>,
-    elements: Elements,
+    nodes: Nodes,
     labels: Table<LabelId, Issued>,
-    /// Labels that belong to no task, and their elements.
+    /// Labels that belong to no task, and their nodes.
     errands: Errands,
     learned: Learned,
     classes: Classes,
@@ -158,28 +158,28 @@ pub struct Dispatcher {
     lines: BTreeMap<Line, BTreeSet<(JobId, TaskId)>>,
     /// Tasks that wait for a path.
     awaited: BTreeMap<String, BTreeSet<TaskId>>,
-    /// Tasks that wait for an element.
+    /// Tasks that wait for a node.
     stranded: BTreeSet<TaskId>,
     /// Done tasks that are run again.
     redone: BTreeSet<TaskId>,
-    /// Elements that may have gained capacity since ready tasks were placed last.
-    touched: Short<ElementId>,
-    /// Storage elements with an idle core.
-    idle: BTreeSet<ElementId>,
-    /// Storage elements with more work than cores.
-    crowded: BTreeSet<ElementId>,
-    /// Element of `crowded` at which the next search begins, and the number of elements to search before nothing can have changed.
-    looked: ElementId,
+    /// Nodes that may have gained capacity since ready tasks were placed last.
+    touched: Short<NodeId>,
+    /// Storage nodes with an idle core.
+    idle: BTreeSet<NodeId>,
+    /// Storage nodes with more work than cores.
+    crowded: BTreeSet<NodeId>,
+    /// Node of `crowded` at which the next search begins, and the number of nodes to search before nothing can have changed.
+    looked: NodeId,
     to_look: usize,
-    /// Labels that are being recalled, and the element for which each of them is recalled.
-    recalled: BTreeMap<LabelId, ElementId>,
-    /// Counter of changes that may make a policy move a task from the full element that it waits for: elements that run out of work, and
+    /// Labels that are being recalled, and the node for which each of them is recalled.
+    recalled: BTreeMap<LabelId, NodeId>,
+    /// Counter of changes that may make a policy move a task from the full node that it waits for: nodes that run out of work, and
     /// run times that differ from the expected ones.
     news: u64,
     /// Jobs in which a task ended since jobs were last checked.
     ending: Short<JobId>,
-    /// Labels that are sent at the end of the event, by element.
-    outbox: Short<ElementId, Vec<Label>>,
+    /// Labels that are sent at the end of the event, by node.
+    outbox: Short<NodeId, Vec<Label>>,
     /// Whether decisions are reported.
     explains: bool,
     /// Reused lists for the next task that is placed, so that they are not allocated each time.
@@ -195,7 +195,7 @@ struct Turn<'a> {
 }
 
 impl Dispatcher {
-    /// Returns an empty dispatcher that knows no element and no job.
+    /// Returns an empty dispatcher that knows no node and no job.
     ///
     /// # Errors
     /// [`UnknownPolicy`] if the configured policy does not exist.
@@ -207,7 +207,7 @@ impl Dispatcher {
             ids,
             jobs: BTreeMap::new(),
             tasks: Table::default(),
-            elements: Elements::default(),
+            nodes: Nodes::default(),
             labels: Table::default(),
             errands: Errands::default(),
             learned: Learned::default(),
@@ -220,7 +220,7 @@ impl Dispatcher {
             touched: Short::default(),
             idle: BTreeSet::new(),
             crowded: BTreeSet::new(),
-            looked: ElementId(0),
+            looked: NodeId(0),
             to_look: 0,
             recalled: BTreeMap::new(),
             news: 1,
@@ -232,7 +232,7 @@ impl Dispatcher {
         })
     }
 
-    /// Disables [`Action::Decided`], for a driver that keeps no explanations. With many elements, the estimates for every task take much
+    /// Disables [`Action::Decided`], for a driver that keeps no explanations. With many nodes, the estimates for every task take much
     /// time.
     #[must_use]
     pub fn without_explanations(mut self) -> Self {
@@ -240,70 +240,70 @@ impl Dispatcher {
         self
     }
 
-    /// Restores the state of another dispatcher beyond jobs and elements, so that this one makes the same decisions: the memory of the
-    /// array's policy, and the copies that elements which are up should have, oldest first.
-    pub fn resume(&mut self, memory: policy::Memory, copies: &[(ElementId, ObjectId, u64)]) {
+    /// Restores the state of another dispatcher beyond jobs and nodes, so that this one makes the same decisions: the memory of the
+    /// array's policy, and the copies that nodes which are up should have, oldest first.
+    pub fn resume(&mut self, memory: policy::Memory, copies: &[(NodeId, ObjectId, u64)]) {
         if let Some(policy) = self.policies.get_mut(&self.config.policy) {
             policy.restore(memory);
         }
-        for &(element, object, size) in copies {
-            self.copies.note(element, object, size);
+        for &(node, object, size) in copies {
+            self.copies.note(node, object, size);
         }
     }
 
     /// Handles one event and appends the resulting actions, in the order in which they must be carried out.
     ///
-    /// Labels are sent last, with at most one [`Action::Send`] per element and event, after the [`Action::Task`] of every task in it; a
+    /// Labels are sent last, with at most one [`Action::Send`] per node and event, after the [`Action::Task`] of every task in it; a
     /// driver that journals actions before it carries them out loses nothing. Events may arrive twice or late; each event takes effect
     /// once.
     pub fn on(&mut self, event: Event, now: Time, out: &mut Vec<Action>) {
         let turn = &mut Turn { now, out };
         match event {
-            Event::ElementUp { element, view } => self.on_element_up(element, view, turn),
-            Event::ElementDown { element } => self.on_element_down(element, turn),
-            Event::ElementAsleep { element } => self.on_element_asleep(element, turn),
-            Event::ElementStatus { element, view } => self.on_element_status(element, view),
+            Event::NodeUp { node, view } => self.on_node_up(node, view, turn),
+            Event::NodeDown { node } => self.on_node_down(node, turn),
+            Event::NodeAsleep { node } => self.on_node_asleep(node, turn),
+            Event::NodeStatus { node, view } => self.on_node_status(node, view),
             Event::Programs {
-                element,
+                node,
                 found,
                 missing,
-            } => self.on_programs(element, found, missing),
+            } => self.on_programs(node, found, missing),
             Event::Submitted(spec) => self.on_submitted(*spec, turn),
             Event::FileSealed { path, placed } => self.on_file_sealed(&path, placed, turn),
-            Event::Started { element, label } => self.on_started(element, label, turn),
+            Event::Started { node, label } => self.on_started(node, label, turn),
             Event::Finished {
-                element,
+                node,
                 label,
                 outcome,
             } => {
-                self.on_finished(element, label, outcome, turn);
+                self.on_finished(node, label, outcome, turn);
             }
             Event::Cancel { job } => self.on_cancel(job, turn),
             Event::Errand {
-                element,
+                node,
                 owner,
                 operation,
-            } => self.on_errand(element, owner, operation),
+            } => self.on_errand(node, owner, operation),
             Event::Copied {
                 object,
-                element,
+                node,
                 there,
-            } => self.on_copied(object, element, there, turn),
+            } => self.on_copied(object, node, there, turn),
             Event::Parted { object, layout } => self.copies.part(object, layout),
-            Event::Emptied { element, emptied } => self.on_emptied(element, emptied),
+            Event::Emptied { node, emptied } => self.on_emptied(node, emptied),
             Event::ErrandSent {
-                element,
+                node,
                 label,
                 operation,
-            } => self.on_errand_sent(element, label, &operation),
+            } => self.on_errand_sent(node, label, &operation),
         }
         self.pump(turn);
         self.recall(turn);
         self.end_jobs(turn);
-        while let Some((element, labels)) = self.outbox.pop_first() {
-            turn.out.push(Action::Send { element, labels });
+        while let Some((node, labels)) = self.outbox.pop_first() {
+            turn.out.push(Action::Send { node, labels });
         }
-        debug_assert!(self.labels_add_up(), "labels and elements disagree");
+        debug_assert!(self.labels_add_up(), "labels and nodes disagree");
     }
 
     fn task(&self, id: TaskId) -> &Task {
@@ -324,17 +324,16 @@ impl Dispatcher {
             .expect("a job is kept as long as its tasks")
     }
 
-    /// Returns an element by its id; an unknown element counts as expected.
-    fn element_mut(&mut self, id: ElementId) -> &mut Element {
-        self.elements.get_or_insert(id, || {
-            Element::new(Presence::Expected, query::unknown_view())
-        })
+    /// Returns a node by its id; an unknown node counts as expected.
+    fn node_mut(&mut self, id: NodeId) -> &mut Node {
+        self.nodes
+            .get_or_insert(id, || Node::new(Presence::Expected, query::unknown_view()))
     }
 
-    fn presence(&self, id: ElementId) -> Presence {
-        self.elements
+    fn presence(&self, id: NodeId) -> Presence {
+        self.nodes
             .get(&id)
-            .map_or(Presence::Expected, |element| element.presence)
+            .map_or(Presence::Expected, |node| node.presence)
     }
 
     /// Moves a task to a state, updates all counts and lines, and reports the change. A task that stays in its state is reported only if it
@@ -436,26 +435,26 @@ impl Dispatcher {
         }
     }
 
-    /// Removes a label from its element's queue.
-    fn release(&mut self, element: ElementId, label: LabelId) {
-        if let Some(known) = self.elements.get_mut(&element)
+    /// Removes a label from its node's queue.
+    fn release(&mut self, node: NodeId, label: LabelId) {
+        if let Some(known) = self.nodes.get_mut(&node)
             && known.remove(label)
         {
-            self.touch(element);
+            self.touch(node);
         }
     }
 
-    /// Schedules a new look at ready tasks for an element whose capacity or cores may have changed.
-    fn touch(&mut self, id: ElementId) {
+    /// Schedules a new look at ready tasks for a node whose capacity or cores may have changed.
+    fn touch(&mut self, id: NodeId) {
         self.touched.insert(id, ());
         self.count_idle(id);
     }
 
-    fn count_idle(&mut self, id: ElementId) {
-        let store = self.elements.get(&id);
-        let store = store.filter(|element| element.view.role == crate::event::Role::Store);
-        let idle = store.is_some_and(|element| element.idle_cores() > 0);
-        if !store.is_some_and(Element::crowded) {
+    fn count_idle(&mut self, id: NodeId) {
+        let store = self.nodes.get(&id);
+        let store = store.filter(|node| node.view.role == crate::event::Role::Store);
+        let idle = store.is_some_and(|node| node.idle_cores() > 0);
+        if !store.is_some_and(Node::crowded) {
             self.crowded.remove(&id);
         } else if self.crowded.insert(id) {
             self.to_look = usize::MAX;

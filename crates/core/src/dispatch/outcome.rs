@@ -5,23 +5,19 @@ use super::task::Issued;
 use super::{Dispatcher, LOSSES_MAX, Turn};
 use crate::event::{Action, Origin, OutputSpec, TaskState};
 use crate::folder;
-use crate::id::{ElementId, LabelId, ObjectId, TaskId};
+use crate::id::{LabelId, NodeId, ObjectId, TaskId};
 use crate::label::{Failure, FailureKind, Outcome, Sealed};
 use crate::object::Placed;
 
 impl Dispatcher {
-    pub(super) fn on_started(&mut self, element: ElementId, label: LabelId, turn: &mut Turn<'_>) {
-        let Some(issued) = self
-            .labels
-            .get(&label)
-            .filter(|issued| issued.element == element)
-        else {
+    pub(super) fn on_started(&mut self, node: NodeId, label: LabelId, turn: &mut Turn<'_>) {
+        let Some(issued) = self.labels.get(&label).filter(|issued| issued.node == node) else {
             return;
         };
         let task = issued.task;
         if self.live(label) && self.task(task).state == TaskState::Sent {
-            self.element_mut(element).start(label, turn.now);
-            self.count_idle(element);
+            self.node_mut(node).start(label, turn.now);
+            self.count_idle(node);
             self.set_state(task, TaskState::Running, turn);
         }
     }
@@ -30,23 +26,23 @@ impl Dispatcher {
     /// Their outputs are never discarded, since they may be in use.
     pub(super) fn on_finished(
         &mut self,
-        element: ElementId,
+        node: NodeId,
         label: LabelId,
         outcome: Box<Outcome>,
         turn: &mut Turn<'_>,
     ) {
-        if self.errands.end(label, element) {
+        if self.errands.end(label, node) {
             return;
         }
         if self
             .labels
             .get(&label)
-            .is_none_or(|issued| issued.element != element)
+            .is_none_or(|issued| issued.node != node)
         {
             return;
         }
         if !self.live(label) {
-            self.release(element, label);
+            self.release(node, label);
             return self.finish_late(label, outcome, turn);
         }
         if outcome.result.is_ok() && self.before_its_turn(label) {
@@ -74,7 +70,7 @@ impl Dispatcher {
             return self.conclude(label, *outcome, turn);
         }
         if let Some(issued) = self.labels.remove(&label) {
-            discard(issued.element, &outcome, turn);
+            discard(issued.node, &outcome, turn);
         }
     }
 
@@ -90,23 +86,23 @@ impl Dispatcher {
             .iter()
             .zip(&issued.inputs);
         inputs.into_iter().any(|(input, used)| {
-            let flying = self.flying(input.origin, issued.element);
+            let flying = self.flying(input.origin, issued.node);
             flying.is_some_and(|flying| flying.object == used.object)
         })
     }
 
     /// Counts the needs of a label after the labels that it followed have ended.
     pub(super) fn follow_no_more(&mut self, label: LabelId) {
-        let Some(element) = self.labels.get(&label).map(|issued| issued.element) else {
+        let Some(node) = self.labels.get(&label).map(|issued| issued.node) else {
             return;
         };
-        if self.element_mut(element).follows_no_more(label) {
-            self.count_idle(element);
+        if self.node_mut(node).follows_no_more(label) {
+            self.count_idle(node);
         }
     }
 
-    /// Returns the object that an input will be after a label that is outstanding on `element` has succeeded.
-    pub(super) fn flying(&self, origin: Origin, element: ElementId) -> Option<Placed> {
+    /// Returns the object that an input will be after a label that is outstanding on `node` has succeeded.
+    pub(super) fn flying(&self, origin: Origin, node: NodeId) -> Option<Placed> {
         let Origin::Task(maker, output) = origin else {
             return None;
         };
@@ -114,11 +110,11 @@ impl Dispatcher {
         let issued = self
             .labels
             .get(&label)
-            .filter(|issued| issued.element == element)?;
+            .filter(|issued| issued.node == node)?;
         let object = *issued.objects.get(output)?;
         Some(Placed {
             object,
-            element,
+            node,
             size: issued.output_bytes,
         })
     }
@@ -129,7 +125,7 @@ impl Dispatcher {
             return;
         };
         let id = issued.task;
-        self.release(issued.element, label);
+        self.release(issued.node, label);
         self.task_mut(id).current = None;
         let measured = (
             outcome.end.since(outcome.kernel_start).0,
@@ -140,12 +136,12 @@ impl Dispatcher {
                 Some(outputs) => {
                     // The time of a cached result or of a streamed input does not tell how long a run takes.
                     if outcome.reused.is_none() && outcome.fed == 0 {
-                        self.learn(id, issued.element, measured);
+                        self.learn(id, issued.node, measured);
                     }
                     self.succeed(id, label, outputs, turn);
                 }
                 None => {
-                    let message = "the element did not report all of its outputs".to_owned();
+                    let message = "the node did not report all of its outputs".to_owned();
                     let kind = FailureKind::MissingOutput;
                     let failure = Failure { kind, message };
                     self.fail(id, issued, failure, turn);
@@ -157,7 +153,7 @@ impl Dispatcher {
 
     /// Returns the outputs of a label in the order of its task; `None` if one was not reported.
     fn outputs(&self, issued: &Issued, sealed: &[Sealed]) -> Option<Vec<Placed>> {
-        let element = issued.element;
+        let node = issued.node;
         let find = |(output, &object): (&OutputSpec, &ObjectId)| {
             let size = if output.is_folder() {
                 let files = folder::files(&output.name, object, sealed)?;
@@ -165,17 +161,13 @@ impl Dispatcher {
             } else {
                 sealed.iter().find(|sealed| sealed.object == object)?.size
             };
-            Some(Placed {
-                object,
-                element,
-                size,
-            })
+            Some(Placed { object, node, size })
         };
         let outputs = &self.task(issued.task).spec.outputs;
         outputs.iter().zip(&issued.objects).map(find).collect()
     }
 
-    /// Revokes the labels that follow a label that did not succeed, and returns their tasks. Their element will not run these labels
+    /// Revokes the labels that follow a label that did not succeed, and returns their tasks. Their node will not run these labels
     /// either, but may not have been informed of them yet.
     fn abandon_followers(
         &mut self,
@@ -216,10 +208,10 @@ impl Dispatcher {
         abandoned
     }
 
-    fn learn(&mut self, id: TaskId, element: ElementId, measured: (u64, u64)) {
+    fn learn(&mut self, id: TaskId, node: NodeId, measured: (u64, u64)) {
         let kernel = self.task(id).kernel;
         let new = self.learned.of(kernel).pooled.runs == 0;
-        let history = self.learned.add(kernel, element, measured);
+        let history = self.learned.add(kernel, node, measured);
         if new {
             self.expect_anew(kernel);
         }
@@ -265,7 +257,7 @@ impl Dispatcher {
         }
     }
 
-    /// Handles a failure. A failure without the task's own fault (its element was lost, an input could not be pulled) counts as a loss, not
+    /// Handles a failure. A failure without the task's own fault (its node was lost, an input could not be pulled) counts as a loss, not
     /// as a try.
     fn fail(&mut self, id: TaskId, issued: Issued, failure: Failure, turn: &mut Turn<'_>) {
         let followers = self.abandon_followers(id, issued.objects, turn);
@@ -273,16 +265,13 @@ impl Dispatcher {
         let task = self.task_mut(id);
         if matches!(
             kind,
-            FailureKind::ElementLost
-                | FailureKind::Device
-                | FailureKind::Input
-                | FailureKind::Unfit
+            FailureKind::NodeLost | FailureKind::Device | FailureKind::Input | FailureKind::Unfit
         ) {
-            task.avoid.insert(issued.element);
+            task.avoid.insert(issued.node);
         }
         let again = match kind {
             FailureKind::Dependency | FailureKind::Recalled => true,
-            FailureKind::ElementLost | FailureKind::Input | FailureKind::Unfit => {
+            FailureKind::NodeLost | FailureKind::Input | FailureKind::Unfit => {
                 task.losses += 1;
                 task.losses <= LOSSES_MAX
             }
@@ -291,7 +280,7 @@ impl Dispatcher {
         if matches!(
             kind,
             FailureKind::Dependency
-                | FailureKind::ElementLost
+                | FailureKind::NodeLost
                 | FailureKind::Input
                 | FailureKind::Recalled
                 | FailureKind::Unfit
@@ -312,11 +301,11 @@ impl Dispatcher {
 }
 
 /// Removes the outputs of a success that does not count.
-pub(super) fn discard(element: ElementId, outcome: &Outcome, turn: &mut Turn<'_>) {
+pub(super) fn discard(node: NodeId, outcome: &Outcome, turn: &mut Turn<'_>) {
     if let Ok(sealed) = &outcome.result
         && !sealed.is_empty()
     {
         let objects = sealed.iter().map(|sealed| sealed.object).collect();
-        turn.out.push(Action::Discard { element, objects });
+        turn.out.push(Action::Discard { node, objects });
     }
 }

@@ -1,13 +1,13 @@
 //! Placement of tasks, from Ready to Sent: decides the order in which tasks are considered, the state that the policy sees, and the tasks
 //! that are sent together. Its effects are actions of the dispatcher.
 //!
-//! A **mini DAG** (AnalyzeThis §3.1) grows from a placed task. A task that waits only for labels of the same element joins if the policy
-//! would place it on that element as well; the policy sees the pending outputs as if they existed. The element starts such a task without
+//! A **mini DAG** (AnalyzeThis §3.1) grows from a placed task. A task that waits only for labels of the same node joins if the policy
+//! would place it on that node as well; the policy sees the pending outputs as if they existed. The node starts such a task without
 //! asking the server.
 
 use super::class::ClassNumber;
-use super::element::{Element, expected_run};
 use super::learned::KernelNumber;
+use super::node::{Node, expected_run};
 use super::short::Short;
 use super::sight::{Lists, Sight};
 use super::task::{Issued, Job, Task, Wave};
@@ -17,7 +17,7 @@ use super::{
 };
 use crate::event::{Action, Decision, Estimate, InputSpec, Origin, Share, TaskSpec, TaskState};
 use crate::folder;
-use crate::id::{ElementId, JobId, LabelId, ObjectId, TaskId};
+use crate::id::{JobId, LabelId, NodeId, ObjectId, TaskId};
 use crate::label::{Analysis, Input, Label, Operation, Output};
 use crate::layout::Selection;
 use crate::object::Placed;
@@ -30,12 +30,12 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(super) struct Reads {
     /// Inputs, sealed or still to be written.
     placed: Vec<Placed>,
-    /// Number of inputs that are not the kernel's code, and the elements that hold them.
+    /// Number of inputs that are not the kernel's code, and the nodes that hold them.
     data: usize,
-    holders: Vec<ElementId>,
-    /// Size of all inputs in bytes, and the size per element that holds them or should have copies, in order.
+    holders: Vec<NodeId>,
+    /// Size of all inputs in bytes, and the size per node that holds them or should have copies, in order.
     pub(super) bytes: u64,
-    pub(super) local: Vec<(ElementId, u64)>,
+    pub(super) local: Vec<(NodeId, u64)>,
 }
 
 impl Reads {
@@ -51,9 +51,9 @@ impl Reads {
         }
     }
 
-    /// Returns the size of the inputs on an element, in bytes.
-    pub(super) fn held(&self, element: ElementId) -> u64 {
-        let at = self.local.binary_search_by_key(&element, |(id, _)| *id);
+    /// Returns the size of the inputs on a node, in bytes.
+    pub(super) fn held(&self, node: NodeId) -> u64 {
+        let at = self.local.binary_search_by_key(&node, |(id, _)| *id);
         at.map_or(0, |at| self.local[at].1)
     }
 }
@@ -68,38 +68,38 @@ struct Link {
     depth: usize,
 }
 
-/// Chosen element for a task.
+/// Chosen node for a task.
 pub(super) struct Answer {
     pub(super) choice: Option<Choice>,
-    /// Candidate with its costs; `None` if only the job script, and not the policy, would place the task on the element.
+    /// Candidate with its costs; `None` if only the job script, and not the policy, would place the task on the node.
     pub(super) chosen: Option<Candidate>,
     pub(super) reads: Reads,
     pub(super) earliest: Span,
 }
 
 impl Dispatcher {
-    /// Places ready tasks as long as elements have capacity for them.
+    /// Places ready tasks as long as nodes have capacity for them.
     pub(super) fn pump(&mut self, turn: &mut Turn<'_>) {
         let changed = !self.touched.is_empty();
         let mut full: BTreeSet<ClassNumber> = BTreeSet::new();
-        let mut passed: BTreeMap<ElementId, usize> = BTreeMap::new();
+        let mut passed: BTreeMap<NodeId, usize> = BTreeMap::new();
         while let Some((line, id)) = self.next_ready(&full, &passed) {
             if !self.can_issue(id) {
-                // Elements that were touched stay so: the next event continues here.
+                // Nodes that were touched stay so: the next event continues here.
                 return;
             }
             if self.task(id).spec.share == Share::Join {
                 self.join(id, turn);
-            } else if let Some(element) = self.task(id).spec.element {
-                let room = self.elements.get(&element).is_some_and(Element::room);
+            } else if let Some(node) = self.task(id).spec.node {
+                let room = self.nodes.get(&node).is_some_and(Node::room);
                 let class = self.task(id).class;
-                if room && self.is_barred(class, element) {
+                if room && self.is_barred(class, node) {
                     self.put_aside(id, turn);
                 } else if room {
                     let answer = self.ask(id, Span::default(), None, turn.now);
                     self.send(id, answer, turn);
                 } else {
-                    self.join_line(Line::Pinned(element), id);
+                    self.join_line(Line::Pinned(node), id);
                 }
             } else if !self.place_first(line, id, turn) {
                 match line {
@@ -107,7 +107,7 @@ impl Dispatcher {
                     Line::Any(class) => {
                         full.insert(class);
                     }
-                    Line::At(element) => *passed.entry(element).or_default() += 1,
+                    Line::At(node) => *passed.entry(node).or_default() += 1,
                     Line::Fresh | Line::Pinned(_) | Line::Barred(_) => {}
                 }
             }
@@ -128,33 +128,29 @@ impl Dispatcher {
     }
 
     /// Returns the first ready task, by (job, task), for which something has changed. `full` contains the classes for which a request found
-    /// no capacity; `passed` counts the failed requests per element.
+    /// no capacity; `passed` counts the failed requests per node.
     fn next_ready(
         &mut self,
         full: &BTreeSet<ClassNumber>,
-        passed: &BTreeMap<ElementId, usize>,
+        passed: &BTreeMap<NodeId, usize>,
     ) -> Option<(Line, TaskId)> {
-        let elements = &self.elements;
+        let nodes = &self.nodes;
         self.touched
-            .retain_keys(|id| elements.get(&id).is_some_and(Element::room));
+            .retain_keys(|id| nodes.get(&id).is_some_and(Node::room));
         let any = Line::Any(ClassNumber::MIN)..=Line::Any(ClassNumber::MAX);
         let any = self.lines.range(any).map(|(line, _)| *line);
         let open_any = any.filter(|line| {
             !self.touched.is_empty() && !matches!(line, Line::Any(class) if full.contains(class))
         });
-        let per_element = self.touched.keys().flat_map(|id| {
+        let per_node = self.touched.keys().flat_map(|id| {
             let looked = passed.get(&id).copied().unwrap_or(0);
-            let idle = || {
-                elements
-                    .get(&id)
-                    .is_some_and(|known| known.idle_cores() > 0)
-            };
+            let idle = || nodes.get(&id).is_some_and(|known| known.idle_cores() > 0);
             let at = (looked < LINE_ASKS_MAX || idle()).then_some(Line::At(id));
             at.into_iter().chain([Line::Pinned(id)])
         });
         std::iter::once(Line::Fresh)
             .chain(open_any)
-            .chain(per_element)
+            .chain(per_node)
             .filter_map(|line| Some((*self.lines.get(&line)?.first()?, line)))
             .min()
             .map(|((_, id), line)| (line, id))
@@ -168,12 +164,12 @@ impl Dispatcher {
         self.carry_out(id, answer, turn)
     }
 
-    /// Sends a task to its chosen element if there is capacity, or puts it in line. Returns whether it was sent.
+    /// Sends a task to its chosen node if there is capacity, or puts it in line. Returns whether it was sent.
     pub(super) fn carry_out(&mut self, id: TaskId, answer: Answer, turn: &mut Turn<'_>) -> bool {
         // Tasks that were placed together may have taken the capacity since.
         let room = answer.chosen.is_some_and(|chosen| {
-            let element = self.elements.get(&chosen.estimate.element);
-            chosen.room && element.is_some_and(Element::room)
+            let node = self.nodes.get(&chosen.estimate.node);
+            chosen.room && node.is_some_and(Node::room)
         });
         if room {
             self.send(id, answer, turn);
@@ -182,14 +178,14 @@ impl Dispatcher {
         self.spare_reads = answer.reads.emptied();
         let class = self.task(id).class;
         match answer.choice {
-            Some(choice) => self.join_line(Line::At(choice.element), id),
+            Some(choice) => self.join_line(Line::At(choice.node), id),
             None if self.has_nowhere(class) => self.put_aside(id, turn),
             None => self.join_line(Line::Any(class), id),
         }
         false
     }
 
-    /// Asks the policy again for tasks that wait for full elements while another element is idle, if anything has changed since the last
+    /// Asks the policy again for tasks that wait for full nodes while another node is idle, if anything has changed since the last
     /// request. Asks for a few tasks per event, the first of every line.
     fn feed_idle(&mut self, turn: &mut Turn<'_>) {
         if self.idle.is_empty() {
@@ -197,7 +193,7 @@ impl Dispatcher {
         }
         let lines = self
             .lines
-            .range(Line::At(ElementId(0))..=Line::At(ElementId(u32::MAX)));
+            .range(Line::At(NodeId(0))..=Line::At(NodeId(u32::MAX)));
         let heads: Vec<TaskId> = lines
             .filter(|(line, _)| !matches!(line, Line::At(id) if self.idle.contains(id)))
             .filter_map(|(_, members)| Some(members.first()?.1))
@@ -220,13 +216,13 @@ impl Dispatcher {
         self.ids.ready(ids)
     }
 
-    /// Shows the array to the policy of a task's job, unless the job script names an element. `along` is the element whose outstanding
+    /// Shows the array to the policy of a task's job, unless the job script names a node. `along` is the node whose outstanding
     /// labels the task would follow, and `earliest` is the time until the last of them should have ended.
     pub(super) fn ask(
         &mut self,
         id: TaskId,
         earliest: Span,
-        along: Option<ElementId>,
+        along: Option<NodeId>,
         now: Time,
     ) -> Answer {
         let mut reads = std::mem::take(&mut self.spare_reads);
@@ -238,22 +234,22 @@ impl Dispatcher {
         let job = self.jobs.get(&task.job);
         let spare = std::mem::take(&mut self.spare);
         let times = (earliest, now);
-        let barred = self.classes.barred(task.class, &self.elements);
-        let beside = along.filter(|&element| fits_beside(task, self.elements.get(&element)));
+        let barred = self.classes.barred(task.class, &self.nodes);
+        let beside = along.filter(|&node| fits_beside(task, self.nodes.get(&node)));
         let mut sight = Sight::new(
-            &mut self.elements,
+            &mut self.nodes,
             &self.learned,
             (task, barred),
             &reads,
             times,
             spare,
         );
-        let choice = if let Some(element) = task.spec.element {
+        let choice = if let Some(node) = task.spec.node {
             let reason = Reason::Pinned;
-            Some(Choice { element, reason })
-        } else if let Some(element) = beside {
+            Some(Choice { node, reason })
+        } else if let Some(node) = beside {
             let reason = Reason::Beside;
-            Some(Choice { element, reason })
+            Some(Choice { node, reason })
         } else {
             // A task that is considered ahead of its time belongs to no wave yet.
             let request = request(id, task, job.filter(|_| along.is_none()), &reads);
@@ -266,7 +262,7 @@ impl Dispatcher {
             );
             choice
         };
-        let chosen = choice.and_then(|choice| sight.candidate(choice.element));
+        let chosen = choice.and_then(|choice| sight.candidate(choice.node));
         self.spare = sight.into_lists();
         Answer {
             choice,
@@ -277,7 +273,7 @@ impl Dispatcher {
     }
 
     /// Determines the inputs of a task and adds them to the empty list `reads`.
-    pub(super) fn read(&self, id: TaskId, along: Option<ElementId>, reads: &mut Reads) {
+    pub(super) fn read(&self, id: TaskId, along: Option<NodeId>, reads: &mut Reads) {
         let task = self.task(id);
         let spec = &task.spec;
         for (index, input) in spec.inputs.iter().enumerate() {
@@ -296,12 +292,12 @@ impl Dispatcher {
             let bytes = input.selection.bytes_of(placed.size);
             reads.bytes = reads.bytes.saturating_add(bytes);
             if data {
-                reads.holders.push(placed.element);
+                reads.holders.push(placed.node);
             }
             let copies = self.copies.of(placed.object);
-            let copies = copies.filter(|&copied| copied != placed.element);
-            let holding = std::iter::once(placed.element).chain(copies);
-            reads.local.extend(holding.map(|element| (element, bytes)));
+            let copies = copies.filter(|&copied| copied != placed.node);
+            let holding = std::iter::once(placed.node).chain(copies);
+            reads.local.extend(holding.map(|node| (node, bytes)));
             reads.placed.push(placed);
         }
         reads.holders.sort_unstable();
@@ -329,35 +325,33 @@ impl Dispatcher {
             false => parts.iter().map(|(_, bytes)| bytes).sum(),
         };
         reads.bytes = reads.bytes.saturating_add(all);
-        // Elements that have assembled the parts hold the whole input.
-        let whole: BTreeSet<ElementId> = self.copies.of(placed.object).collect();
-        reads
-            .local
-            .extend(whole.iter().map(|&element| (element, all)));
+        // Nodes that have assembled the parts hold the whole input.
+        let whole: BTreeSet<NodeId> = self.copies.of(placed.object).collect();
+        reads.local.extend(whole.iter().map(|&node| (node, all)));
         for &(part, bytes) in parts {
             let part = self.nearest(part, &Selection::WHOLE);
             // For inputs that are assembled from several parts, only copies that are kept permanently count.
             let pulled = self.copies.of(part.object);
             let pulled = pulled.filter(|_| selection.of_part().is_some());
             let copies = self.copies.lasting(part.object).chain(pulled);
-            let copies = copies.filter(|&element| element != part.element);
-            let copies: BTreeSet<ElementId> = copies.collect();
-            let holding = std::iter::once(part.element).chain(copies);
-            let holding = holding.filter(|element| !whole.contains(element));
-            reads.local.extend(holding.map(|element| (element, bytes)));
+            let copies = copies.filter(|&node| node != part.node);
+            let copies: BTreeSet<NodeId> = copies.collect();
+            let holding = std::iter::once(part.node).chain(copies);
+            let holding = holding.filter(|node| !whole.contains(node));
+            reads.local.extend(holding.map(|node| (node, bytes)));
             if data {
-                reads.holders.push(part.element);
+                reads.holders.push(part.node);
             }
         }
         reads.placed.push(placed);
     }
 
-    /// Sends a task, and the tasks that follow it on the same element.
+    /// Sends a task, and the tasks that follow it on the same node.
     fn send(&mut self, first: TaskId, mut answer: Answer, turn: &mut Turn<'_>) {
         let Some(choice) = answer.choice else {
             return;
         };
-        let element = choice.element;
+        let node = choice.node;
         let end = self.issue(first, choice, &mut answer, false, turn);
         self.spare_reads = answer.reads.emptied();
         let mut sent = vec![Link {
@@ -376,7 +370,7 @@ impl Dispatcher {
             }
             let mut dependents = 0..;
             while let Some(next) = self.next_dependent(id, &mut dependents) {
-                let room = self.elements.get(&element).is_some_and(Element::room);
+                let room = self.nodes.get(&node).is_some_and(Node::room);
                 if sent.len() >= MINI_DAG_LABELS_MAX || asks >= MINI_DAG_ASKS_MAX || !room {
                     return;
                 }
@@ -384,15 +378,15 @@ impl Dispatcher {
                     return;
                 }
                 let class = self.task(next).class;
-                if self.is_barred(class, element) {
+                if self.is_barred(class, node) {
                     continue;
                 }
-                let Some(earliest) = self.can_follow(next, element, &sent) else {
+                let Some(earliest) = self.can_follow(next, node, &sent) else {
                     continue;
                 };
                 asks += 1;
-                let mut answer = self.ask(next, earliest, Some(element), turn.now);
-                if let Some(choice) = answer.choice.filter(|choice| choice.element == element) {
+                let mut answer = self.ask(next, earliest, Some(node), turn.now);
+                if let Some(choice) = answer.choice.filter(|choice| choice.node == node) {
                     let end = self.issue(next, choice, &mut answer, true, turn);
                     sent.push(Link {
                         task: next,
@@ -405,36 +399,35 @@ impl Dispatcher {
         }
     }
 
-    /// Returns the costs of a task on each element, for its explanation.
+    /// Returns the costs of a task on each node, for its explanation.
     fn estimates(&mut self, id: TaskId, answer: &Answer, now: Time) -> Vec<Estimate> {
         if !self.explains {
             return Vec::new();
         }
         let task = self.tasks.get(&id).expect("a task that is placed is known");
         let times = (answer.earliest, now);
-        let barred = self.classes.barred(task.class, &self.elements);
-        let (elements, learned) = (&mut self.elements, &self.learned);
+        let barred = self.classes.barred(task.class, &self.nodes);
+        let (nodes, learned) = (&mut self.nodes, &self.learned);
         let spare = Lists::default();
         let seen = (task, barred);
-        let mut sight = Sight::new(elements, learned, seen, &answer.reads, times, spare);
+        let mut sight = Sight::new(nodes, learned, seen, &answer.reads, times, spare);
         sight.all().iter().map(|one| one.estimate).collect()
     }
 
     /// Returns the time at which the labels that a waiting task depends on should have ended. Returns `None` unless all of them are on
-    /// `element` and nothing else blocks the task.
-    fn can_follow(&self, id: TaskId, element: ElementId, sent: &[Link]) -> Option<Span> {
+    /// `node` and nothing else blocks the task.
+    fn can_follow(&self, id: TaskId, node: NodeId, sent: &[Link]) -> Option<Span> {
         let task = self.task(id);
-        let pinned_here = task.spec.element.is_none_or(|pinned| pinned == element);
+        let pinned_here = task.spec.node.is_none_or(|pinned| pinned == node);
         let waits = task.state == TaskState::Waiting && task.awaited == 0 && !task.stranded;
-        if !waits || !pinned_here || task.spec.share == Share::Join || task.avoid.contains(&element)
-        {
+        if !waits || !pinned_here || task.spec.share == Share::Join || task.avoid.contains(&node) {
             return None;
         }
         for maker in task.missing.keys() {
             let label = self.task(maker).current?;
             self.labels
                 .get(&label)
-                .filter(|issued| issued.element == element)?;
+                .filter(|issued| issued.node == node)?;
         }
         // The content of a folder is known only when the folder exists, and a label can name it only then.
         if task
@@ -460,7 +453,7 @@ impl Dispatcher {
         Some(ends.max().unwrap_or_default())
     }
 
-    /// Makes a label for a task and adds it to an element. Returns the expected time of its end.
+    /// Makes a label for a task and adds it to a node. Returns the expected time of its end.
     fn issue(
         &mut self,
         id: TaskId,
@@ -469,7 +462,7 @@ impl Dispatcher {
         chained: bool,
         turn: &mut Turn<'_>,
     ) -> Span {
-        let element = choice.element;
+        let node = choice.node;
         let estimates = self.estimates(id, answer, turn.now);
         let label = self.ids.label();
         let outputs = &self
@@ -491,12 +484,12 @@ impl Dispatcher {
             std::mem::take(&mut task.ready_inputs)
         };
         for (index, &placed) in inputs.iter().enumerate() {
-            self.note_pulled(id, index, placed, element);
+            self.note_pulled(id, index, placed, node);
         }
         let issued = Issued {
             task: id,
             job,
-            element,
+            node,
             objects,
             inputs,
             output_bytes: answer.reads.bytes,
@@ -509,16 +502,15 @@ impl Dispatcher {
         let wait = cost.map_or(Span::default(), |one| Span(one.estimate.wait_ns));
         let expected = cost.map_or(UNKNOWN_RUN, |one| cost_of(&one.estimate));
         let needs = self.needs(id);
-        self.element_mut(element)
-            .add(label, expected, needs, chained);
-        self.count_idle(element);
+        self.node_mut(node).add(label, expected, needs, chained);
+        self.count_idle(node);
         self.set_state(id, TaskState::Sent, turn);
         let policy = self.commit((job, id), &choice);
         if self.explains {
             turn.out.push(Action::Decided(Box::new(Decision {
                 task: id,
                 label,
-                element,
+                node,
                 at: turn.now,
                 policy: policy.unwrap_or_else(|| unasked(&choice).to_owned()),
                 reason: choice.reason.to_string(),
@@ -530,15 +522,15 @@ impl Dispatcher {
             // Most events send one label.
             let labels = self
                 .outbox
-                .get_or_insert_with(element, || Vec::with_capacity(1));
+                .get_or_insert_with(node, || Vec::with_capacity(1));
             labels.push(built);
         }
         wait + expected
     }
 
-    /// Records that an element is to pull an input of a task, if the element does not have it. Ranges of bytes are not recorded, because
+    /// Records that a node is to pull an input of a task, if the node does not have it. Ranges of bytes are not recorded, because
     /// other tasks that read the same range are rare.
-    fn note_pulled(&mut self, id: TaskId, index: usize, placed: Placed, element: ElementId) {
+    fn note_pulled(&mut self, id: TaskId, index: usize, placed: Placed, node: NodeId) {
         if placed.object == ObjectId::STATUS {
             return;
         }
@@ -548,12 +540,12 @@ impl Dispatcher {
             Some(_) if selection.is_whole() => Some(placed),
             Some(parts) => {
                 let mut parts = parts.into_iter().map(|(part, _)| part);
-                parts.next().filter(|part| part.element != element)
+                parts.next().filter(|part| part.node != node)
             }
-            None => Some(placed).filter(|placed| placed.element != element),
+            None => Some(placed).filter(|placed| placed.node != node),
         };
         if let Some(pulled) = pulled {
-            self.copies.note(element, pulled.object, pulled.size);
+            self.copies.note(node, pulled.object, pulled.size);
         }
     }
 
@@ -567,7 +559,7 @@ impl Dispatcher {
         self.explains.then(|| name.to_owned())
     }
 
-    /// Returns the expected time of an outstanding label on its element.
+    /// Returns the expected time of an outstanding label on its node.
     pub(super) fn expected_of(&self, label: LabelId) -> Span {
         let Some(issued) = self.labels.get(&label) else {
             return UNKNOWN_RUN;
@@ -579,7 +571,7 @@ impl Dispatcher {
         let read = read.map(|(input, &placed)| self.bytes_of(placed, &input.selection));
         let bytes = read.fold(0, u64::saturating_add);
         let runs = self.learned.of(task.kernel);
-        let known = runs.by_element.get(&issued.element);
+        let known = runs.by_node.get(&issued.node);
         known
             .and_then(|(_, mean)| Some(mean.as_ref()?.scaled(bytes)))
             .or_else(|| expected_run(&runs.pooled, bytes))
@@ -593,15 +585,15 @@ impl Dispatcher {
             let task = self.tasks.get(&issued.task);
             task.is_some_and(|task| task.kernel == kernel)
         });
-        let guessed: Vec<_> = guessed.map(|(&label, one)| (label, one.element)).collect();
-        for (label, element) in guessed {
+        let guessed: Vec<_> = guessed.map(|(&label, one)| (label, one.node)).collect();
+        for (label, node) in guessed {
             let expected = self.expected_of(label);
-            self.element_mut(element).expect(label, expected);
-            self.touch(element);
+            self.node_mut(node).expect(label, expected);
+            self.touch(node);
         }
     }
 
-    /// Returns a live label in the form that its element gets.
+    /// Returns a live label in the form that its node gets.
     pub(super) fn build(&self, id: LabelId) -> Option<Label> {
         let issued = self.labels.get(&id)?;
         let task = self
@@ -611,7 +603,7 @@ impl Dispatcher {
         let spec = &task.spec;
         let mut after = Vec::new();
         for (input, used) in spec.inputs.iter().zip(&issued.inputs) {
-            let flying = self.flying(input.origin, issued.element);
+            let flying = self.flying(input.origin, issued.node);
             if let Origin::Task(maker, _) = input.origin
                 && flying.is_some_and(|flying| flying.object == used.object)
                 && let Some(label) = self.task(maker).current
@@ -627,7 +619,7 @@ impl Dispatcher {
             .map(|(input, used)| Input {
                 name: input.name.clone(),
                 object: used.object,
-                element: used.element,
+                node: used.node,
                 size: used.size,
                 selection: input.selection.clone(),
             });
@@ -675,14 +667,14 @@ fn unasked(choice: &Choice) -> &'static str {
     }
 }
 
-/// Returns whether a task can begin on the element of the tasks that write its streamed inputs, while they run.
-fn fits_beside(task: &Task, element: Option<&Element>) -> bool {
+/// Returns whether a task can begin on the node of the tasks that write its streamed inputs, while they run.
+fn fits_beside(task: &Task, node: Option<&Node>) -> bool {
     let fed = |input: &InputSpec| match input.origin {
         Origin::Task(maker, _) => input.pipelined && task.missing.contains_key(maker),
         _ => false,
     };
     task.spec.inputs.iter().any(fed)
-        && element.is_some_and(|element| element.has_room_for(task.spec.needs.cores))
+        && node.is_some_and(|node| node.has_room_for(task.spec.needs.cores))
 }
 
 /// Returns the indices of a task's inputs that may be streamed while they are written.
@@ -721,7 +713,7 @@ pub(super) fn policy_of<'a>(task: &Task, job: &'a Job) -> &'a str {
     }
 }
 
-/// Returns the time that a label occupies its element.
+/// Returns the time that a label occupies its node.
 fn cost_of(estimate: &Estimate) -> Span {
     let run = if estimate.run_ns == 0 {
         UNKNOWN_RUN

@@ -1,25 +1,25 @@
-//! Handling of elements that connect, disconnect or are suspended. Connecting and losing an element take time in the number of ready tasks;
-//! all other steps take time in the work of the element. The effects are actions of the dispatcher.
+//! Handling of nodes that connect, disconnect or are suspended. Connecting and losing a node take time in the number of ready tasks;
+//! all other steps take time in the work of the node. The effects are actions of the dispatcher.
 
-use super::element::Presence;
+use super::node::Presence;
 use super::outcome::discard;
 use super::short::Short;
 use super::{Dispatcher, LOSSES_MAX, Line, Turn};
-use crate::event::{Action, ElementView, TaskState};
-use crate::id::{ElementId, LabelId, TaskId};
+use crate::event::{Action, NodeView, TaskState};
+use crate::id::{LabelId, NodeId, TaskId};
 use crate::label::{Failure, FailureKind};
 
 impl Dispatcher {
-    pub(super) fn on_element_up(&mut self, id: ElementId, view: ElementView, turn: &mut Turn<'_>) {
-        self.element_mut(id).presence = Presence::Up;
+    pub(super) fn on_node_up(&mut self, id: NodeId, view: NodeView, turn: &mut Turn<'_>) {
+        self.node_mut(id).presence = Presence::Up;
         self.forget_programs(id);
         self.refresh(id, view);
         self.offers_changed(id);
         self.copies.forget(id);
-        // The element may not have received messages of its last connection.
+        // The node may not have received messages of its last connection.
         let labels = &self.labels;
         self.recalled
-            .retain(|label, _| labels.get(label).is_some_and(|issued| issued.element != id));
+            .retain(|label, _| labels.get(label).is_some_and(|issued| issued.node != id));
         self.restore_redone(turn);
         self.take_up(id, turn);
         for task in std::mem::take(&mut self.stranded) {
@@ -29,16 +29,13 @@ impl Dispatcher {
         self.touch(id);
     }
 
-    /// Resumes labels with their element and aborts those that were replaced. A label can be resumed only after those that it depends on.
-    fn take_up(&mut self, id: ElementId, turn: &mut Turn<'_>) {
-        let known = self
-            .labels
-            .iter()
-            .filter(|(_, issued)| issued.element == id);
+    /// Resumes labels with their node and aborts those that were replaced. A label can be resumed only after those that it depends on.
+    fn take_up(&mut self, id: NodeId, turn: &mut Turn<'_>) {
+        let known = self.labels.iter().filter(|(_, issued)| issued.node == id);
         let mut left: Vec<LabelId> = known.map(|(label, _)| *label).collect();
         left.retain(|&label| !self.live(label));
         for &label in &left {
-            // The label may have been aborted on the old connection without the element's knowledge.
+            // The label may have been aborted on the old connection without the node's knowledge.
             self.release(id, label);
         }
         loop {
@@ -56,16 +53,13 @@ impl Dispatcher {
         }
         turn.out.extend(
             left.into_iter()
-                .map(|label| Action::Abort { element: id, label }),
+                .map(|label| Action::Abort { node: id, label }),
         );
     }
 
-    pub(super) fn on_element_status(&mut self, id: ElementId, view: ElementView) {
+    pub(super) fn on_node_status(&mut self, id: NodeId, view: NodeView) {
         if self.up(id) {
-            let before = self
-                .elements
-                .get(&id)
-                .map(|known| known.view.offers.clone());
+            let before = self.nodes.get(&id).map(|known| known.view.offers.clone());
             let same = before.as_ref() == Some(&view.offers);
             self.refresh(id, view);
             if same {
@@ -76,42 +70,42 @@ impl Dispatcher {
         }
     }
 
-    /// Stores the status of an element.
-    fn refresh(&mut self, id: ElementId, mut view: ElementView) {
+    /// Stores the status of a node.
+    fn refresh(&mut self, id: NodeId, mut view: NodeView) {
         for (kernel, history) in std::mem::take(&mut view.history) {
             if let Some(new) = self.learned.report(&kernel, id, history) {
                 self.expect_anew(new);
             }
         }
-        self.element_mut(id).view = view;
+        self.node_mut(id).view = view;
     }
 
-    pub(super) fn on_element_down(&mut self, id: ElementId, turn: &mut Turn<'_>) {
-        let element = self.element_mut(id);
-        if element.presence == Presence::Down {
+    pub(super) fn on_node_down(&mut self, id: NodeId, turn: &mut Turn<'_>) {
+        let node = self.node_mut(id);
+        if node.presence == Presence::Down {
             return;
         }
-        element.presence = Presence::Down;
+        node.presence = Presence::Down;
         self.offers_changed(id);
         let back = self.take_back(id, turn);
         self.look_again(id, back, turn);
     }
 
-    /// Handles a suspended element, which keeps its labels that have not ended, if there are any.
-    pub(super) fn on_element_asleep(&mut self, id: ElementId, turn: &mut Turn<'_>) {
-        let element = self.element_mut(id);
-        if element.presence == Presence::Asleep {
+    /// Handles a suspended node, which keeps its labels that have not ended, if there are any.
+    pub(super) fn on_node_asleep(&mut self, id: NodeId, turn: &mut Turn<'_>) {
+        let node = self.node_mut(id);
+        if node.presence == Presence::Asleep {
             return;
         }
-        element.presence = Presence::Asleep;
+        node.presence = Presence::Asleep;
         self.offers_changed(id);
         self.look_again(id, Vec::new(), turn);
         self.count_idle(id);
     }
 
-    /// Settles tasks that depend on an element which is no longer online: tasks that were revoked, tasks with inputs on the element, and
+    /// Settles tasks that depend on a node which is no longer online: tasks that were revoked, tasks with inputs on the node, and
     /// tasks that waited for it.
-    fn look_again(&mut self, id: ElementId, back: Vec<TaskId>, turn: &mut Turn<'_>) {
+    fn look_again(&mut self, id: NodeId, back: Vec<TaskId>, turn: &mut Turn<'_>) {
         let unready = self
             .lines
             .values()
@@ -135,13 +129,13 @@ impl Dispatcher {
         }
     }
 
-    /// Revokes the labels of a lost element and returns their tasks. The tasks are Waiting, or Failed after too many losses; the caller
+    /// Revokes the labels of a lost node and returns their tasks. The tasks are Waiting, or Failed after too many losses; the caller
     /// settles them.
-    pub(super) fn take_back(&mut self, id: ElementId, turn: &mut Turn<'_>) -> Vec<TaskId> {
-        let element = self.element_mut(id);
-        let labels: Vec<LabelId> = element.outstanding.keys().collect();
+    pub(super) fn take_back(&mut self, id: NodeId, turn: &mut Turn<'_>) -> Vec<TaskId> {
+        let node = self.node_mut(id);
+        let labels: Vec<LabelId> = node.outstanding.keys().collect();
         for &label in &labels {
-            self.element_mut(id).remove(label);
+            self.node_mut(id).remove(label);
         }
         let live: Vec<LabelId> = labels
             .into_iter()
@@ -165,22 +159,22 @@ impl Dispatcher {
             .into_iter()
             .partition(|&task| self.task(task).losses > LOSSES_MAX);
         for task in lost {
-            let message = format!("its element was lost {} times while it ran", LOSSES_MAX + 1);
+            let message = format!("its node was lost {} times while it ran", LOSSES_MAX + 1);
             self.give_up(task, TaskState::Failed, loss(message), turn);
         }
         kept
     }
 
     /// Makes a task Waiting after its label was lost. Only a run that was under way counts as a loss: a running task may be the cause of
-    /// elements' failures, while a queued one is not.
-    fn lose(&mut self, id: TaskId, element: ElementId, turn: &mut Turn<'_>) {
+    /// nodes' failures, while a queued one is not.
+    fn lose(&mut self, id: TaskId, node: NodeId, turn: &mut Turn<'_>) {
         let task = self.task_mut(id);
         task.losses += u32::from(task.state == TaskState::Running);
         task.tries = task.tries.saturating_sub(1);
         task.current = None;
         self.tell(
             id,
-            loss(format!("element {element} was lost; it is placed again")),
+            loss(format!("node {node} was lost; it is placed again")),
         );
         self.set_state(id, TaskState::Waiting, turn);
     }
@@ -207,7 +201,7 @@ impl Dispatcher {
                 .outputs
                 .iter()
                 .flatten()
-                .all(|placed| self.up(placed.element))
+                .all(|placed| self.up(placed.node))
         {
             return false;
         }
@@ -219,7 +213,7 @@ impl Dispatcher {
             .all(|(index, (used, input))| {
                 let sealed = self.input(issued.task, index).map(|placed| placed.object);
                 let flying = || {
-                    self.flying(input.origin, issued.element)
+                    self.flying(input.origin, issued.node)
                         .map(|placed| placed.object)
                 };
                 sealed.or_else(flying) == Some(used.object)
@@ -231,13 +225,12 @@ impl Dispatcher {
             return;
         };
         issued.taken_back = false;
-        let (id, element) = (issued.task, issued.element);
+        let (id, node) = (issued.task, issued.node);
         let expected = self.expected_of(label);
         let needs = self.needs(id);
         let follows = self.before_its_turn(label);
-        self.element_mut(element)
-            .add(label, expected, needs, follows);
-        self.count_idle(element);
+        self.node_mut(node).add(label, expected, needs, follows);
+        self.count_idle(node);
         self.stranded.remove(&id);
         let task = self.task_mut(id);
         task.stranded = false;
@@ -247,7 +240,7 @@ impl Dispatcher {
         self.set_state(id, TaskState::Sent, turn);
         // The label is sent again, so that the driver's records show that it is the task's label again.
         if let Some(built) = self.build(label) {
-            let labels = self.outbox.get_or_insert_with(element, Vec::new);
+            let labels = self.outbox.get_or_insert_with(node, Vec::new);
             labels.push(built);
         }
     }
@@ -255,7 +248,7 @@ impl Dispatcher {
 
 fn loss(message: String) -> Failure {
     Failure {
-        kind: FailureKind::ElementLost,
+        kind: FailureKind::NodeLost,
         message,
     }
 }

@@ -1,8 +1,8 @@
 //! Queries of status pages and of the driver. They change nothing.
 
 use super::{Dispatcher, Line};
-use crate::event::{ElementView, JobState, Role, TaskState};
-use crate::id::{ElementId, JobId, LabelId, ObjectId, TaskId};
+use crate::event::{JobState, NodeView, Role, TaskState};
+use crate::id::{JobId, LabelId, NodeId, ObjectId, TaskId};
 use crate::label::Owner;
 use crate::object::Placed;
 use crate::policy;
@@ -42,21 +42,21 @@ pub struct TaskStatus {
     pub state: TaskState,
     /// Number of tries so far.
     pub tries: u32,
-    /// Current label and the element that has it.
-    pub sent: Option<(LabelId, ElementId)>,
+    /// Current label and the node that has it.
+    pub sent: Option<(LabelId, NodeId)>,
     /// Outputs of the task.
     pub outputs: Vec<Placed>,
 }
 
-/// Status of an element and its queue.
+/// Status of a node and its queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ElementStatus {
-    /// Id of the element.
-    pub element: ElementId,
-    /// Whether the element is online.
+pub struct NodeStatus {
+    /// Id of the node.
+    pub node: NodeId,
+    /// Whether the node is online.
     pub up: bool,
-    /// Last reported status of the element.
-    pub view: ElementView,
+    /// Last reported status of the node.
+    pub view: NodeView,
     /// Number of labels in its queue, including running ones.
     pub outstanding: usize,
     /// Number of running labels.
@@ -67,15 +67,15 @@ pub struct ElementStatus {
     pub wait: Span,
     /// Number of ready tasks that wait in the dispatcher for a place in its queue.
     pub waiting: usize,
-    /// Programs of tasks that the element reported to have.
+    /// Programs of tasks that the node reported to have.
     pub programs: Vec<String>,
 }
 
-/// Load of an online element.
+/// Load of an online node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ElementLoad {
-    /// Id of the element.
-    pub element: ElementId,
+pub struct NodeLoad {
+    /// Id of the node.
+    pub node: NodeId,
     /// Number of running labels.
     pub running: usize,
     /// Number of labels in its queue that do not run yet.
@@ -88,9 +88,9 @@ pub struct ElementLoad {
     pub left: Span,
 }
 
-/// Returns the view of an element that has not connected yet.
-pub(super) fn unknown_view() -> ElementView {
-    ElementView {
+/// Returns the view of a node that has not connected yet.
+pub(super) fn unknown_view() -> NodeView {
+    NodeView {
         role: Role::Store,
         offers: Offers::of_cores(1),
         capacity_bytes: 0,
@@ -139,7 +139,7 @@ impl Dispatcher {
             let task = self.task(id);
             let sent = task
                 .current
-                .and_then(|label| Some((label, self.labels.get(&label)?.element)));
+                .and_then(|label| Some((label, self.labels.get(&label)?.node)));
             TaskStatus {
                 task: id,
                 name: task.spec.name.clone(),
@@ -152,57 +152,55 @@ impl Dispatcher {
         })
     }
 
-    /// Returns the number of ready tasks that wait for a place on an element.
-    fn waiting_for(&self, id: ElementId) -> usize {
+    /// Returns the number of ready tasks that wait for a place on a node.
+    fn waiting_for(&self, id: NodeId) -> usize {
         let lines = [Line::At(id), Line::Pinned(id)].map(|line| self.lines.get(&line));
         lines.into_iter().flatten().map(BTreeSet::len).sum()
     }
 
-    /// Returns the loads of online elements. Tasks that wait in the dispatcher count for the mean time of the tasks that were sent.
-    pub fn loads(&self, now: Time) -> impl Iterator<Item = ElementLoad> + '_ {
-        let up = self.elements.iter().filter(|(_, element)| element.up());
-        up.map(move |(id, element)| {
-            let (outstanding, running) = (element.outstanding.len(), element.running.len());
+    /// Returns the loads of online nodes. Tasks that wait in the dispatcher count for the mean time of the tasks that were sent.
+    pub fn loads(&self, now: Time) -> impl Iterator<Item = NodeLoad> + '_ {
+        let up = self.nodes.iter().filter(|(_, node)| node.up());
+        up.map(move |(id, node)| {
+            let (outstanding, running) = (node.outstanding.len(), node.running.len());
             let waiting = self.waiting_for(id);
             let all = |span: Span| {
                 let sent = outstanding.max(1) as u128;
                 let all = u128::from(span.0) * (sent + waiting as u128) / sent;
                 Span(u64::try_from(all).unwrap_or(u64::MAX))
             };
-            ElementLoad {
-                element: id,
+            NodeLoad {
+                node: id,
                 running,
                 queued: outstanding.saturating_sub(running),
                 waiting,
-                wait: all(element.wait(now)),
-                left: all(element.all_left(now)),
+                wait: all(node.wait(now)),
+                left: all(node.all_left(now)),
             }
         })
     }
 
-    /// Returns all known elements.
-    pub fn elements(&self, now: Time) -> impl Iterator<Item = ElementStatus> + '_ {
-        self.elements
-            .iter()
-            .map(move |(id, element)| ElementStatus {
-                element: id,
-                up: element.up(),
-                view: ElementView {
-                    history: self.learned.on(id),
-                    ..element.view.clone()
-                },
-                outstanding: element.outstanding.len(),
-                running: element.running.len(),
-                bound: element.bound(),
-                wait: element.wait(now),
-                waiting: self.waiting_for(id),
-                programs: self.classes.programs_on(id),
-            })
+    /// Returns all known nodes.
+    pub fn nodes(&self, now: Time) -> impl Iterator<Item = NodeStatus> + '_ {
+        self.nodes.iter().map(move |(id, node)| NodeStatus {
+            node: id,
+            up: node.up(),
+            view: NodeView {
+                history: self.learned.on(id),
+                ..node.view.clone()
+            },
+            outstanding: node.outstanding.len(),
+            running: node.running.len(),
+            bound: node.bound(),
+            wait: node.wait(now),
+            waiting: self.waiting_for(id),
+            programs: self.classes.programs_on(id),
+        })
     }
 
-    /// Returns the copies of other elements' objects that an element should have, oldest first; estimated transfers assume these copies.
-    pub fn copies_on(&self, element: ElementId) -> impl Iterator<Item = (ObjectId, u64)> + '_ {
-        self.copies.on(element)
+    /// Returns the copies of other nodes' objects that a node should have, oldest first; estimated transfers assume these copies.
+    pub fn copies_on(&self, node: NodeId) -> impl Iterator<Item = (ObjectId, u64)> + '_ {
+        self.copies.on(node)
     }
 
     /// Returns the policy of jobs that name none.

@@ -1,18 +1,18 @@
-//! Recall of labels. Run times are guesses, so work may wait for one element while another is idle. Then the dispatcher considers labels
+//! Recall of labels. Run times are guesses, so work may wait for one node while another is idle. Then the dispatcher considers labels
 //! that were sent and have not begun, the last of the longest queue first. It asks the task's policy as if the label was not sent. If the
-//! policy prefers an idle element, the dispatcher asks the label's own element to return the label.
+//! policy prefers an idle node, the dispatcher asks the label's own node to return the label.
 //!
-//! Nothing is assumed: the label stays the try of its task until its element has answered, so a label that began in between continues to
+//! Nothing is assumed: the label stays the try of its task until its node has answered, so a label that began in between continues to
 //! run, and no task runs twice. The task of a returned label is placed like any other.
 
 use super::{Dispatcher, RECALL_ASKS_MAX, RECALL_LOOKS_MAX, RECALLS_MAX, Turn};
 use crate::event::{Action, TaskState};
-use crate::id::{ElementId, LabelId, TaskId};
+use crate::id::{LabelId, NodeId, TaskId};
 use crate::time::{Span, Time};
 use std::cmp::Reverse;
 
 impl Dispatcher {
-    /// Recalls labels for idle elements, one at a time for each.
+    /// Recalls labels for idle nodes, one at a time for each.
     pub(super) fn recall(&mut self, turn: &mut Turn<'_>) {
         if self.idle.is_empty() || self.crowded.is_empty() || self.to_look == 0 {
             return;
@@ -22,23 +22,23 @@ impl Dispatcher {
             return;
         }
         let mut asks = 0;
-        for element in self.longest(turn.now) {
+        for node in self.longest(turn.now) {
             if asks == RECALL_ASKS_MAX {
                 self.to_look = self.to_look.saturating_add(1);
                 continue;
             }
-            let Some((label, task)) = self.last_queued(element) else {
+            let Some((label, task)) = self.last_queued(node) else {
                 continue;
             };
             asks += 1;
             let news = self.news;
             self.task_mut(task).asked = news;
-            if let Some(idle) = self.elsewhere(element, label, task, turn.now) {
+            if let Some(idle) = self.elsewhere(node, label, task, turn.now) {
                 self.task_mut(task).recalls += 1;
                 self.recalled.insert(label, idle);
                 // There may be more such labels.
                 self.to_look = usize::MAX;
-                turn.out.push(Action::Recall { element, label });
+                turn.out.push(Action::Recall { node, label });
             }
         }
     }
@@ -54,26 +54,26 @@ impl Dispatcher {
         self.recalled = recalled;
     }
 
-    /// Returns some of the elements with more work than cores, in turn; elements whose labels wait longest come first.
-    fn longest(&mut self, now: Time) -> Vec<ElementId> {
+    /// Returns some of the nodes with more work than cores, in turn; nodes whose labels wait longest come first.
+    fn longest(&mut self, now: Time) -> Vec<NodeId> {
         let after = self.crowded.range(self.looked..);
         let all = after.chain(self.crowded.range(..self.looked));
         let looks = self.to_look.min(RECALL_LOOKS_MAX);
-        let some: Vec<ElementId> = all.take(looks).copied().collect();
+        let some: Vec<NodeId> = all.take(looks).copied().collect();
         self.to_look = self.to_look.min(self.crowded.len()) - some.len();
         if let Some(last) = some.last() {
-            self.looked = ElementId(last.0.wrapping_add(1));
+            self.looked = NodeId(last.0.wrapping_add(1));
         }
-        let wait = |id| self.elements.get(&id).map(|element| element.wait(now));
+        let wait = |id| self.nodes.get(&id).map(|node| node.wait(now));
         let mut some: Vec<_> = some.into_iter().map(|id| (Reverse(wait(id)), id)).collect();
         some.sort_unstable();
         some.into_iter().map(|(_, id)| id).collect()
     }
 
-    /// Returns the last label of an element that could also run on another element, and its task, if anything has changed since its policy
+    /// Returns the last label of a node that could also run on another node, and its task, if anything has changed since its policy
     /// was asked.
-    fn last_queued(&self, element: ElementId) -> Option<(LabelId, TaskId)> {
-        let queued = self.elements.get(&element)?.outstanding.keys().rev();
+    fn last_queued(&self, node: NodeId) -> Option<(LabelId, TaskId)> {
+        let queued = self.nodes.get(&node)?.outstanding.keys().rev();
         let mut queued = queued.filter_map(|label| Some((label, self.labels.get(&label)?.task)));
         queued.find(|&(label, id)| {
             self.tasks.get(&id).is_some_and(|task| {
@@ -81,7 +81,7 @@ impl Dispatcher {
                 let policy = policy.and_then(|job| self.policies.get(&job.policy));
                 task.current == Some(label)
                     && task.state == TaskState::Sent
-                    && task.spec.element.is_none()
+                    && task.spec.node.is_none()
                     && task.recalls < RECALLS_MAX
                     && task.asked < self.news
                     && !self.recalled.contains_key(&label)
@@ -95,27 +95,22 @@ impl Dispatcher {
         })
     }
 
-    /// Returns the idle element on which a task would be placed if its label was not sent.
+    /// Returns the idle node on which a task would be placed if its label was not sent.
     fn elsewhere(
         &mut self,
-        element: ElementId,
+        node: NodeId,
         label: LabelId,
         task: TaskId,
         now: Time,
-    ) -> Option<ElementId> {
-        let expected = self
-            .elements
-            .get(&element)?
-            .outstanding
-            .get(label)?
-            .expected;
+    ) -> Option<NodeId> {
+        let expected = self.nodes.get(&node)?.outstanding.get(label)?.expected;
         let needs = self.needs(task);
-        self.element_mut(element).remove(label);
+        self.node_mut(node).remove(label);
         let answer = self.ask(task, Span::default(), None, now);
-        self.element_mut(element).add(label, expected, needs, false);
+        self.node_mut(node).add(label, expected, needs, false);
         self.spare_reads = answer.reads.emptied();
-        let choice = answer.choice?.element;
+        let choice = answer.choice?.node;
         let waited_for = self.recalled.values().any(|&idle| idle == choice);
-        (self.idle.contains(&choice) && choice != element && !waited_for).then_some(choice)
+        (self.idle.contains(&choice) && choice != node && !waited_for).then_some(choice)
     }
 }

@@ -1,11 +1,11 @@
-//! Set of elements in the order of their ids, with fast access by index. Few elements are added or removed, and many are looked up.
+//! Set of nodes in the order of their ids, with fast access by index. Few nodes are added or removed, and many are looked up.
 
-use crate::id::ElementId;
+use crate::id::NodeId;
 
-/// Set of elements.
+/// Set of nodes.
 #[derive(Debug, Default)]
 pub(super) struct Roll {
-    ids: Vec<ElementId>,
+    ids: Vec<NodeId>,
 }
 
 impl Roll {
@@ -17,43 +17,43 @@ impl Roll {
         self.ids.is_empty()
     }
 
-    pub(super) fn contains(&self, id: &ElementId) -> bool {
+    pub(super) fn contains(&self, id: &NodeId) -> bool {
         self.ids.binary_search(id).is_ok()
     }
 
-    pub(super) fn insert(&mut self, id: ElementId) {
+    pub(super) fn insert(&mut self, id: NodeId) {
         if let Err(place) = self.ids.binary_search(&id) {
             self.ids.insert(place, id);
         }
     }
 
-    pub(super) fn remove(&mut self, id: &ElementId) {
+    pub(super) fn remove(&mut self, id: &NodeId) {
         if let Ok(place) = self.ids.binary_search(id) {
             self.ids.remove(place);
         }
     }
 
-    pub(super) fn iter(&self) -> std::slice::Iter<'_, ElementId> {
+    pub(super) fn iter(&self) -> std::slice::Iter<'_, NodeId> {
         self.ids.iter()
     }
 
-    /// Returns the elements after `last`, then all from the first on.
-    pub(super) fn turn(&self, last: Option<ElementId>) -> impl Iterator<Item = &ElementId> {
+    /// Returns the nodes after `last`, then all from the first on.
+    pub(super) fn turn(&self, last: Option<NodeId>) -> impl Iterator<Item = &NodeId> {
         let passed = last.map_or(0, |last| self.ids.partition_point(|&id| id <= last));
         self.ids[passed..].iter().chain(&self.ids)
     }
 
-    /// Returns the number of elements that are not in `without`, which is in order.
-    pub(super) fn count(&self, without: &[ElementId]) -> usize {
+    /// Returns the number of nodes that are not in `without`, which is in order.
+    pub(super) fn count(&self, without: &[NodeId]) -> usize {
         let left_out = without.iter().filter(|id| self.contains(id));
         self.len() - left_out.count()
     }
 
-    /// Returns an element that is not in `without`, which is in order, by its index among such elements.
-    pub(super) fn nth(&self, index: usize, without: &[ElementId]) -> Option<ElementId> {
+    /// Returns a node that is not in `without`, which is in order, by its index among such nodes.
+    pub(super) fn nth(&self, index: usize, without: &[NodeId]) -> Option<NodeId> {
         let mut place = index;
         for id in without {
-            // Each element of `without` before it moves it on by one.
+            // Each node of `without` before it moves it on by one.
             match self.ids.binary_search(id) {
                 Ok(left_out) if left_out <= place => place = place.checked_add(1)?,
                 _ => {}
@@ -71,25 +71,25 @@ mod tests {
 
     proptest! {
         #[test]
-        fn roll_indexes_like_a_list_without_excluded_elements(
+        fn roll_indexes_like_a_list_without_excluded_nodes(
             all in proptest::collection::btree_set(0_u32..20, 0..20),
             without in proptest::collection::btree_set(0_u32..20, 0..20),
             last in proptest::option::of(0_u32..20),
         ) {
-            let ids = |set: &BTreeSet<u32>| set.iter().map(|&id| ElementId(id)).collect::<Vec<_>>();
+            let ids = |set: &BTreeSet<u32>| set.iter().map(|&id| NodeId(id)).collect::<Vec<_>>();
             let mut roll = Roll::default();
             for &id in ids(&all).iter().rev() {
                 roll.insert(id);
                 roll.insert(id);
             }
-            let left: Vec<ElementId> = ids(&all.difference(&without).copied().collect());
+            let left: Vec<NodeId> = ids(&all.difference(&without).copied().collect());
             let without = ids(&without);
             prop_assert_eq!(roll.count(&without), left.len());
             let found: Vec<_> = (0..=all.len()).filter_map(|at| roll.nth(at, &without)).collect();
             prop_assert_eq!(&found, &left);
             let after = ids(&all).into_iter().find(|&id| Some(id.0) > last);
             let first = after.or(ids(&all).first().copied());
-            prop_assert_eq!(roll.turn(last.map(ElementId)).next().copied(), first);
+            prop_assert_eq!(roll.turn(last.map(NodeId)).next().copied(), first);
             for id in &without {
                 roll.remove(id);
             }

@@ -1,30 +1,30 @@
-//! Storage elements in the order of their scores under some weights: those with capacity first, then by the bucket of the score, then by
-//! labels per core. Only elements that changed since the last query are moved.
+//! Storage nodes in the order of their scores under some weights: those with capacity first, then by the bucket of the score, then by
+//! labels per core. Only nodes that changed since the last query are moved.
 
-use super::element::Element;
+use super::node::Node;
 use super::table::Table;
 use crate::event::Role;
-use crate::id::ElementId;
+use crate::id::NodeId;
 use crate::policy::labels_per_core;
 use crate::score::{self, Weights};
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
 /// Whether the queue is full, bucket, labels per core, id.
-type Rank = (bool, Reverse<u16>, u64, ElementId);
+type Rank = (bool, Reverse<u16>, u64, NodeId);
 
 /// Order for some weights.
 #[derive(Debug)]
 pub(super) struct Scored {
     weights: Weights,
     order: BTreeSet<Rank>,
-    ranks: Table<ElementId, Rank>,
-    /// Elements whose position may have changed.
-    shifted: BTreeSet<ElementId>,
+    ranks: Table<NodeId, Rank>,
+    /// Nodes whose position may have changed.
+    shifted: BTreeSet<NodeId>,
 }
 
 impl Scored {
-    pub(super) fn of(weights: Weights, stores: impl Iterator<Item = ElementId>) -> Self {
+    pub(super) fn of(weights: Weights, stores: impl Iterator<Item = NodeId>) -> Self {
         Self {
             weights,
             order: BTreeSet::new(),
@@ -37,18 +37,18 @@ impl Scored {
         self.weights == *weights
     }
 
-    pub(super) fn shift(&mut self, id: ElementId) {
+    pub(super) fn shift(&mut self, id: NodeId) {
         self.shifted.insert(id);
     }
 
-    /// Returns the first element in the order for which `pass` returns false.
+    /// Returns the first node in the order for which `pass` returns false.
     pub(super) fn best<'a>(
         &mut self,
-        element: impl Fn(ElementId) -> Option<&'a Element>,
-        pass: impl Fn(ElementId) -> bool,
-    ) -> Option<ElementId> {
+        node: impl Fn(NodeId) -> Option<&'a Node>,
+        pass: impl Fn(NodeId) -> bool,
+    ) -> Option<NodeId> {
         while let Some(id) = self.shifted.pop_first() {
-            let rank = element(id).and_then(|element| self.rank(id, element));
+            let rank = node(id).and_then(|node| self.rank(id, node));
             if let Some(old) = self.ranks.get(&id) {
                 if Some(*old) == rank {
                     continue;
@@ -69,12 +69,12 @@ impl Scored {
         order.find(|&id| !pass(id))
     }
 
-    fn rank(&self, id: ElementId, element: &Element) -> Option<Rank> {
-        if !element.up() || element.view.role != Role::Store {
+    fn rank(&self, id: NodeId, node: &Node) -> Option<Rank> {
+        if !node.up() || node.view.role != Role::Store {
             return None;
         }
-        let bucket = score::bucket(self.weights.score(&element.standing()));
-        let load = labels_per_core(element.outstanding.len(), element.view.offers.cores);
-        Some((!element.room(), Reverse(bucket), load, id))
+        let bucket = score::bucket(self.weights.score(&node.standing()));
+        let load = labels_per_core(node.outstanding.len(), node.view.offers.cores);
+        Some((!node.room(), Reverse(bucket), load, id))
     }
 }

@@ -1,31 +1,31 @@
-//! View of the array for a policy that places a task: computes its costs only on the elements that the policy requests.
+//! View of the array for a policy that places a task: computes its costs only on the nodes that the policy requests.
 
-use super::element::{Element, Mean, expected_run, transfer};
-use super::elements::Elements;
 use super::learned::{Learned, Runs};
+use super::node::{Mean, Node, expected_run, transfer};
+use super::nodes::Nodes;
 use super::place::Reads;
 use super::roll::Roll;
 use super::task::Task;
 use crate::event::{Estimate, Role};
-use crate::id::ElementId;
+use crate::id::NodeId;
 use crate::policy::{Among, Candidate, View};
 use crate::resources::Needs;
 use crate::score::Weights;
 use crate::time::{Span, Time};
 use std::iter::Peekable;
 
-/// Number of storage elements up to which examining all is less work than keeping them in order.
+/// Number of storage nodes up to which examining all is less work than keeping them in order.
 const SCAN_MAX: usize = 16;
 
 /// View of the array for one task.
 #[derive(Debug)]
 pub(super) struct Sight<'a> {
-    elements: &'a mut Elements,
+    nodes: &'a mut Nodes,
     costs: Costs<'a>,
     now: Time,
-    /// Elements that can't run the task, that failed it before, or that are full of data, in order of ids. If no other storage element is
+    /// Nodes that can't run the task, that failed it before, or that are full of data, in order of ids. If no other storage node is
     /// online, only those that can't run the task.
-    unfit: Vec<ElementId>,
+    unfit: Vec<NodeId>,
     lists: Lists,
 }
 
@@ -34,7 +34,7 @@ pub(super) struct Sight<'a> {
 pub(super) struct Lists {
     /// Result of the last query.
     shown: Vec<Candidate>,
-    found: Vec<ElementId>,
+    found: Vec<NodeId>,
 }
 
 /// Data for computing the costs of a task.
@@ -46,7 +46,7 @@ struct Costs<'a> {
     runs: &'a Runs,
     pooled: Option<Span>,
     earliest: Span,
-    /// Last computed transfer: bytes, rate and time. Most elements pull the same bytes at the same rate.
+    /// Last computed transfer: bytes, rate and time. Most nodes pull the same bytes at the same rate.
     pulled: (u64, u64, Span),
 }
 
@@ -56,16 +56,16 @@ impl Costs<'_> {
         self.needs.cores == 1 && self.needs.only_cores()
     }
 
-    /// Returns the candidate of an element. `local_bytes` is the size of the inputs on the element, and `own` is its own mean run, if it
+    /// Returns the candidate of a node. `local_bytes` is the size of the inputs on the node, and `own` is its own mean run, if it
     /// has one.
     fn on(
         &mut self,
-        (id, element): (ElementId, &Element),
+        (id, node): (NodeId, &Node),
         wait: Span,
         local_bytes: u64,
         own: Option<Mean>,
     ) -> Candidate {
-        let view = &element.view;
+        let view = &node.view;
         let transfer_bytes = self.reads.bytes - local_bytes;
         let run = own.map(|mean| mean.scaled(self.reads.bytes));
         let rate = view.link_bytes_per_sec;
@@ -75,20 +75,20 @@ impl Costs<'_> {
         let wait = if self.is_plain() {
             wait
         } else {
-            element.wait_for(self.needs, wait, self.now)
+            node.wait_for(self.needs, wait, self.now)
         };
         Candidate {
             role: view.role,
             cores: view.offers.cores,
-            room: element.room(),
-            outstanding: element.outstanding.len(),
+            room: node.room(),
+            outstanding: node.outstanding.len(),
             local_bytes,
-            slots: element.slots(),
+            slots: node.slots(),
             free_bytes: view.free_bytes,
             watts_milli: view.watts_milli,
-            standing: element.standing(),
+            standing: node.standing(),
             estimate: Estimate {
-                element: id,
+                node: id,
                 wait_ns: wait.max(self.earliest).0,
                 transfer_ns: self.pulled.2.0,
                 transfer_bytes,
@@ -99,20 +99,20 @@ impl Costs<'_> {
 }
 
 impl<'a> Sight<'a> {
-    /// Returns the view for a task. `earliest` is the time until which the task waits in any case; `barred` elements can't run it, in
+    /// Returns the view for a task. `earliest` is the time until which the task waits in any case; `barred` nodes can't run it, in
     /// order.
     pub(super) fn new(
-        elements: &'a mut Elements,
+        nodes: &'a mut Nodes,
         learned: &'a Learned,
-        (task, barred): (&'a Task, &[ElementId]),
+        (task, barred): (&'a Task, &[NodeId]),
         reads: &'a Reads,
         (earliest, now): (Span, Time),
         lists: Lists,
     ) -> Self {
-        elements.renew(now);
+        nodes.renew(now);
         let runs = learned.of(task.kernel);
-        let stores = elements.stores();
-        let mut unfit: Vec<ElementId> = elements.full().union(&task.avoid).copied().collect();
+        let stores = nodes.stores();
+        let mut unfit: Vec<NodeId> = nodes.full().union(&task.avoid).copied().collect();
         if !barred.is_empty() {
             unfit.extend(barred);
             unfit.sort_unstable();
@@ -123,7 +123,7 @@ impl<'a> Sight<'a> {
             unfit.extend(barred);
         }
         Self {
-            elements,
+            nodes,
             costs: Costs {
                 needs: &task.spec.needs,
                 now,
@@ -139,22 +139,22 @@ impl<'a> Sight<'a> {
         }
     }
 
-    /// Returns the costs of the task on an element; `None` if it must not run on it.
-    pub(super) fn candidate(&mut self, id: ElementId) -> Option<Candidate> {
+    /// Returns the costs of the task on a node; `None` if it must not run on it.
+    pub(super) fn candidate(&mut self, id: NodeId) -> Option<Candidate> {
         if self.unfit.binary_search(&id).is_ok() {
             return None;
         }
-        let (element, wait) = self.elements.up(id, self.now)?;
+        let (node, wait) = self.nodes.up(id, self.now)?;
         let runs = self.costs.runs;
-        let own = runs.by_element.get(&id).and_then(|(_, mean)| *mean);
+        let own = runs.by_node.get(&id).and_then(|(_, mean)| *mean);
         let held = self.costs.reads.held(id);
-        Some(self.costs.on((id, element), wait, held, own))
+        Some(self.costs.on((id, node), wait, held, own))
     }
 
     fn roll(&self, of: Among) -> &Roll {
         match of {
-            Among::Stores => self.elements.stores(),
-            Among::Open => self.elements.open(),
+            Among::Stores => self.nodes.stores(),
+            Among::Open => self.nodes.open(),
         }
     }
 
@@ -163,7 +163,7 @@ impl<'a> Sight<'a> {
         self.lists
     }
 
-    /// Returns the elements that were found, and the storage elements that hold inputs.
+    /// Returns the nodes that were found, and the storage nodes that hold inputs.
     fn show_with_holders(&mut self) -> &[Candidate] {
         self.lists.shown.clear();
         let local = self.costs.reads.local.iter();
@@ -178,37 +178,37 @@ impl<'a> Sight<'a> {
     }
 }
 
-/// Returns whether an element differs from the others by more than its load.
-fn apart(id: ElementId, reads: &Reads, unfit: &[ElementId]) -> bool {
+/// Returns whether a node differs from the others by more than its load.
+fn apart(id: NodeId, reads: &Reads, unfit: &[NodeId]) -> bool {
     reads.held(id) > 0 || unfit.binary_search(&id).is_ok()
 }
 
-/// Returns the value of an element in a series in the order of elements, and skips earlier elements.
+/// Returns the value of a node in a series in the order of nodes, and skips earlier nodes.
 fn at<'a, V>(
-    series: &mut Peekable<impl Iterator<Item = (&'a ElementId, &'a V)>>,
-    element: ElementId,
+    series: &mut Peekable<impl Iterator<Item = (&'a NodeId, &'a V)>>,
+    node: NodeId,
 ) -> Option<&'a V> {
-    while series.next_if(|(other, _)| **other < element).is_some() {}
+    while series.next_if(|(other, _)| **other < node).is_some() {}
     series
-        .next_if(|(other, _)| **other == element)
+        .next_if(|(other, _)| **other == node)
         .map(|(_, value)| value)
 }
 
 impl Sight<'_> {
-    /// Returns all elements on which the task may be placed, including the host's.
+    /// Returns all nodes on which the task may be placed, including the host's.
     pub(super) fn all(&mut self) -> &[Candidate] {
         let (costs, unfit, shown) = (&mut self.costs, &self.unfit, &mut self.lists.shown);
         let (reads, runs) = (costs.reads, costs.runs);
-        // Elements, histories and bytes held are all in the order of elements, so they are read in parallel.
-        let mut runs = runs.by_element.iter().peekable();
+        // Nodes, histories and bytes held are all in the order of nodes, so they are read in parallel.
+        let mut runs = runs.by_node.iter().peekable();
         let held = reads.local.iter().map(|(id, bytes)| (id, bytes));
         let mut held = held.peekable();
         shown.clear();
-        self.elements.for_each_up(self.now, |id, element, wait| {
+        self.nodes.for_each_up(self.now, |id, node, wait| {
             let own = at(&mut runs, id).and_then(|(_, mean)| *mean);
             let held = at(&mut held, id).copied().unwrap_or_default();
             if unfit.binary_search(&id).is_err() {
-                shown.push(costs.on((id, element), wait, held, own));
+                shown.push(costs.on((id, node), wait, held, own));
             }
         });
         &self.lists.shown
@@ -216,7 +216,7 @@ impl Sight<'_> {
 }
 
 impl Sight<'_> {
-    /// Returns the same as [`Self::all`], without the host's element.
+    /// Returns the same as [`Self::all`], without the host's node.
     pub(super) fn all_stores(&mut self) -> &[Candidate] {
         self.all();
         self.lists.shown.retain(|one| one.role == Role::Store);
@@ -228,25 +228,25 @@ impl View for Sight<'_> {
     fn by_wait(&mut self) -> &[Candidate] {
         let (reads, earliest) = (self.costs.reads, self.costs.earliest);
         self.lists.found.clear();
-        if self.elements.stores().len() <= SCAN_MAX || !self.costs.is_plain() {
-            let stores = self.elements.stores().iter();
+        if self.nodes.stores().len() <= SCAN_MAX || !self.costs.is_plain() {
+            let stores = self.nodes.stores().iter();
             let others = stores.filter(|&&id| reads.held(id) == 0);
             self.lists.found.extend(others);
         } else {
             let apart = |id| apart(id, reads, &self.unfit);
             let found = &mut self.lists.found;
-            self.elements.least(self.now, earliest, apart, found);
+            self.nodes.least(self.now, earliest, apart, found);
         }
         self.show_with_holders()
     }
 
-    fn in_turn(&mut self, last: Option<ElementId>) -> &[Candidate] {
+    fn in_turn(&mut self, last: Option<NodeId>) -> &[Candidate] {
         let next = |ids: &Roll| {
             let mut turn = ids.turn(last);
             let next = turn.find(|&&id| !apart(id, self.costs.reads, &self.unfit));
             next.copied()
         };
-        let next = next(self.elements.open()).or_else(|| next(self.elements.stores()));
+        let next = next(self.nodes.open()).or_else(|| next(self.nodes.stores()));
         self.lists.found.clear();
         self.lists.found.extend(next);
         self.show_with_holders()
@@ -255,7 +255,7 @@ impl View for Sight<'_> {
     fn by_score(&mut self, weights: &Weights) -> &[Candidate] {
         self.lists.found.clear();
         let best = self
-            .elements
+            .nodes
             .best(weights, |id| apart(id, self.costs.reads, &self.unfit));
         self.lists.found.extend(best);
         self.show_with_holders()
@@ -269,21 +269,20 @@ impl View for Sight<'_> {
         self.roll(of).count(&self.unfit)
     }
 
-    fn nth(&mut self, of: Among, index: usize) -> Option<ElementId> {
+    fn nth(&mut self, of: Among, index: usize) -> Option<NodeId> {
         self.roll(of).nth(index, &self.unfit)
     }
 
     fn host(&mut self) -> Option<Candidate> {
-        let mut hosts = self.elements.hosts().iter();
+        let mut hosts = self.nodes.hosts().iter();
         let host = *hosts.find(|id| self.unfit.binary_search(id).is_err())?;
         self.candidate(host)
     }
 
     fn store_cores(&mut self) -> u64 {
-        let stores = self.elements.stores();
+        let stores = self.nodes.stores();
         let unfit = self.unfit.iter().filter(|id| stores.contains(id));
-        let cores =
-            unfit.filter_map(|id| Some(u64::from(self.elements.get(id)?.view.offers.cores)));
-        self.elements.store_cores() - cores.sum::<u64>()
+        let cores = unfit.filter_map(|id| Some(u64::from(self.nodes.get(id)?.view.offers.cores)));
+        self.nodes.store_cores() - cores.sum::<u64>()
     }
 }

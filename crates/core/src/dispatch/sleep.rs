@@ -1,28 +1,28 @@
-//! Demand for elements: determines which suspended elements are needed, and which online elements are not. This module changes nothing.
+//! Demand for nodes: determines which suspended nodes are needed, and which online nodes are not. This module changes nothing.
 
 use super::class::ClassNumber;
-use super::element::{Presence, expected_run};
+use super::node::{Presence, expected_run};
 use super::task::is_end;
 use super::{Dispatcher, EXPECTED_MAX, Line, UNKNOWN_RUN};
-use crate::id::{ElementId, JobId, TaskId};
+use crate::id::{JobId, NodeId, TaskId};
 use crate::layout::Selection;
 use crate::object::Placed;
 use crate::time::{Span, Time};
 use std::collections::BTreeSet;
 
-/// Demand for elements.
+/// Demand for nodes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Demand {
-    /// Suspended elements that have data or programs for waiting work.
-    pub wanted: BTreeSet<ElementId>,
-    /// Elements that have labels, or inputs of a job that has not ended.
-    pub used: BTreeSet<ElementId>,
-    /// Core time that all ready and sent tasks take on storage elements.
+    /// Suspended nodes that have data or programs for waiting work.
+    pub wanted: BTreeSet<NodeId>,
+    /// Nodes that have labels, or inputs of a job that has not ended.
+    pub used: BTreeSet<NodeId>,
+    /// Core time that all ready and sent tasks take on storage nodes.
     pub work: Span,
-    /// Number of cores of the online storage elements.
+    /// Number of cores of the online storage nodes.
     pub cores: u64,
-    /// Suspended elements that could run ready tasks for which no online element has capacity.
-    pub able: BTreeSet<ElementId>,
+    /// Suspended nodes that could run ready tasks for which no online node has capacity.
+    pub able: BTreeSet<NodeId>,
 }
 
 impl Dispatcher {
@@ -31,14 +31,14 @@ impl Dispatcher {
     pub fn demand(&self, now: Time) -> Demand {
         let mut demand = Demand::default();
         let mut work = 0_u64;
-        for (id, element) in self.elements.iter() {
-            if !element.outstanding.is_empty() || self.errands.any(id) {
+        for (id, node) in self.nodes.iter() {
+            if !node.outstanding.is_empty() || self.errands.any(id) {
                 demand.used.insert(id);
             }
-            if element.up() && element.view.role == crate::event::Role::Store {
-                let cores = u64::from(element.view.offers.cores);
+            if node.up() && node.view.role == crate::event::Role::Store {
+                let cores = u64::from(node.view.offers.cores);
                 demand.cores += cores;
-                let left = element.all_left(now).0.saturating_mul(cores);
+                let left = node.all_left(now).0.saturating_mul(cores);
                 work = work.saturating_add(left);
             }
         }
@@ -46,7 +46,7 @@ impl Dispatcher {
             self.demand_room(*line, tasks, &mut demand);
             for &(_, task) in tasks {
                 work = work.saturating_add(self.expected_of_ready(task));
-                demand.wanted.extend(self.task(task).spec.element);
+                demand.wanted.extend(self.task(task).spec.node);
             }
         }
         for (&id, task) in self.tasks.iter() {
@@ -59,7 +59,7 @@ impl Dispatcher {
                 }
             }
         }
-        let asleep = |id: &ElementId| self.presence(*id) == Presence::Asleep;
+        let asleep = |id: &NodeId| self.presence(*id) == Presence::Asleep;
         demand.wanted.extend(&demand.used);
         demand.wanted.retain(asleep);
         demand.work = Span(work);
@@ -80,11 +80,11 @@ impl Dispatcher {
             .saturating_mul(u64::from(task.spec.needs.cores.max(1)))
     }
 
-    /// Adds suspended elements that could run the tasks of a line: one of them is wanted if no online element can.
+    /// Adds suspended nodes that could run the tasks of a line: one of them is wanted if no online node can.
     fn demand_room(&self, line: Line, tasks: &BTreeSet<(JobId, TaskId)>, demand: &mut Demand) {
         let classes: BTreeSet<ClassNumber> = match line {
             Line::Any(class) | Line::Barred(class) => [class].into(),
-            // The policy chose an online element whose queue is full.
+            // The policy chose an online node whose queue is full.
             Line::At(_) => tasks
                 .iter()
                 .map(|&(_, task)| self.task(task).class)
@@ -92,8 +92,8 @@ impl Dispatcher {
             Line::Fresh | Line::Pinned(_) => return,
         };
         for class in classes {
-            let asleep = self.elements.iter();
-            let asleep = asleep.filter(|(_, element)| element.presence == Presence::Asleep);
+            let asleep = self.nodes.iter();
+            let asleep = asleep.filter(|(_, node)| node.presence == Presence::Asleep);
             let mut able = asleep
                 .map(|(id, _)| id)
                 .filter(|&id| self.could_awake(class, id));
@@ -105,7 +105,7 @@ impl Dispatcher {
         }
     }
 
-    /// Adds the elements of an input: its element is used if the input can be read, and wanted otherwise.
+    /// Adds the nodes of an input: its node is used if the input can be read, and wanted otherwise.
     fn demand_input(&self, placed: Placed, selection: &Selection, demand: &mut Demand) {
         if let Some(parts) = self.copies.selected(placed.object, selection) {
             for (part, _) in parts {
@@ -113,7 +113,7 @@ impl Dispatcher {
             }
             return;
         }
-        let nearest = self.nearest(placed, selection).element;
+        let nearest = self.nearest(placed, selection).node;
         if self.up(nearest) {
             demand.used.insert(nearest);
         } else {
@@ -121,13 +121,12 @@ impl Dispatcher {
         }
     }
 
-    /// Returns a suspended element with a copy of an object.
-    pub(super) fn asleep_with(&self, placed: Placed) -> Option<ElementId> {
+    /// Returns a suspended node with a copy of an object.
+    pub(super) fn asleep_with(&self, placed: Placed) -> Option<NodeId> {
         let lasting = self.copies.lasting(placed.object);
-        let mut copies = std::iter::once(placed.element).chain(lasting);
-        copies.find(|&element| {
-            self.presence(element) == Presence::Asleep
-                && !self.copies.is_gone(placed.object, element)
+        let mut copies = std::iter::once(placed.node).chain(lasting);
+        copies.find(|&node| {
+            self.presence(node) == Presence::Asleep && !self.copies.is_gone(placed.object, node)
         })
     }
 }

@@ -3,13 +3,13 @@
 //!
 //! Time is processor time, so that other load of the processor matters little. *decide* is the scheduling of LABIOS: the locations of a
 //! task's inputs, the policy's view, its choice and the change of the queues. *dispatch* is the whole of the state machine, from a job's
-//! submission to labels for its elements.
+//! submission to labels for its nodes.
 use super::{Config, Dispatcher, Line};
 use crate::event::{
-    Action, ElementView, Event, History, IdSource, InputSpec, JobSpec, Origin, OutputSpec, Role,
+    Action, Event, History, IdSource, InputSpec, JobSpec, NodeView, Origin, OutputSpec, Role,
     Share, TaskSpec,
 };
-use crate::id::{ElementId, Inode, JobId, LabelId, ObjectId, TaskId};
+use crate::id::{Inode, JobId, LabelId, NodeId, ObjectId, TaskId};
 use crate::label::{Kernel, Limits, Owner};
 use crate::layout::Selection;
 use crate::object::Placed;
@@ -52,14 +52,14 @@ impl IdSource for Ids {
     }
 }
 
-/// Returns elements that differ in speed and power; some hold more than others.
-fn view(id: u32, cores: u32) -> ElementView {
+/// Returns nodes that differ in speed and power; some hold more than others.
+fn view(id: u32, cores: u32) -> NodeView {
     let history = History {
         runs: 10,
         total_ns: 10_000_000 * u64::from(1 + id % 3),
         input_bytes: 10 << 20,
     };
-    ElementView {
+    NodeView {
         role: Role::Store,
         offers: Offers::of_cores(cores),
         capacity_bytes: 1 << 40,
@@ -71,10 +71,10 @@ fn view(id: u32, cores: u32) -> ElementView {
     }
 }
 
-fn task(id: u64, elements: u32, source: &mut Source) -> TaskSpec {
+fn task(id: u64, nodes: u32, source: &mut Source) -> TaskSpec {
     let placed = Placed {
         object: ObjectId(id),
-        element: ElementId(source.below(elements)),
+        node: NodeId(source.below(nodes)),
         size: 1 << 20,
     };
     TaskSpec {
@@ -98,7 +98,7 @@ fn task(id: u64, elements: u32, source: &mut Source) -> TaskSpec {
         }],
         stdin: None,
         stdout: None,
-        element: None,
+        node: None,
         retries: 2,
         needs: Needs::default(),
         programs: vec![],
@@ -110,7 +110,7 @@ fn task(id: u64, elements: u32, source: &mut Source) -> TaskSpec {
 }
 
 /// Returns an array with a job whose ready tasks are sent as far as there is capacity, and the time that this took.
-fn array(policy: &str, elements: u32, cores: u32) -> (Dispatcher, Vec<Action>, f64) {
+fn array(policy: &str, nodes: u32, cores: u32) -> (Dispatcher, Vec<Action>, f64) {
     let config = Config {
         policy: policy.to_owned(),
         seed: 1,
@@ -118,18 +118,16 @@ fn array(policy: &str, elements: u32, cores: u32) -> (Dispatcher, Vec<Action>, f
     let dispatcher = Dispatcher::new(config, Box::<Ids>::default()).expect("the policy is known");
     let mut dispatcher = dispatcher.without_explanations();
     let mut out = Vec::new();
-    for id in 0..elements {
-        let (element, view) = (ElementId(id), view(id, cores));
-        dispatcher.on(Event::ElementUp { element, view }, Time(0), &mut out);
+    for id in 0..nodes {
+        let (node, view) = (NodeId(id), view(id, cores));
+        dispatcher.on(Event::NodeUp { node, view }, Time(0), &mut out);
     }
     let mut source = Source::seeded(1);
     let spec = JobSpec {
         job: JobId(1),
         owner: Owner::default(),
         policy: None,
-        tasks: (0..TASKS)
-            .map(|id| task(id, elements, &mut source))
-            .collect(),
+        tasks: (0..TASKS).map(|id| task(id, nodes, &mut source)).collect(),
     };
     let submitted = Event::Submitted(Box::new(spec));
     let start = busy();
@@ -138,12 +136,12 @@ fn array(policy: &str, elements: u32, cores: u32) -> (Dispatcher, Vec<Action>, f
     (dispatcher, out, seconds)
 }
 
-/// Returns the labels per second for which an element is found, while each element has a few labels.
-fn decide(policy: &str, elements: u32) -> f64 {
-    let (mut dispatcher, _, _) = array(policy, elements, 1);
-    let ids: Vec<ElementId> = (0..elements).map(ElementId).collect();
+/// Returns the labels per second for which a node is found, while each node has a few labels.
+fn decide(policy: &str, nodes: u32) -> f64 {
+    let (mut dispatcher, _, _) = array(policy, nodes, 1);
+    let ids: Vec<NodeId> = (0..nodes).map(NodeId).collect();
     for &id in &ids {
-        let queue = &dispatcher.elements.get(&id).expect("it is up").outstanding;
+        let queue = &dispatcher.nodes.get(&id).expect("it is up").outstanding;
         let labels: Vec<LabelId> = queue.keys().collect();
         for label in labels {
             dispatcher.release(id, label);
@@ -153,8 +151,8 @@ fn decide(policy: &str, elements: u32) -> f64 {
     let ready = ready.filter(|(line, _)| !matches!(line, Line::Pinned(_)));
     let tasks: Vec<TaskId> = ready.flat_map(|(_, all)| all).map(|(_, id)| *id).collect();
     let most = dispatcher.policies[policy].batch_max();
-    let outstanding = 4 * elements as usize;
-    let mut sent: VecDeque<(ElementId, LabelId)> = VecDeque::new();
+    let outstanding = 4 * nodes as usize;
+    let mut sent: VecDeque<(NodeId, LabelId)> = VecDeque::new();
     let (mut labels, mut out) = (1_u64 << 50, Vec::new());
     let begin = busy();
     for batch in tasks.chunks(most) {
@@ -173,15 +171,15 @@ fn decide(policy: &str, elements: u32) -> f64 {
             dispatcher.commit((JobId(1), *task), &choice);
             dispatcher.spare_reads = answer.reads.emptied();
             labels += 1;
-            let (element, label) = (choice.element, LabelId(labels));
+            let (node, label) = (choice.node, LabelId(labels));
             let expected = Span(10_000_000);
-            let queue = dispatcher.element_mut(element);
+            let queue = dispatcher.node_mut(node);
             queue.add(label, expected, Needs::default(), false);
-            sent.push_back((element, label));
+            sent.push_back((node, label));
         }
         while sent.len() > outstanding {
-            if let Some((element, label)) = sent.pop_front() {
-                dispatcher.element_mut(element).remove(label);
+            if let Some((node, label)) = sent.pop_front() {
+                dispatcher.node_mut(node).remove(label);
             }
         }
     }
@@ -209,14 +207,14 @@ fn median(mut runs: Vec<f64>) -> f64 {
 #[test]
 #[ignore = "prints figures, which mean nothing without --release"]
 fn speed_of_decisions_and_dispatch_in_labels_per_second() {
-    for elements in [32, 1000, 10_000] {
+    for nodes in [32, 1000, 10_000] {
         for policy in POLICIES {
-            let runs = (0..RUNS).map(|_| decide(policy, elements)).collect();
-            // All elements have capacity: 64 labels per core.
-            let cores = u32::try_from(TASKS).unwrap() / elements / 16 + 1;
-            let whole = (0..RUNS).map(|_| rate(TASKS, array(policy, elements, cores).2));
+            let runs = (0..RUNS).map(|_| decide(policy, nodes)).collect();
+            // All nodes have capacity: 64 labels per core.
+            let cores = u32::try_from(TASKS).unwrap() / nodes / 16 + 1;
+            let whole = (0..RUNS).map(|_| rate(TASKS, array(policy, nodes, cores).2));
             println!(
-                "{{\"elements\": {elements}, \"policy\": \"{policy}\", \"decide_per_sec\": {:.0}, \"dispatch_per_sec\": {:.0}}}",
+                "{{\"nodes\": {nodes}, \"policy\": \"{policy}\", \"decide_per_sec\": {:.0}, \"dispatch_per_sec\": {:.0}}}",
                 median(runs),
                 median(whole.collect())
             );

@@ -1,7 +1,7 @@
 //! Map from ids that are issued one after the other: blocks of neighbours, so that a look-up among many ids does not search a deep tree. It
 //! iterates in the order of ids, like a `BTreeMap`.
 
-use crate::id::{ElementId, LabelId, TaskId};
+use crate::id::{LabelId, NodeId, TaskId};
 use std::collections::BTreeMap;
 
 /// Number of ids in one block.
@@ -25,7 +25,7 @@ impl Key for LabelId {
     }
 }
 
-impl Key for ElementId {
+impl Key for NodeId {
     fn number(self) -> u64 {
         self.0.into()
     }

@@ -4,7 +4,7 @@ use super::class::ClassNumber;
 use super::learned::KernelNumber;
 use super::short::Short;
 use crate::event::{JobState, TaskSpec, TaskState};
-use crate::id::{ElementId, JobId, LabelId, ObjectId, TaskId};
+use crate::id::{JobId, LabelId, NodeId, ObjectId, TaskId};
 use crate::label::{Failure, Outcome, Owner};
 use crate::object::Placed;
 use crate::time::Time;
@@ -15,14 +15,14 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(super) enum Line {
     /// No policy has been asked yet.
     Fresh,
-    /// No storage element that can run tasks of this class has capacity; the task is placed when any of them gets some.
+    /// No storage node that can run tasks of this class has capacity; the task is placed when any of them gets some.
     Any(ClassNumber),
-    /// No online element can run tasks of this class, or the element that the job script names can't.
+    /// No online node can run tasks of this class, or the node that the job script names can't.
     Barred(ClassNumber),
-    /// The job script names the element.
-    Pinned(ElementId),
-    /// The policy chose the element, but its queue was full.
-    At(ElementId),
+    /// The job script names the node.
+    Pinned(NodeId),
+    /// The policy chose the node, but its queue was full.
+    At(NodeId),
 }
 
 /// One task.
@@ -33,11 +33,11 @@ pub(super) struct Task {
     pub(super) class: ClassNumber,
     pub(super) job: JobId,
     pub(super) state: TaskState,
-    /// Number of tries so far; tries that ended by a lost element or a dependency are subtracted.
+    /// Number of tries so far; tries that ended by a lost node or a dependency are subtracted.
     pub(super) tries: u32,
-    /// Number of tries that ended by the loss of an element.
+    /// Number of tries that ended by the loss of a node.
     pub(super) losses: u32,
-    /// Number of recalls from elements that did not begin the task.
+    /// Number of recalls from nodes that did not begin the task.
     pub(super) recalls: u32,
     /// Label of the current try; `Some` exactly while the task is sent or running.
     pub(super) current: Option<LabelId>,
@@ -47,16 +47,16 @@ pub(super) struct Task {
     pub(super) found: BTreeMap<usize, Placed>,
     /// Number of awaited inputs that were not found.
     pub(super) awaited: usize,
-    /// Whether an input is only on an element that is not online.
+    /// Whether an input is only on a node that is not online.
     pub(super) stranded: bool,
-    /// Whether it was reported that no online element can run the task.
+    /// Whether it was reported that no online node can run the task.
     pub(super) aside: bool,
     /// Result of the task. It is kept while the task is run again because the result was lost.
     pub(super) outputs: Option<Vec<Placed>>,
     /// Tasks that read its outputs.
     pub(super) dependents: Short<TaskId>,
-    /// Elements on which the task failed in a way that may not occur on other elements.
-    pub(super) avoid: BTreeSet<ElementId>,
+    /// Nodes on which the task failed in a way that may not occur on other nodes.
+    pub(super) avoid: BTreeSet<NodeId>,
     /// Line of the task; `Some` exactly while the task is ready.
     pub(super) line: Option<Line>,
     /// Inputs of the task while it is ready, since it may be considered often before it is placed.
@@ -98,12 +98,12 @@ impl Task {
         }
     }
 
-    /// Returns whether the task is run again because its result was lost with an element.
+    /// Returns whether the task is run again because its result was lost with a node.
     pub(super) fn redone(&self) -> bool {
         self.outputs.is_some() && self.state != TaskState::Done
     }
 
-    /// Returns whether the task waits, for whatever reason, and no element has it.
+    /// Returns whether the task waits, for whatever reason, and no node has it.
     pub(super) fn idle(&self) -> bool {
         matches!(self.state, TaskState::Waiting | TaskState::Ready)
     }
@@ -157,13 +157,13 @@ impl Job {
 
 /// Label that was sent and whose outcome is not known yet.
 ///
-/// A label is *live* while its task's `current` names it. A label that is not live was revoked with its element or aborted; it is kept so
+/// A label is *live* while its task's `current` names it. A label that is not live was revoked with its node or aborted; it is kept so
 /// that a late outcome is recognised.
 #[derive(Debug)]
 pub(super) struct Issued {
     pub(super) task: TaskId,
     pub(super) job: JobId,
-    pub(super) element: ElementId,
+    pub(super) node: NodeId,
     /// Ids of its outputs.
     pub(super) objects: Vec<ObjectId>,
     /// Inputs, in the order of the task's inputs.
@@ -172,7 +172,7 @@ pub(super) struct Issued {
     pub(super) output_bytes: u64,
     /// Whether the label may read an output of an earlier label that did not exist yet.
     pub(super) chained: bool,
-    /// Whether the label was revoked with its element and may be resumed with it.
+    /// Whether the label was revoked with its node and may be resumed with it.
     pub(super) taken_back: bool,
     /// Success that arrived before that of a label on which this label depends.
     pub(super) held: Option<Box<Outcome>>,

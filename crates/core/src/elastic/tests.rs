@@ -110,9 +110,9 @@ impl Pair {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// After any steps, an element that is wanted and can be woken is up in bounded time.
+    /// After any steps, a node that is wanted and can be woken is up in bounded time.
     #[test]
-    fn wanted_element_wakes_in_bounded_time(steps in proptest::collection::vec(step(), 0..60)) {
+    fn wanted_node_wakes_in_bounded_time(steps in proptest::collection::vec(step(), 0..60)) {
         let mut pair = Pair::new();
         for step in &steps {
             pair.take(step);
@@ -134,10 +134,10 @@ proptest! {
         prop_assert_eq!(pair.process, Process::Up);
     }
 
-    /// An element that is wanted or not awake is never asked to suspend. An element that never wakes is declared failed
+    /// A node that is wanted or not awake is never asked to suspend. A node that never wakes is declared failed
     /// once.
     #[test]
-    fn wanted_or_waking_element_is_never_suspended(steps in proptest::collection::vec(step(), 0..60)) {
+    fn wanted_or_waking_node_is_never_suspended(steps in proptest::collection::vec(step(), 0..60)) {
         let mut pair = Pair::new();
         for step in &steps {
             let awake = pair.sleeper.unused(pair.now).is_some();
@@ -149,7 +149,7 @@ proptest! {
     }
 
     #[test]
-    fn element_that_never_wakes_is_declared_failed_once(wait in 1_u64..50) {
+    fn node_that_never_wakes_is_declared_failed_once(wait in 1_u64..50) {
         let mut sleeper = Sleeper::asleep(Wakes::default(), Time(0));
         let (mut now, mut given_up, mut tries) = (Time(0), 0, 0);
         sleeper.on(Event::Wanted, now, &LIMITS);
@@ -163,12 +163,12 @@ proptest! {
         }
         prop_assert_eq!(given_up, 1);
         prop_assert!(tries > 5 && !sleeper.sleeps(&LIMITS));
-        // The element connects nevertheless.
+        // The node connects nevertheless.
         prop_assert_eq!(sleeper.on(Event::Up, now, &LIMITS), Some(Action::Forget));
         prop_assert_eq!(sleeper.learnt().mean(), Some(now.since(Time(0))));
     }
 
-    /// More elements never finish work later, and the chosen allocation draws no more energy than static allocation.
+    /// More nodes never finish work later, and the chosen allocation draws no more energy than static allocation.
     #[test]
     fn allocation_never_delays_work_or_draws_more_than_static(
         work in 0_u64..1 << 40,
@@ -209,7 +209,7 @@ fn worker(wake: std::ops::Range<u64>) -> impl Strategy<Value = Worker> {
 }
 
 fn pool(active: usize) -> (Vec<Worker>, Vec<Worker>) {
-    // The paper's elements: 165 W active, 16 W suspended, 3 s to resume; 32 workers.
+    // The paper's nodes: 165 W active, 16 W suspended, 3 s to resume; 32 workers.
     let one = |wake| Worker {
         rate: 100 << 20,
         power: Some(Power {

@@ -1,7 +1,7 @@
-//! Ledger of a running storage element: models the effect of written and removed objects on the flash device, with the same translation
+//! Ledger of a running storage node: models the effect of written and removed objects on the flash device, with the same translation
 //! layer as [`super::ftl`]. This module does no I/O.
 //!
-//! An element knows its objects, not the device's pages. The ledger itself places objects on a device of the element's capacity, first fit,
+//! A node knows its objects, not the device's pages. The ledger itself places objects on a device of the node's capacity, first fit,
 //! and scales the page so that its map stays small: a page here stands for a stripe over all chips and a block for a row of blocks erased
 //! together. Bytes programmed are counted in sectors of 4 KiB.
 //!
@@ -54,10 +54,10 @@ pub enum LedgerError {
     },
 }
 
-/// Properties of the flash device that an element's status object reports.
+/// Properties of the flash device that a node's status object reports.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LedgerReport {
-    /// Bytes that the element wrote.
+    /// Bytes that the node wrote.
     pub host_bytes: u64,
     /// Bytes programmed, including collection and levelling.
     pub flash_bytes: u64,
@@ -80,7 +80,7 @@ struct Extent {
     count: u64,
 }
 
-/// Ledger of one element's device.
+/// Ledger of one node's device.
 #[derive(Clone, Debug)]
 pub struct Ledger {
     ftl: Ftl,

@@ -1,7 +1,7 @@
-//! Model of the flash device of a storage element: the effect of the element's writes and removals on a device of its capacity. It does no
+//! Model of the flash device of a storage node: the effect of the node's writes and removals on a device of its capacity. It does no
 //! I/O.
 //!
-//! - `ledger` keeps the element's objects on a device; `snapshot` stores it over a restart;
+//! - `ledger` keeps the node's objects on a device; `snapshot` stores it over a restart;
 //! - `ftl` is that device's translation layer: it maps logical to physical pages, `blocks` knows its blocks, `gc` collects garbage for it
 //!   and `wear` levels it;
 //! - `geometry` describes the device and checks the description.

@@ -570,7 +570,7 @@ impl Expander<'_> {
         let given = output.unwrap_or_default().to_owned();
         let made = |part| made_by(&given, (begin, part), 0, at);
         let inputs = (0..count).map(made).collect();
-        take(&mut task, "element");
+        take(&mut task, "node");
         set(&mut task, "input", Data::List(inputs), at);
         folds(&mut task, MERGE, at);
         task.settings.push(told(SHARE, 3, at));
@@ -616,7 +616,7 @@ impl Expander<'_> {
         self.spend(args.len() * size_of::<Value>(), at)?;
         let inputs = (0..all.len()).map(|part| made_by(&given, (begin, part), 0, at));
         set(&mut task, "input", Data::List(inputs.collect()), at);
-        for name in ["stdin", "pipelined", "element", "type"] {
+        for name in ["stdin", "pipelined", "node", "type"] {
             take(&mut task, name);
         }
         set(&mut task, "args", Data::List(args), at);
@@ -644,7 +644,7 @@ impl Expander<'_> {
                 self.joined.insert(named.path, parts);
             }
         }
-        for name in ["stdin", "stdout", "pipelined", "element"] {
+        for name in ["stdin", "stdout", "pipelined", "node"] {
             take(&mut task, name);
         }
         set(&mut task, "input", Data::List(inputs), at);

@@ -1,7 +1,7 @@
 //! Errors of a job, and a report of all of them. This module only holds and formats data.
 
 use super::{MAX_ARG_BYTES, MAX_ERRORS, MAX_NAME_BYTES, MAX_PATH_BYTES};
-use crate::id::{ElementId, JobId};
+use crate::id::{JobId, NodeId};
 use crate::layout::SelectionError;
 use crate::resources::{AMOUNT_MAX, NAME_BYTES_MAX};
 use crate::script::{self, Position};
@@ -305,14 +305,14 @@ pub enum Problem {
         /// Reason.
         reason: &'static str,
     },
-    /// A task asks for a container, which no element offers.
+    /// A task asks for a container, which no node offers.
     #[error(
-        "no element offers containers: kernels are confined so that they can't mount; ask for software on the elements' hosts by \"folders\" and \"path\""
+        "no node offers containers: kernels are confined so that they can't mount; ask for software on the nodes' hosts by \"folders\" and \"path\""
     )]
     Container,
     /// A path is no folder of a host.
     #[error(
-        "\"{name}\" has \"{path}\"; write absolute paths of folders on the elements' hosts, without \"..\" and ':'"
+        "\"{name}\" has \"{path}\"; write absolute paths of folders on the nodes' hosts, without \"..\" and ':'"
     )]
     HostFolder {
         /// Name of the setting.
@@ -462,7 +462,7 @@ pub enum Problem {
     /// A pipeline of kernels can't have this setting.
     #[error("\"{0}\" can't be given for a stack of kernels: {1}")]
     StackSetting(&'static str, &'static str),
-    /// A task can't run as one process on each element.
+    /// A task can't run as one process on each node.
     #[error("\"mpi\": {0}")]
     Ranks(&'static str),
     /// A pipeline of kernels has more than one output, or another standard output.
@@ -542,15 +542,15 @@ pub enum Problem {
     /// An output is to be replaced, and the job's owner may not write to it.
     #[error("output \"{0}\" exists, and you may not write to it")]
     Unwritable(String),
-    /// The element does not exist.
-    #[error("the array has no element {0}; see `tidemill status`")]
-    UnknownElement(ElementId),
-    /// No element can ever run the task.
-    #[error("no element can run it: {0}; `tidemill status` shows what elements offer")]
+    /// The node does not exist.
+    #[error("the array has no node {0}; see `tidemill status`")]
+    UnknownNode(NodeId),
+    /// No node can ever run the task.
+    #[error("no node can run it: {0}; `tidemill status` shows what nodes offer")]
     Nowhere(String),
 }
 
-/// Ways in which a script names the program of the elements' hosts instead of the built-in kernel of the same name.
+/// Ways in which a script names the program of the nodes' hosts instead of the built-in kernel of the same name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProgramBy {
     /// By the setting `type`.
@@ -563,10 +563,10 @@ fn for_the_program(name: &str, remedy: Option<ProgramBy>) -> String {
     match remedy {
         None => String::new(),
         Some(ProgramBy::Type) => {
-            format!("; for the program \"{name}\" of the elements' hosts write type = \"program\"")
+            format!("; for the program \"{name}\" of the nodes' hosts write type = \"program\"")
         }
         Some(ProgramBy::Path) => format!(
-            "; for the program \"{name}\" of the elements' hosts write its path, such as /usr/bin/{name}"
+            "; for the program \"{name}\" of the nodes' hosts write its path, such as /usr/bin/{name}"
         ),
     }
 }

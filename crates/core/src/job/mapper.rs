@@ -89,7 +89,7 @@ impl Program {
                 at,
             ),
         ];
-        let around = ["environment", "path", "folders", "element"];
+        let around = ["environment", "path", "folders", "node"];
         settings.extend(around.iter().filter_map(|name| task.get(name).cloned()));
         Ok(Self {
             words: words.to_owned(),

@@ -28,7 +28,7 @@ pub use stack::MAX_STAGES;
 
 use crate::event::Share;
 use crate::folder;
-use crate::id::{ElementId, ObjectId};
+use crate::id::{NodeId, ObjectId};
 use crate::label::Limits;
 use crate::layout::Selection;
 use crate::resources::Needs;
@@ -109,11 +109,11 @@ pub struct Task {
     pub stdin: Option<String>,
     /// Name, as the kernel sees it, of the output that takes its standard output.
     pub stdout: Option<String>,
-    /// Element on which the task must run.
-    pub element: Option<ElementId>,
+    /// Node on which the task must run.
+    pub node: Option<NodeId>,
     /// Maximum number of retries.
     pub retries: u32,
-    /// Resources that must be free on its element for it to run.
+    /// Resources that must be free on its node for it to run.
     pub needs: Needs,
     /// Bounds on a run.
     pub limits: Limits,
@@ -126,7 +126,7 @@ pub struct Task {
 }
 
 impl Task {
-    /// Returns the possible names of a program on an element's host: in the folders of `path`, and then in the element's own path.
+    /// Returns the possible names of a program on a node's host: in the folders of `path`, and then in the node's own path.
     pub fn programs<'a>(&'a self, name: &'a str) -> impl Iterator<Item = String> + 'a {
         let path = self.surroundings.path.iter();
         let path = path.filter(|_| !name.contains('/'));
@@ -168,13 +168,13 @@ pub struct KernelName {
 /// Type of a kernel in a script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KernelKind {
-    /// Kernel that is part of every element.
+    /// Kernel that is part of every node.
     Builtin,
     /// A `.so` stored in the array.
     Native,
     /// A WebAssembly module stored in the array.
     Wasm,
-    /// A program installed on the elements' hosts.
+    /// A program installed on the nodes' hosts.
     Program,
     /// An executable stored in the array.
     Stored,

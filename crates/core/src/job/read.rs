@@ -10,7 +10,7 @@ use super::{
     StageName, Task, quantity,
 };
 use crate::folder;
-use crate::id::{ElementId, ObjectId};
+use crate::id::{NodeId, ObjectId};
 use crate::label::Limits;
 use crate::layout::{Records, Selection, SelectionError, byte_ranges};
 use crate::nearest::nearest;
@@ -61,7 +61,7 @@ const TASK_SETTINGS: [&str; 28] = [
     "stdin",
     "stdout",
     "pipelined",
-    "element",
+    "node",
     "retries",
     "limits",
     "lifetime",
@@ -228,7 +228,7 @@ fn tasks(fields: &Fields<'_>, defaults: &Defaults, errors: &mut Errors) -> Vec<T
     tasks
 }
 
-/// Bounds the number of different searches: one search for an element per kind of task, and one search for a program per path.
+/// Bounds the number of different searches: one search for a node per kind of task, and one search for a program per path.
 fn check_kinds(fields: &Fields<'_>, at: Position, tasks: &[Task], errors: &mut Errors) {
     let mut kinds = BTreeSet::new();
     let mut looked = BTreeSet::new();
@@ -301,9 +301,9 @@ fn task(fields: &Fields<'_>, defaults: &Defaults, errors: &mut Errors) -> Option
                 .map(|input| input.name.clone())
         }),
         stdout,
-        element: fields
-            .number("element", i64::from(u32::MAX), errors)
-            .map(ElementId),
+        node: fields
+            .number("node", i64::from(u32::MAX), errors)
+            .map(NodeId),
         retries: fields.retries(errors).unwrap_or(defaults.retries),
         needs,
         limits,
@@ -318,7 +318,7 @@ fn task(fields: &Fields<'_>, defaults: &Defaults, errors: &mut Errors) -> Option
     Some(task)
 }
 
-/// Returns a setting that a task with one process on each element can't have.
+/// Returns a setting that a task with one process on each node can't have.
 fn ranks_refuse(
     fields: &Fields<'_>,
     (kernel, is_stack): (&KernelName, bool),
@@ -940,7 +940,7 @@ fn environment(fields: &Fields<'_>, errors: &mut Errors) -> BTreeMap<String, Str
     variables
 }
 
-/// Reads folders of the elements' hosts.
+/// Reads folders of the nodes' hosts.
 fn host_folders(fields: &Fields<'_>, name: &'static str, errors: &mut Errors) -> Vec<String> {
     let texts = fields.texts(name, "folders of the host", FOLDERS_MAX, errors);
     let mut folders = Vec::new();

@@ -6,7 +6,7 @@ use super::own::{self, OwnName};
 use super::{Input, Job, JobErrors, KernelKind, KernelName, Source, Task};
 use crate::event::{InputSpec, JobSpec, Origin, OutputSpec, Share, TaskSpec};
 use crate::folder;
-use crate::id::{ElementId, Inode, JobId, TaskId};
+use crate::id::{Inode, JobId, NodeId, TaskId};
 use crate::label::{Kernel, Owner, Stack, Stage};
 use crate::layout::Layout;
 use crate::nearest::nearest_path;
@@ -25,11 +25,11 @@ pub trait Outside {
     /// Returns the names of the files in the folder of a user's kernels (`/kernels/UID`, see [`own`]), as the owner of the job may list it.
     /// Returns an empty list if the folder does not belong to that user, or if other users may write to it.
     fn own_kernels(&self, uid: u32) -> Vec<String>;
-    /// Returns whether elements have this kernel built in.
+    /// Returns whether nodes have this kernel built in.
     fn is_builtin(&self, name: &str) -> bool;
     /// Returns the reason for which a built-in kernel refuses these arguments; `None` if it accepts them.
     fn refuses(&self, name: &str, args: &[String]) -> Option<String>;
-    /// Returns the elements of the array, online or not, with those of the job's programs that each has. Empty if this is unknown.
+    /// Returns the nodes of the array, online or not, with those of the job's programs that each has. Empty if this is unknown.
     fn places(&self) -> &[Place];
 }
 
@@ -77,7 +77,7 @@ pub trait Ids {
 /// job has no errors.
 ///
 /// # Errors
-/// Unknown kernels and elements, existing outputs, and inputs that may not be read. If the job is strict, also inputs that do not exist.
+/// Unknown kernels and nodes, existing outputs, and inputs that may not be read. If the job is strict, also inputs that do not exist.
 /// All errors are reported, in the order of the script.
 pub fn resolve(
     job: &Job,
@@ -132,17 +132,17 @@ pub fn resolve(
     })
 }
 
-/// Reasons for which no element can ever run a task; determined once for all tasks with equal requirements.
+/// Reasons for which no node can ever run a task; determined once for all tasks with equal requirements.
 struct Nowhere<'a> {
-    /// Elements that the job may use. `all` also contains the host's element.
+    /// Nodes that the job may use. `all` also contains the host's node.
     open: Vec<Place>,
     all: &'a [Place],
-    known: BTreeMap<(Option<ElementId>, Wants), Option<String>>,
+    known: BTreeMap<(Option<NodeId>, Wants), Option<String>>,
 }
 
 impl<'a> Nowhere<'a> {
     fn new(job: &Job, all: &'a [Place]) -> Self {
-        // Other policies send to the host's element only tasks that a storage element could run, too.
+        // Other policies send to the host's node only tasks that a storage node could run, too.
         let host = job
             .policy
             .as_deref()
@@ -163,11 +163,11 @@ impl<'a> Nowhere<'a> {
         if wants == Wants::default() {
             return None;
         }
-        let places = match task.element {
+        let places = match task.node {
             Some(_) => self.all,
             None => &self.open,
         };
-        let why = self.known.entry((task.element, wants));
+        let why = self.known.entry((task.node, wants));
         let why = why.or_insert_with_key(|(pinned, wants)| why_nowhere(wants, places, *pinned));
         why.clone()
     }
@@ -260,10 +260,9 @@ fn check(job: &Job, task: &Task, view: &mut View<'_>, errors: &mut Errors) {
         errors.add(output.at, Some(&task.name), problem);
     }
     let places = view.outside.places();
-    let known =
-        |id: &ElementId| places.is_empty() || places.iter().any(|place| place.element == *id);
-    if let Some(element) = task.element.filter(|id| !known(id)) {
-        errors.add(task.at, Some(&task.name), Problem::UnknownElement(element));
+    let known = |id: &NodeId| places.is_empty() || places.iter().any(|place| place.node == *id);
+    if let Some(node) = task.node.filter(|id| !known(id)) {
+        errors.add(task.at, Some(&task.name), Problem::UnknownNode(node));
     }
 }
 
@@ -463,7 +462,7 @@ fn single(
         if let Some(found) = program(task, name, view.outside.places()) {
             return Ok((Kernel::Program(found), None));
         }
-        tried.push(format!("the program \"{name}\" on the elements' hosts"));
+        tried.push(format!("the program \"{name}\" on the nodes' hosts"));
     }
     Err(Problem::UnknownKernel {
         name: name.clone(),
@@ -471,7 +470,7 @@ fn single(
     })
 }
 
-/// Returns the name of a program on elements' hosts, if an element has the program. If no element has reported its programs, a program in
+/// Returns the name of a program on nodes' hosts, if a node has the program. If no node has reported its programs, a program in
 /// one of several folders of `path` has no known name.
 fn program(task: &Task, name: &str, places: &[Place]) -> Option<String> {
     let told = || places.iter().filter_map(|place| place.programs.as_ref());
@@ -608,7 +607,7 @@ fn spec(
         outputs,
         stdin: task.stdin.clone(),
         stdout: task.stdout.clone(),
-        element: task.element,
+        node: task.node,
         retries: task.retries,
         limits: task.limits,
         surroundings: task.surroundings.clone(),

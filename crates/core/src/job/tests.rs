@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::event::{JobSpec, Origin};
-use crate::id::{ElementId, Inode, JobId, ObjectId, TaskId};
+use crate::id::{Inode, JobId, NodeId, ObjectId, TaskId};
 use crate::label::{Kernel, Owner};
 use crate::layout::{Layout, Part, Selection, Striped, UNIT_GRAIN};
 use crate::object::Placed;
@@ -43,15 +43,15 @@ struct Array {
     places: Vec<Place>,
 }
 
-/// Returns elements 0 to 3 with 4 cores each; the last has two GPUs and no program.
+/// Returns nodes 0 to 3 with 4 cores each; the last has two GPUs and no program.
 fn places() -> Vec<Place> {
-    let place = |element| Place {
-        element: ElementId(element),
+    let place = |node| Place {
+        node: NodeId(node),
         host: false,
         offers: Offers {
             cores: 4,
             memory_bytes: 8 << 30,
-            named: (element == 3)
+            named: (node == 3)
                 .then(|| ("gpu".to_owned(), 2))
                 .into_iter()
                 .collect(),
@@ -59,7 +59,7 @@ fn places() -> Vec<Place> {
         programs: Some(
             "sort max /usr/bin/awk /sw/bin/max2 /sw/bin/sort /sw/bin/ /sw/"
                 .split(' ')
-                .filter(|_| element < 3)
+                .filter(|_| node < 3)
                 .map(str::to_owned)
                 .collect(),
         ),
@@ -80,7 +80,7 @@ impl Array {
 fn file(object: u64, executable: bool) -> Look {
     let placed = Placed {
         object: ObjectId(object),
-        element: ElementId(0),
+        node: NodeId(0),
         size: 10,
     };
     Look::Sealed(Found {
@@ -99,14 +99,14 @@ impl Outside for Array {
         self.files.get(path).copied().unwrap_or(otherwise)
     }
     fn layout(&self, placed: Placed) -> Layout {
-        let part = |object: u64, size| Part::on(ObjectId(object), size, ElementId(0));
+        let part = |object: u64, size| Part::on(ObjectId(object), size, NodeId(0));
         match placed.object.0 {
             7 => Layout::Striped(Striped {
                 unit: 4096,
                 size: placed.size,
                 parts: vec![part(20, placed.size), part(21, 0)],
             }),
-            _ => Layout::Whole(Part::on(placed.object, placed.size, placed.element)),
+            _ => Layout::Whole(Part::on(placed.object, placed.size, placed.node)),
         }
     }
     fn beside(&self, path: &str) -> Vec<String> {
@@ -196,13 +196,13 @@ fn program_named_like_builtin_kernel_needs_its_type() {
     assert_eq!(
         said,
         "3:42: task \"a\": \"max\" is a built-in kernel, and max does not know the argument \"-k\"; \
-         for the program \"max\" of the elements' hosts write type = \"program\""
+         for the program \"max\" of the nodes' hosts write type = \"program\""
     );
     let said = refused_task(r#"kernel = "max"; input = [ "i" ]; stdin = "i"; stdout = "p";"#);
     assert_eq!(
         said,
         "3:42: task \"a\": \"max\" is a built-in kernel, and it reads all inputs, but has no standard input: \
-         leave \"stdin\" away; for the program \"max\" of the elements' hosts write type = \"program\""
+         leave \"stdin\" away; for the program \"max\" of the nodes' hosts write type = \"program\""
     );
     let said = refused_task(r#"kernel = "max -n | mean"; input = [ "i" ];"#);
     assert!(
@@ -351,12 +351,12 @@ fn job_parses_every_setting() {
     );
     assert_eq!(task.outputs[1].name, "sub/p");
     let job = parse(&with_tasks(
-        r#"{ name = "a"; kernel = "k"; output = [ "o" ]; stdout = "/w/o"; element = 3; retries = 0;
+        r#"{ name = "a"; kernel = "k"; output = [ "o" ]; stdout = "/w/o"; node = 3; retries = 0;
              lifetime = "2h"; limits = { time = 7; output = 4096; } }"#,
     ))
     .unwrap();
     let task = &job.tasks[0];
-    assert_eq!((task.element, task.retries), (Some(ElementId(3)), 0));
+    assert_eq!((task.node, task.retries), (Some(NodeId(3)), 0));
     assert_eq!(task.lifetime, Lifetime::After(Span::from_secs(7200)));
     assert_eq!(
         (task.limits.time, task.limits.output_bytes),
@@ -388,12 +388,12 @@ impl Files for Folder<'_> {
         names.into_iter().map(listed).collect()
     }
 
-    /// Files named `striped` or similar are striped over three elements; all others are one object.
+    /// Files named `striped` or similar are striped over three nodes; all others are one object.
     fn made_of(&self, path: &str) -> Option<Made> {
         let size = 10 * UNIT_GRAIN + 5;
         let on = |index: u32| {
             let size = Striped::part_size(UNIT_GRAIN, 3, size, index as usize);
-            Part::on(ObjectId(u64::from(index)), size, ElementId(index))
+            Part::on(ObjectId(u64::from(index)), size, NodeId(index))
         };
         let layout = match path.ends_with("striped") {
             true => Layout::Striped(Striped {
@@ -1118,7 +1118,7 @@ tasks = ( { name = "a"; kernel = "max2"; output = [ "o" ]; environment = { A = "
     assert_eq!(spec.tasks[0].programs, wanted);
     let kernels: Vec<_> = spec.tasks.iter().map(|task| task.kernel.name()).collect();
     assert_eq!(kernels, ["/sw/bin/max2", "/sw/bin/sort"]);
-    // No element has reported the location of the program.
+    // No node has reported the location of the program.
     let elsewhere = text.replace("\"sort\"", "\"/usr/bin/sort\"");
     for (text, good) in [
         (text, false),
@@ -1137,7 +1137,7 @@ fn invalid_surroundings_are_refused() {
         ),
         (
             "environment = { PATH = \"/x\"; };",
-            "the variable \"PATH\" can't be set: the element sets it; programs are found by \"path\"",
+            "the variable \"PATH\" can't be set: the node sets it; programs are found by \"path\"",
         ),
         (
             "environment = [ \"A=1\" ];",
@@ -1153,35 +1153,35 @@ fn invalid_surroundings_are_refused() {
         ),
         (
             "path = [ \"bin\" ];",
-            "\"path\" has \"bin\"; write absolute paths of folders on the elements' hosts, without \"..\" and ':'",
+            "\"path\" has \"bin\"; write absolute paths of folders on the nodes' hosts, without \"..\" and ':'",
         ),
         (
             "path = [ \"/sw:/etc\" ];",
-            "\"path\" has \"/sw:/etc\"; write absolute paths of folders on the elements' hosts, without \"..\" and ':'",
+            "\"path\" has \"/sw:/etc\"; write absolute paths of folders on the nodes' hosts, without \"..\" and ':'",
         ),
         (
             "folders = [ \"/sw/../etc\" ];",
-            "\"folders\" has \"/sw/../etc\"; write absolute paths of folders on the elements' hosts, without \"..\" and ':'",
+            "\"folders\" has \"/sw/../etc\"; write absolute paths of folders on the nodes' hosts, without \"..\" and ':'",
         ),
         (
             "folders = [ \"/\" ];",
-            "\"folders\" has \"/\"; write absolute paths of folders on the elements' hosts, without \"..\" and ':'",
+            "\"folders\" has \"/\"; write absolute paths of folders on the nodes' hosts, without \"..\" and ':'",
         ),
         (
             "container = \"astro.sif\";",
-            "no element offers containers: kernels are confined so that they can't mount; ask for software on the elements' hosts by \"folders\" and \"path\"",
+            "no node offers containers: kernels are confined so that they can't mount; ask for software on the nodes' hosts by \"folders\" and \"path\"",
         ),
         (
             "folders = [ \"/etc\" ];",
-            "no storage element shows the folder `/etc`; shown are /sw, /sw/bin and the folders below, as their administrators allow by --kernels-folders",
+            "no storage node shows the folder `/etc`; shown are /sw, /sw/bin and the folders below, as their administrators allow by --kernels-folders",
         ),
         (
-            "folders = [ \"/sw\" ]; element = 3;",
-            "element 3 does not have the program `sort`; element 0, 1, 2 does",
+            "folders = [ \"/sw\" ]; node = 3;",
+            "node 3 does not have the program `sort`; node 0, 1, 2 does",
         ),
         (
             "folders = [ \"/sw\" ]; resources = { gpu = 2; };",
-            "the program `sort`, the folder `/sw`, and no element has all of that together",
+            "the program `sort`, the folder `/sw`, and no node has all of that together",
         ),
     ];
     for (rest, message) in cases {
@@ -1366,7 +1366,7 @@ fn task_errors_name_setting_and_place() {
     let cases = [
         (
             "inputs = [ \"x\" ];",
-            "3:47: task \"a\": a task has no setting \"inputs\"; did you mean \"input\"? It may have: name, foreach, per, layout, mapper, reduce, records, halo, whole, mpi, kernel, input, output, args, type, stdin, stdout, pipelined, element, retries, limits, lifetime, cores, memory, resources, environment, path, folders",
+            "3:47: task \"a\": a task has no setting \"inputs\"; did you mean \"input\"? It may have: name, foreach, per, layout, mapper, reduce, records, halo, whole, mpi, kernel, input, output, args, type, stdin, stdout, pipelined, node, retries, limits, lifetime, cores, memory, resources, environment, path, folders",
         ),
         (
             "input = \"x\";",
@@ -1429,8 +1429,8 @@ fn task_errors_name_setting_and_place() {
             "3:54: task \"a\": \"type\" can't be \"script\"; it may be: builtin, native, program, stored, wasm",
         ),
         (
-            "element = -1;",
-            "3:57: task \"a\": \"element\" must be from 0 to 4294967295, not -1",
+            "node = -1;",
+            "3:57: task \"a\": \"node\" must be from 0 to 4294967295, not -1",
         ),
         (
             "args = \"-x\";",
@@ -2016,7 +2016,7 @@ fn resolve_reports_conflicts_with_existing_files() {
     let cases = [
         (
             r#"kernel = "nope"; output = [ "p" ];"#,
-            "3:24: task \"a\": kernel \"nope\" was not found; tried: the file \"/w/nope\", then the kernels in \"/kernels/1000\", then the built-in kernel \"nope\", then the program \"nope\" on the elements' hosts",
+            "3:24: task \"a\": kernel \"nope\" was not found; tried: the file \"/w/nope\", then the kernels in \"/kernels/1000\", then the built-in kernel \"nope\", then the program \"nope\" on the nodes' hosts",
         ),
         (
             r#"kernel = "x.so"; type = "native"; output = [ "p" ];"#,
@@ -2055,8 +2055,8 @@ fn resolve_reports_conflicts_with_existing_files() {
             "3:59: task \"a\": \"/w/away\" leads through a symbolic link to an absolute path, which begins at the root of the cluster here and is not there; make the link relative",
         ),
         (
-            r#"kernel = "max"; output = [ "p" ]; element = 4;"#,
-            "3:1: task \"a\": the array has no element 4; see `tidemill status`",
+            r#"kernel = "max"; output = [ "p" ]; node = 4;"#,
+            "3:1: task \"a\": the array has no node 4; see `tidemill status`",
         ),
     ];
     for (rest, message) in cases {
@@ -2355,35 +2355,35 @@ fn distinct_needs_of_a_job_are_bounded_in_number() {
 const NAMES: usize = crate::resources::NAMES_MAX;
 
 #[test]
-fn task_that_no_element_can_run_is_refused_with_reason() {
+fn task_that_no_node_can_run_is_refused_with_reason() {
     for (rest, expected) in [
         (
             "kernel = \"mean\"; cores = 5;",
-            "it needs cores = 5, and the most that an element offers is 4",
+            "it needs cores = 5, and the most that a node offers is 4",
         ),
         (
             "kernel = \"mean\"; memory = \"9 GiB\";",
-            "it needs memory = 9663676416 bytes (9.66 GB), and the most that an element offers is 8589934592 bytes (8.59 GB)",
+            "it needs memory = 9663676416 bytes (9.66 GB), and the most that a node offers is 8589934592 bytes (8.59 GB)",
         ),
         (
             "kernel = \"mean\"; resources = { gpu = 3; };",
-            "it needs gpu = 3, and the most that an element offers is 2",
+            "it needs gpu = 3, and the most that a node offers is 2",
         ),
         (
-            "kernel = \"mean\"; element = 1; resources = { gpu = 1; };",
-            "it needs gpu = 1, and element 1 offers 0",
+            "kernel = \"mean\"; node = 1; resources = { gpu = 1; };",
+            "it needs gpu = 1, and node 1 offers 0",
         ),
         (
-            "kernel = \"sort\"; element = 3;",
-            "element 3 does not have the program `sort`",
+            "kernel = \"sort\"; node = 3;",
+            "node 3 does not have the program `sort`",
         ),
         (
             "kernel = \"sort\"; resources = { gpu = 1; };",
-            "it needs cores = 1, gpu = 1, the program `sort`, and no element has all of that together",
+            "it needs cores = 1, gpu = 1, the program `sort`, and no node has all of that together",
         ),
     ] {
         let error = refused_task(rest);
-        let expected = format!("3:1: task \"a\": no element can run it: {expected}");
+        let expected = format!("3:1: task \"a\": no node can run it: {expected}");
         assert!(error.starts_with(&expected), "{error}\nexpected {expected}");
     }
     let text = with_tasks("{ name = \"a\"; kernel = \"sort\"; output = [ \"p\" ]; cores = 4; }");

@@ -1,7 +1,7 @@
 //! Layouts: define which objects hold a version's bytes, and where the objects are stored. No other module maps bytes of a file to bytes of
 //! objects. This module does no I/O.
 //!
-//! A version consists of **parts**, objects that each hold some of its bytes. The bytes of a part are stored on one or more elements: its
+//! A version consists of **parts**, objects that each hold some of its bytes. The bytes of a part are stored on one or more nodes: its
 //! **copies**. **Pieces** map bytes of the file to bytes of a part.
 
 mod extents;
@@ -23,7 +23,7 @@ pub use select::{
 pub use stripes::{PartOf, Striped, Stripes, UNIT_GRAIN, UNIT_MAX, WIDTH_MAX};
 
 use crate::copies::{COPIES_MAX, CopyState};
-use crate::id::{ElementId, ObjectId};
+use crate::id::{NodeId, ObjectId};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -49,11 +49,11 @@ pub struct Part {
     pub copies: Vec<Copy>,
 }
 
-/// Copy of an object on an element.
+/// Copy of an object on a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Copy {
-    /// Id of the element.
-    pub element: ElementId,
+    /// Id of the node.
+    pub node: NodeId,
     /// State of the copy, which tells whether it can be read.
     pub state: CopyState,
 }
@@ -87,7 +87,7 @@ pub enum LayoutError {
     )]
     Unit(u64),
     /// The number of parts is invalid.
-    #[error("{0} elements can't hold a striped file: it takes 1 to {WIDTH_MAX}")]
+    #[error("{0} nodes can't hold a striped file: it takes 1 to {WIDTH_MAX}")]
     Width(usize),
     /// A text is no description of stripes.
     #[error(
@@ -113,17 +113,17 @@ pub enum LayoutError {
     /// The bytes are no encoded pieces.
     #[error("these bytes are no list of pieces")]
     Encoding,
-    /// A part has no copy or too many, or two on one element.
-    #[error("part {0} needs copies on 1 to {COPIES_MAX} different elements")]
+    /// A part has no copy or too many, or two on one node.
+    #[error("part {0} needs copies on 1 to {COPIES_MAX} different nodes")]
     Copies(usize),
 }
 
 impl Part {
-    /// Returns a part that is stored on one element.
+    /// Returns a part that is stored on one node.
     #[must_use]
-    pub fn on(object: ObjectId, size: u64, element: ElementId) -> Self {
+    pub fn on(object: ObjectId, size: u64, node: NodeId) -> Self {
         let copy = Copy {
-            element,
+            node,
             state: CopyState::Current,
         };
         Self {
@@ -210,7 +210,7 @@ impl Layout {
     }
 
     /// Returns the bytes of parts that make up bytes of the file, with consecutive bytes as one range, in the order of the parts. These
-    /// ranges are requested from elements all at once.
+    /// ranges are requested from nodes all at once.
     #[must_use]
     pub fn spans(&self, range: Range<u64>) -> Vec<(usize, Range<u64>)> {
         let mut spans: BTreeMap<usize, Vec<Range<u64>>> = BTreeMap::new();
@@ -256,11 +256,11 @@ impl Layout {
     /// The first fault.
     pub fn check(&self) -> Result<(), LayoutError> {
         for (index, part) in self.parts().iter().enumerate() {
-            let mut elements: Vec<_> = part.copies.iter().map(|copy| copy.element).collect();
-            elements.sort_unstable();
-            elements.dedup();
-            let different = elements.len() == part.copies.len();
-            if !different || elements.is_empty() || elements.len() > COPIES_MAX as usize {
+            let mut nodes: Vec<_> = part.copies.iter().map(|copy| copy.node).collect();
+            nodes.sort_unstable();
+            nodes.dedup();
+            let different = nodes.len() == part.copies.len();
+            if !different || nodes.is_empty() || nodes.len() > COPIES_MAX as usize {
                 return Err(LayoutError::Copies(index));
             }
         }

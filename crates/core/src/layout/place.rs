@@ -1,39 +1,39 @@
-//! Placement of new files: chooses elements from their status. This module does no I/O.
+//! Placement of new files: chooses nodes from their status. This module does no I/O.
 
 use super::WIDTH_MAX;
-use crate::id::{ElementId, Inode};
+use crate::id::{Inode, NodeId};
 
-/// Properties of an element that placement needs.
+/// Properties of a node that placement needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Room {
-    /// Id of the element.
-    pub element: ElementId,
+    /// Id of the node.
+    pub node: NodeId,
     /// Free space, in bytes.
     pub free_bytes: u64,
-    /// Whether the element answered recently. An element that does not answer gets new files only if it was named, or if no element
+    /// Whether the node answered recently. A node that does not answer gets new files only if it was named, or if no node
     /// answers.
     pub answers: bool,
-    /// Whether the element is being drained: it gets no new files.
+    /// Whether the node is being drained: it gets no new files.
     pub leaving: bool,
-    /// Whether the element stores data in memory: it gets new files only on request.
+    /// Whether the node stores data in memory: it gets new files only on request.
     pub memory: bool,
-    /// Whether the element belongs to the burst tier, from which files drain to other elements: it gets new files before the others do.
+    /// Whether the node belongs to the burst tier, from which files drain to other nodes: it gets new files before the others do.
     pub burst: bool,
-    /// Whether the element stores its files outside of the array: it gets new files when no other element can take them.
+    /// Whether the node stores its files outside of the array: it gets new files when no other node can take them.
     pub outside: bool,
 }
 
 impl Room {
-    /// Returns whether the element takes files without a named element.
+    /// Returns whether the node takes files without a named node.
     fn takes_any(&self) -> bool {
         !self.memory && !self.burst
     }
 }
 
-/// Medium on which an element stores objects, as requested by the attribute of a folder.
+/// Medium on which a node stores objects, as requested by the attribute of a folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Medium {
-    /// Storage that survives the element's host.
+    /// Storage that survives the node's host.
     Disk,
     /// Memory of its host.
     Memory,
@@ -54,70 +54,70 @@ impl std::str::FromStr for Medium {
 /// Reason for which a new file can't be placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlacementError {
-    /// No element of the array that stores data is online.
-    #[error("the array has no storage element that is up; start one with `tidemill element`")]
-    NoElement,
-    /// Only elements in memory or of the burst tier are online, and the file must not be stored there.
+    /// No node of the array that stores data is online.
+    #[error("the array has no storage node that is up; start one with `tidemill node`")]
+    NoNode,
+    /// Only nodes in memory or of the burst tier are online, and the file must not be stored there.
     #[error(
-        "the elements that are up keep what they have in memory, where files go only if their folder asks for it \
-         (user.tidemill.medium), or only until it has drained; start one that stores on a disk with `tidemill element`"
+        "the nodes that are up keep what they have in memory, where files go only if their folder asks for it \
+         (user.tidemill.medium), or only until it has drained; start one that stores on a disk with `tidemill node`"
     )]
     NoStore,
-    /// The online elements of the burst tier are full until a file has drained.
+    /// The online nodes of the burst tier are full until a file has drained.
     #[error(
-        "the elements of the burst tier are full, and drain; it is tried again, see `tidemill status` for how far they are"
+        "the nodes of the burst tier are full, and drain; it is tried again, see `tidemill status` for how far they are"
     )]
     BurstFull,
-    /// The named element is unknown or offline.
-    #[error("element {0} is not part of the array or is down; see `tidemill status`")]
-    Unknown(ElementId),
-    /// The element that could take the file is suspended.
-    #[error("element {0} is suspended, and is woken now; try again in a moment")]
-    Asleep(ElementId),
-    /// The named element is being drained.
-    #[error("element {0} is being emptied; name another one, or none")]
-    Leaving(ElementId),
-    /// The named element is full.
-    #[error("element {0} is full; remove files on it or name another element")]
-    Full(ElementId),
-    /// A file is to be striped over more elements than can take a part of it.
+    /// The named node is unknown or offline.
+    #[error("node {0} is not part of the array or is down; see `tidemill status`")]
+    Unknown(NodeId),
+    /// The node that could take the file is suspended.
+    #[error("node {0} is suspended, and is woken now; try again in a moment")]
+    Asleep(NodeId),
+    /// The named node is being drained.
+    #[error("node {0} is being emptied; name another one, or none")]
+    Leaving(NodeId),
+    /// The named node is full.
+    #[error("node {0} is full; remove files on it or name another node")]
+    Full(NodeId),
+    /// A file is to be striped over more nodes than can take a part of it.
     #[error(
-        "a file can't be striped over {width} elements: {able} are up and have room; give fewer, or see `tidemill status`"
+        "a file can't be striped over {width} nodes: {able} are up and have room; give fewer, or see `tidemill status`"
     )]
     Width {
-        /// Requested number of elements.
+        /// Requested number of nodes.
         width: usize,
-        /// Number of possible elements.
+        /// Number of possible nodes.
         able: usize,
     },
-    /// All elements are full.
-    #[error("no storage element has space; remove files or add an element")]
+    /// All nodes are full.
+    #[error("no storage node has space; remove files or add a node")]
     AllFull,
 }
 
-/// Space that must be free on an element before it gets another file, in bytes.
+/// Space that must be free on a node before it gets another file, in bytes.
 pub const RESERVE_BYTES: u64 = 16 << 20;
 
-/// Chooses the element of a new file: the named one, else inode modulo the elements (AnalyzeThis §3.3), else the next that is not full and
-/// answers. Elements that are being drained are never chosen. Elements in memory or of the burst tier are chosen only if they are named,
-/// and elements with files outside only if no other element can take the file.
+/// Chooses the node of a new file: the named one, else inode modulo the nodes (AnalyzeThis §3.3), else the next that is not full and
+/// answers. Nodes that are being drained are never chosen. Nodes in memory or of the burst tier are chosen only if they are named,
+/// and nodes with files outside only if no other node can take the file.
 ///
-/// `rooms` are the storage elements that are online, in order of their ids.
+/// `rooms` are the storage nodes that are online, in order of their ids.
 ///
 /// # Errors
-/// See [`PlacementError`]. A named element is never replaced silently.
+/// See [`PlacementError`]. A named node is never replaced silently.
 pub fn place(
     inode: Inode,
-    named: Option<ElementId>,
+    named: Option<NodeId>,
     rooms: &[Room],
-) -> Result<ElementId, PlacementError> {
-    if let Some(element) = named {
-        let room = rooms.iter().find(|room| room.element == element);
+) -> Result<NodeId, PlacementError> {
+    if let Some(node) = named {
+        let room = rooms.iter().find(|room| room.node == node);
         return match room {
-            None => Err(PlacementError::Unknown(element)),
-            Some(room) if room.leaving => Err(PlacementError::Leaving(element)),
-            Some(room) if room.free_bytes < RESERVE_BYTES => Err(PlacementError::Full(element)),
-            Some(_) => Ok(element),
+            None => Err(PlacementError::Unknown(node)),
+            Some(room) if room.leaving => Err(PlacementError::Leaving(node)),
+            Some(room) if room.free_bytes < RESERVE_BYTES => Err(PlacementError::Full(node)),
+            Some(_) => Ok(node),
         };
     }
     let stays = |room: &&Room| !room.leaving && room.takes_any();
@@ -135,10 +135,10 @@ pub fn place(
     }
 }
 
-/// Returns the element at inode modulo the number of elements, else the next that is not full and answers.
-fn place_among(inode: Inode, rooms: &[Room]) -> Result<ElementId, PlacementError> {
+/// Returns the node at inode modulo the number of nodes, else the next that is not full and answers.
+fn place_among(inode: Inode, rooms: &[Room]) -> Result<NodeId, PlacementError> {
     if rooms.is_empty() {
-        return Err(PlacementError::NoElement);
+        return Err(PlacementError::NoNode);
     }
     let first = usize::try_from(inode.0 % rooms.len() as u64).unwrap_or(0);
     let (before, from) = rooms.split_at(first);
@@ -150,28 +150,28 @@ fn place_among(inode: Inode, rooms: &[Room]) -> Result<ElementId, PlacementError
     takes
         .find(|room| room.answers)
         .or(any)
-        .map(|room| room.element)
+        .map(|room| room.node)
         .ok_or(PlacementError::AllFull)
 }
 
-/// Returns the suspended elements to resume for a file that can't be placed on online elements.
+/// Returns the suspended nodes to resume for a file that can't be placed on online nodes.
 #[must_use]
-pub fn to_wake(error: PlacementError, asleep: &[Room]) -> Vec<ElementId> {
+pub fn to_wake(error: PlacementError, asleep: &[Room]) -> Vec<NodeId> {
     let able = asleep
         .iter()
         .filter(|room| !room.leaving && room.takes_any() && room.free_bytes >= RESERVE_BYTES);
-    let able = able.map(|room| room.element);
+    let able = able.map(|room| room.node);
     match error {
         PlacementError::Unknown(named) => {
-            let mut named = asleep.iter().filter(|room| room.element == named);
-            named.next().map(|room| room.element).into_iter().collect()
+            let mut named = asleep.iter().filter(|room| room.node == named);
+            named.next().map(|room| room.node).into_iter().collect()
         }
-        PlacementError::NoElement | PlacementError::NoStore | PlacementError::AllFull => {
+        PlacementError::NoNode | PlacementError::NoStore | PlacementError::AllFull => {
             able.take(1).collect()
         }
         PlacementError::Width { width, able: awake } => {
-            let able: Vec<ElementId> = able.take(width.saturating_sub(awake)).collect();
-            // Resuming fewer elements than necessary would be useless.
+            let able: Vec<NodeId> = able.take(width.saturating_sub(awake)).collect();
+            // Resuming fewer nodes than necessary would be useless.
             if awake + able.len() < width {
                 return Vec::new();
             }
@@ -184,31 +184,31 @@ pub fn to_wake(error: PlacementError, asleep: &[Room]) -> Vec<ElementId> {
     }
 }
 
-/// Chooses the element in memory for a file that is to be stored in memory: among the elements `here`, which the writer can reach, the one
-/// with the most free space, if this is enough for `bytes` bytes. `None` means that the file is stored on another kind of element.
+/// Chooses the node in memory for a file that is to be stored in memory: among the nodes `here`, which the writer can reach, the one
+/// with the most free space, if this is enough for `bytes` bytes. `None` means that the file is stored on another kind of node.
 #[must_use]
-pub fn place_in_memory(here: &[ElementId], bytes: u64, rooms: &[Room]) -> Option<ElementId> {
+pub fn place_in_memory(here: &[NodeId], bytes: u64, rooms: &[Room]) -> Option<NodeId> {
     let needed = bytes.saturating_add(RESERVE_BYTES);
     let able = rooms.iter().filter(|room| {
         let takes = room.memory && room.answers && !room.leaving;
-        takes && here.contains(&room.element) && room.free_bytes >= needed
+        takes && here.contains(&room.node) && room.free_bytes >= needed
     });
-    able.max_by_key(|room| (room.free_bytes, std::cmp::Reverse(room.element)))
-        .map(|room| room.element)
+    able.max_by_key(|room| (room.free_bytes, std::cmp::Reverse(room.node)))
+        .map(|room| room.node)
 }
 
-/// Chooses the element of the burst tier for a version of `bytes` bytes. Elements `here`, to which the client can write in place, are
-/// preferred. The next criterion is that an element is not in `apart`, whose elements have other parts of the same file, and the last one
-/// is the most free space. Returns `None` if no element of the tier is online.
+/// Chooses the node of the burst tier for a version of `bytes` bytes. Nodes `here`, to which the client can write in place, are
+/// preferred. The next criterion is that a node is not in `apart`, whose nodes have other parts of the same file, and the last one
+/// is the most free space. Returns `None` if no node of the tier is online.
 ///
 /// # Errors
-/// [`PlacementError::BurstFull`] if elements of the tier are online, but all are full.
+/// [`PlacementError::BurstFull`] if nodes of the tier are online, but all are full.
 pub fn place_in_burst(
-    here: &[ElementId],
-    apart: &[ElementId],
+    here: &[NodeId],
+    apart: &[NodeId],
     bytes: u64,
     rooms: &[Room],
-) -> Result<Option<ElementId>, PlacementError> {
+) -> Result<Option<NodeId>, PlacementError> {
     let needed = bytes.saturating_add(RESERVE_BYTES);
     let bursts = rooms
         .iter()
@@ -216,21 +216,21 @@ pub fn place_in_burst(
     let able = bursts.clone().filter(|room| room.free_bytes >= needed);
     let best = able.max_by_key(|room| {
         (
-            here.contains(&room.element),
-            !apart.contains(&room.element),
+            here.contains(&room.node),
+            !apart.contains(&room.node),
             room.free_bytes,
-            std::cmp::Reverse(room.element),
+            std::cmp::Reverse(room.node),
         )
     });
     match best {
-        Some(room) => Ok(Some(room.element)),
+        Some(room) => Ok(Some(room.node)),
         None if bursts.clone().next().is_some() => Err(PlacementError::BurstFull),
         None => Ok(None),
     }
 }
 
-/// Chooses `width` elements for a striped file, or all if `width` is 0, one after the other from inode modulo the elements on. Elements
-/// that answer come first. Elements in memory, of the burst tier or with files outside are excluded.
+/// Chooses `width` nodes for a striped file, or all if `width` is 0, one after the other from inode modulo the nodes on. Nodes
+/// that answer come first. Nodes in memory, of the burst tier or with files outside are excluded.
 ///
 /// # Errors
 /// See [`PlacementError`].
@@ -238,9 +238,9 @@ pub fn place_stripes(
     inode: Inode,
     width: usize,
     rooms: &[Room],
-) -> Result<Vec<ElementId>, PlacementError> {
+) -> Result<Vec<NodeId>, PlacementError> {
     if rooms.is_empty() {
-        return Err(PlacementError::NoElement);
+        return Err(PlacementError::NoNode);
     }
     let disk = |room: &Room| room.takes_any() && !room.outside;
     let disks: Vec<Room> = rooms.iter().copied().filter(disk).collect();
@@ -267,7 +267,7 @@ pub fn place_stripes(
     if chosen > able {
         return Err(PlacementError::Width { width, able });
     }
-    Ok(takes[..chosen].iter().map(|room| room.element).collect())
+    Ok(takes[..chosen].iter().map(|room| room.node).collect())
 }
 
 #[cfg(test)]
@@ -278,7 +278,7 @@ mod tests {
         (0..)
             .zip(free)
             .map(|(id, &free_bytes)| Room {
-                element: ElementId(id),
+                node: NodeId(id),
                 free_bytes,
                 answers: true,
                 leaving: false,
@@ -290,28 +290,28 @@ mod tests {
     }
 
     #[test]
-    fn placement_uses_inode_modulo_elements_and_skips_full() {
+    fn placement_uses_inode_modulo_nodes_and_skips_full() {
         let all = rooms(&[1 << 30; 4]);
-        assert_eq!(place(Inode(6), None, &all), Ok(ElementId(2)));
+        assert_eq!(place(Inode(6), None, &all), Ok(NodeId(2)));
         let some = rooms(&[1 << 30, 1 << 30, 0, 1 << 30]);
-        assert_eq!(place(Inode(6), None, &some), Ok(ElementId(3)));
+        assert_eq!(place(Inode(6), None, &some), Ok(NodeId(3)));
         assert_eq!(
             place(Inode(6), None, &rooms(&[0, 0])),
             Err(PlacementError::AllFull)
         );
-        assert_eq!(place(Inode(6), None, &[]), Err(PlacementError::NoElement));
+        assert_eq!(place(Inode(6), None, &[]), Err(PlacementError::NoNode));
     }
 
     #[test]
-    fn placement_uses_outside_elements_as_last_resort() {
+    fn placement_uses_outside_nodes_as_last_resort() {
         let mut some = rooms(&[1 << 30, 1 << 50, 1 << 30]);
         some[1].outside = true;
         for inode in 0..6 {
-            assert_ne!(place(Inode(inode), None, &some), Ok(ElementId(1)));
+            assert_ne!(place(Inode(inode), None, &some), Ok(NodeId(1)));
         }
-        assert_eq!(place(Inode(6), Some(ElementId(1)), &some), Ok(ElementId(1)));
+        assert_eq!(place(Inode(6), Some(NodeId(1)), &some), Ok(NodeId(1)));
         (some[0].free_bytes, some[2].free_bytes) = (0, 0);
-        assert_eq!(place(Inode(6), None, &some), Ok(ElementId(1)));
+        assert_eq!(place(Inode(6), None, &some), Ok(NodeId(1)));
         let all = place_stripes(Inode(6), 0, &some).map(|all| all.len());
         assert_ne!(all, Ok(1));
         some[1].free_bytes = 0;
@@ -319,28 +319,28 @@ mod tests {
     }
 
     #[test]
-    fn placement_skips_hanging_element_unless_named_or_only() {
+    fn placement_skips_hanging_node_unless_named_or_only() {
         let mut some = rooms(&[1 << 30, 1 << 30, 0]);
         some[0].answers = false;
-        assert_eq!(place(Inode(6), None, &some), Ok(ElementId(1)));
-        assert_eq!(place(Inode(6), Some(ElementId(0)), &some), Ok(ElementId(0)));
+        assert_eq!(place(Inode(6), None, &some), Ok(NodeId(1)));
+        assert_eq!(place(Inode(6), Some(NodeId(0)), &some), Ok(NodeId(0)));
         some[1].answers = false;
-        assert_eq!(place(Inode(6), None, &some), Ok(ElementId(0)));
-        assert_eq!(place(Inode(7), None, &some), Ok(ElementId(1)));
+        assert_eq!(place(Inode(6), None, &some), Ok(NodeId(0)));
+        assert_eq!(place(Inode(7), None, &some), Ok(NodeId(1)));
     }
 
     #[test]
-    fn placement_skips_draining_element() {
+    fn placement_skips_draining_node() {
         let mut some = rooms(&[1 << 30; 3]);
         some[1].leaving = true;
         for inode in 0..4 {
             let expected = [0, 2, 0, 2][usize::try_from(inode).unwrap()];
-            assert_eq!(place(Inode(inode), None, &some), Ok(ElementId(expected)));
+            assert_eq!(place(Inode(inode), None, &some), Ok(NodeId(expected)));
         }
-        let named = place(Inode(6), Some(ElementId(1)), &some);
-        assert_eq!(named, Err(PlacementError::Leaving(ElementId(1))));
+        let named = place(Inode(6), Some(NodeId(1)), &some);
+        assert_eq!(named, Err(PlacementError::Leaving(NodeId(1))));
         some.retain(|room| room.leaving);
-        assert_eq!(place(Inode(6), None, &some), Err(PlacementError::NoElement));
+        assert_eq!(place(Inode(6), None, &some), Err(PlacementError::NoNode));
     }
 
     #[test]
@@ -349,20 +349,17 @@ mod tests {
         some[1].memory = true;
         some[2].memory = true;
         for inode in 0..4 {
-            assert_eq!(place(Inode(inode), None, &some), Ok(ElementId(0)));
-            assert_eq!(
-                place_stripes(Inode(inode), 0, &some),
-                Ok(vec![ElementId(0)])
-            );
+            assert_eq!(place(Inode(inode), None, &some), Ok(NodeId(0)));
+            assert_eq!(place_stripes(Inode(inode), 0, &some), Ok(vec![NodeId(0)]));
         }
-        let both = [ElementId(1), ElementId(2)];
-        assert_eq!(place_in_memory(&both, 0, &some), Some(ElementId(2)));
-        assert_eq!(place_in_memory(&both[..1], 0, &some), Some(ElementId(1)));
+        let both = [NodeId(1), NodeId(2)];
+        assert_eq!(place_in_memory(&both, 0, &some), Some(NodeId(2)));
+        assert_eq!(place_in_memory(&both[..1], 0, &some), Some(NodeId(1)));
         assert_eq!(place_in_memory(&both, 2 << 30, &some), None);
-        assert_eq!(place_in_memory(&[ElementId(0)], 0, &some), None);
+        assert_eq!(place_in_memory(&[NodeId(0)], 0, &some), None);
         some[2].leaving = true;
-        assert_eq!(place_in_memory(&both, 0, &some), Some(ElementId(1)));
-        assert_eq!(place(Inode(6), Some(ElementId(1)), &some), Ok(ElementId(1)));
+        assert_eq!(place_in_memory(&both, 0, &some), Some(NodeId(1)));
+        assert_eq!(place(Inode(6), Some(NodeId(1)), &some), Ok(NodeId(1)));
         some.remove(0);
         assert_eq!(place(Inode(6), None, &some), Err(PlacementError::NoStore));
         assert_eq!(
@@ -372,23 +369,23 @@ mod tests {
     }
 
     #[test]
-    fn burst_placement_prefers_elements_near_the_writer() {
+    fn burst_placement_prefers_nodes_near_the_writer() {
         let mut some = rooms(&[1 << 30, 1 << 30, 2 << 30]);
-        assert_eq!(place_in_burst(&[ElementId(0)], &[], 0, &some), Ok(None));
+        assert_eq!(place_in_burst(&[NodeId(0)], &[], 0, &some), Ok(None));
         some[1].burst = true;
         some[2].burst = true;
         let placed = |here: &[u32], bytes, some: &[Room]| {
-            let here: Vec<ElementId> = here.iter().copied().map(ElementId).collect();
-            place_in_burst(&here, &[], bytes, some).map(|placed| placed.map(|element| element.0))
+            let here: Vec<NodeId> = here.iter().copied().map(NodeId).collect();
+            place_in_burst(&here, &[], bytes, some).map(|placed| placed.map(|node| node.0))
         };
         assert_eq!(placed(&[0, 1], 0, &some), Ok(Some(1)));
         assert_eq!(placed(&[0], 0, &some), Ok(Some(2)));
-        // Parts of a file are stored on different elements, but on the writer's own elements if possible.
-        let part = |here: &[ElementId], apart: &[ElementId]| place_in_burst(here, apart, 0, &some);
-        assert_eq!(part(&[], &[ElementId(2)]), Ok(Some(ElementId(1))));
-        let both = [ElementId(1), ElementId(2)];
-        assert_eq!(part(&[], &both), Ok(Some(ElementId(2))));
-        assert_eq!(part(&both[1..], &both[1..]), Ok(Some(ElementId(2))));
+        // Parts of a file are stored on different nodes, but on the writer's own nodes if possible.
+        let part = |here: &[NodeId], apart: &[NodeId]| place_in_burst(here, apart, 0, &some);
+        assert_eq!(part(&[], &[NodeId(2)]), Ok(Some(NodeId(1))));
+        let both = [NodeId(1), NodeId(2)];
+        assert_eq!(part(&[], &both), Ok(Some(NodeId(2))));
+        assert_eq!(part(&both[1..], &both[1..]), Ok(Some(NodeId(2))));
         assert_eq!(placed(&[1], 1 << 30, &some), Ok(Some(2)));
         assert_eq!(placed(&[1], 2 << 30, &some), Err(PlacementError::BurstFull));
         some[1].answers = false;
@@ -396,32 +393,32 @@ mod tests {
         some[2].leaving = true;
         assert_eq!(placed(&[1], 0, &some), Ok(None));
         for inode in 0..3 {
-            assert_eq!(place(Inode(inode), None, &some), Ok(ElementId(0)));
+            assert_eq!(place(Inode(inode), None, &some), Ok(NodeId(0)));
             let stripes = place_stripes(Inode(inode), 0, &some);
-            assert_eq!(stripes, Ok(vec![ElementId(0)]));
+            assert_eq!(stripes, Ok(vec![NodeId(0)]));
         }
-        assert_eq!(place(Inode(6), Some(ElementId(1)), &some), Ok(ElementId(1)));
+        assert_eq!(place(Inode(6), Some(NodeId(1)), &some), Ok(NodeId(1)));
         some.remove(0);
         assert_eq!(place(Inode(6), None, &some), Err(PlacementError::NoStore));
     }
 
     #[test]
-    fn named_element_is_never_replaced() {
+    fn named_node_is_never_replaced() {
         let some = rooms(&[1 << 30, 0]);
-        assert_eq!(place(Inode(6), Some(ElementId(0)), &some), Ok(ElementId(0)));
+        assert_eq!(place(Inode(6), Some(NodeId(0)), &some), Ok(NodeId(0)));
         assert_eq!(
-            place(Inode(6), Some(ElementId(1)), &some),
-            Err(PlacementError::Full(ElementId(1)))
+            place(Inode(6), Some(NodeId(1)), &some),
+            Err(PlacementError::Full(NodeId(1)))
         );
         assert_eq!(
-            place(Inode(6), Some(ElementId(7)), &some),
-            Err(PlacementError::Unknown(ElementId(7)))
+            place(Inode(6), Some(NodeId(7)), &some),
+            Err(PlacementError::Unknown(NodeId(7)))
         );
     }
 
     #[test]
-    fn striped_placement_uses_answering_elements_with_space() {
-        let ids = |elements: Vec<ElementId>| elements.iter().map(|e| e.0).collect::<Vec<_>>();
+    fn striped_placement_uses_answering_nodes_with_space() {
+        let ids = |nodes: Vec<NodeId>| nodes.iter().map(|e| e.0).collect::<Vec<_>>();
         let mut all = rooms(&[1 << 30; 4]);
         assert_eq!(ids(place_stripes(Inode(6), 3, &all).unwrap()), [2, 3, 0]);
         assert_eq!(ids(place_stripes(Inode(6), 0, &all).unwrap()), [2, 3, 0, 1]);
@@ -433,10 +430,7 @@ mod tests {
             place_stripes(Inode(6), 4, &all),
             Err(PlacementError::Width { width: 4, able: 3 })
         );
-        assert_eq!(
-            place_stripes(Inode(6), 1, &[]),
-            Err(PlacementError::NoElement)
-        );
+        assert_eq!(place_stripes(Inode(6), 1, &[]), Err(PlacementError::NoNode));
         assert_eq!(
             place_stripes(Inode(6), 0, &rooms(&[0, 0])),
             Err(PlacementError::AllFull)

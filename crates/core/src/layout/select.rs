@@ -2,7 +2,7 @@
 //! module only computes byte ranges.
 
 use super::{Layout, Part, Piece, Within};
-use crate::id::ElementId;
+use crate::id::NodeId;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
@@ -392,7 +392,7 @@ pub struct Selected<'a> {
     pub(super) ranges: Vec<Range<u64>>,
 }
 
-/// Consecutive selected bytes of a part, which are requested from its element.
+/// Consecutive selected bytes of a part, which are requested from its node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SelectedSpan {
     /// Index into [`Layout::parts`].
@@ -582,13 +582,13 @@ impl Selected<'_> {
         bytes
     }
 
-    /// Returns the number of selected bytes per element, counting every readable copy: the bytes that a task finds on the element.
+    /// Returns the number of selected bytes per node, counting every readable copy: the bytes that a task finds on the node.
     #[must_use]
-    pub fn bytes_by_element(&self) -> BTreeMap<ElementId, u64> {
-        let mut all: BTreeMap<ElementId, u64> = BTreeMap::new();
+    pub fn bytes_by_node(&self) -> BTreeMap<NodeId, u64> {
+        let mut all: BTreeMap<NodeId, u64> = BTreeMap::new();
         for (part, bytes) in self.bytes_by_part() {
             for copy in self.layout.parts()[part].current() {
-                *all.entry(copy.element).or_default() += bytes;
+                *all.entry(copy.node).or_default() += bytes;
             }
         }
         all

@@ -1,5 +1,5 @@
 //! Striped files: stripe *k* is in part *k* mod *n*. A part holds its stripes one after the other, so that it is a plain file on its
-//! element (Active Storage §4). This module only computes positions.
+//! node (Active Storage §4). This module only computes positions.
 
 use super::{LayoutError, Part, Piece, Within};
 use crate::id::ObjectId;
@@ -7,11 +7,11 @@ use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;
 
-/// Granularity of stripe units in bytes: a page, so that each page of the file is stored on one element only.
+/// Granularity of stripe units in bytes: a page, so that each page of the file is stored on one node only.
 pub const UNIT_GRAIN: u64 = 4096;
 /// Largest stripe unit, in bytes.
 pub const UNIT_MAX: u64 = 1 << 30;
-/// Maximum number of elements of a striped file.
+/// Maximum number of nodes of a striped file.
 pub const WIDTH_MAX: usize = 1024;
 /// Number of characters shown of an invalid description of stripes.
 const TEXT_SHOWN_MAX: usize = 64;
@@ -21,7 +21,7 @@ const TEXT_SHOWN_MAX: usize = 64;
 pub struct Stripes {
     /// Size of a stripe, in bytes.
     pub unit: u64,
-    /// Number of elements; 0 for all elements that keep data.
+    /// Number of nodes; 0 for all nodes that keep data.
     pub width: usize,
 }
 
@@ -84,7 +84,7 @@ impl fmt::Display for Stripes {
     }
 }
 
-/// Role of an object within the version to which it belongs as a part; stored with the object on its element.
+/// Role of an object within the version to which it belongs as a part; stored with the object on its node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PartOf {
     /// Object of the version, which has no bytes.
@@ -139,7 +139,7 @@ pub struct Striped {
     pub unit: u64,
     /// Size of the file, in bytes.
     pub size: u64,
-    /// Parts, one for each element. A part may be shorter than its place in the file: the missing bytes are zeros.
+    /// Parts, one for each node. A part may be shorter than its place in the file: the missing bytes are zeros.
     pub parts: Vec<Part>,
 }
 

@@ -7,8 +7,8 @@ use proptest::prelude::*;
 type Byte = Option<(usize, u64)>;
 
 fn part(object: u64, size: u64) -> Part {
-    let element = ElementId(u32::try_from(object).unwrap());
-    Part::on(ObjectId(object), size, element)
+    let node = NodeId(u32::try_from(object).unwrap());
+    Part::on(ObjectId(object), size, node)
 }
 
 fn striped(unit: u64, width: usize, size: u64) -> Layout {
@@ -111,7 +111,7 @@ proptest! {
             };
             prop_assert!(!follows, "{:?}", pair);
         }
-        // The ranges requested from elements are exactly these.
+        // The ranges requested from nodes are exactly these.
         let mut spans: Vec<(usize, u64)> = layout
             .spans(start..end)
             .into_iter()
@@ -249,10 +249,10 @@ proptest! {
         }
         prop_assert_eq!(found, expected);
         let by_part = selected.bytes_by_part();
-        let elements = by_part.iter().map(|(&part, &bytes)| (layout.parts()[part].copies[0].element, bytes));
-        let elements: BTreeMap<ElementId, u64> = elements.collect();
+        let nodes = by_part.iter().map(|(&part, &bytes)| (layout.parts()[part].copies[0].node, bytes));
+        let nodes: BTreeMap<NodeId, u64> = nodes.collect();
         prop_assert_eq!(&by_part, &counted);
-        prop_assert_eq!(selected.bytes_by_element(), elements);
+        prop_assert_eq!(selected.bytes_by_node(), nodes);
         if let Layout::Whole(_) = layout {
             prop_assert_eq!(selection.bytes_of(size), selected.length());
         }
@@ -336,28 +336,27 @@ fn striped_layout_matches_hand_computed_example() {
         layout.spans(4096..5 * 4096),
         [(0, 4096..8192), (1, 0..8192), (2, 0..4096)]
     );
-    // The stripes of one element are one run, whatever their number.
+    // The stripes of one node are one run, whatever their number.
     assert_eq!(striped(4096, 1, 1 << 40).pieces(0..1 << 40).count(), 1);
     assert_eq!(striped(4096, 4, 1 << 40).spans(0..1 << 40).len(), 4);
 }
 
 #[test]
-fn bytes_by_element_count_every_readable_copy() {
+fn bytes_by_node_count_every_readable_copy() {
     let mut layout = striped(4096, 2, 3 * 4096);
     let state = |state| Copy {
-        element: ElementId(7),
+        node: NodeId(7),
         state,
     };
     layout.parts_mut()[0].copies.push(state(CopyState::Current));
     layout.parts_mut()[1].copies.push(state(CopyState::Coming));
-    let counted = |bytes: BTreeMap<ElementId, u64>| -> Vec<(u32, u64)> {
+    let counted = |bytes: BTreeMap<NodeId, u64>| -> Vec<(u32, u64)> {
         bytes
             .into_iter()
-            .map(|(element, bytes)| (element.0, bytes))
+            .map(|(node, bytes)| (node.0, bytes))
             .collect()
     };
-    let of =
-        |selection: &Selection| counted(layout.selected(selection).unwrap().bytes_by_element());
+    let of = |selection: &Selection| counted(layout.selected(selection).unwrap().bytes_by_node());
     let first = Selection::ranges(None, &[ranges_of(0, 100)]).unwrap();
     assert_eq!(of(&Selection::WHOLE), [(1, 8192), (2, 4096), (7, 8192)]);
     assert_eq!(of(&first), [(1, 100), (7, 100)]);
@@ -602,7 +601,7 @@ fn invalid_record_selections_are_refused() {
     );
     let many = striped(4096, 1, 1 << 50);
     let lines = Selection::part(0).of_records(Some(Records::until(b"\n").unwrap()));
-    // The stripes of one element are one run; the runs of several would be too many.
+    // The stripes of one node are one run; the runs of several would be too many.
     assert!(many.records(&lines, Ok::<_, SelectionError>).is_ok());
     let many = striped(4096, 2, 1 << 50)
         .records(&lines, Ok::<_, SelectionError>)

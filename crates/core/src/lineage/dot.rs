@@ -11,11 +11,11 @@ pub fn render(graph: &Graph) -> String {
     if let Some(cut) = &graph.cut {
         let _ = writeln!(out, "  label={};", quoted(cut));
     }
-    let mut draw = |node, shape, label: &str| {
+    let mut draw = |vertex, shape, label: &str| {
         let _ = writeln!(
             out,
             "  {} [shape={shape}, label={}];",
-            name(node),
+            name(vertex),
             quoted(label)
         );
     };
@@ -27,11 +27,9 @@ pub fn render(graph: &Graph) -> String {
         let label = if record.hidden {
             format!("{}\ntask {}", record.shown_name(), record.task)
         } else {
-            let Record {
-                kernel, element, ..
-            } = record;
+            let Record { kernel, node, .. } = record;
             let name = record.shown_name();
-            format!("{name}\n{kernel} on element {element}")
+            format!("{name}\n{kernel} on node {node}")
         };
         draw(Vertex::Run(record.task), "ellipse", &label);
     }
@@ -43,8 +41,8 @@ pub fn render(graph: &Graph) -> String {
     out
 }
 
-fn name(node: Vertex) -> String {
-    match node {
+fn name(vertex: Vertex) -> String {
+    match vertex {
         Vertex::Version(object) => format!("o{object}"),
         Vertex::Run(task) => format!("t{task}"),
     }

@@ -128,7 +128,7 @@ fn line(graph: &Graph, item: Vertex) -> String {
         Vertex::Version(object) => match graph.version(object) {
             Some(version) => {
                 let unknown = match version.writer {
-                    // The record of the task was lost with its element.
+                    // The record of the task was lost with its node.
                     Writer::Task(task) if unexplained(graph, version) => {
                         format!(", made by task {task}, of which nothing else is shown")
                     }
@@ -174,11 +174,11 @@ pub(super) fn version_line(version: &Version) -> String {
         }
     };
     format!(
-        "{}  [object {}, {}, element {}{older}{moved}{dropped}{writer}]{}",
+        "{}  [object {}, {}, node {}{older}{moved}{dropped}{writer}]{}",
         version.shown_path(),
         version.object,
         bytes(version.size),
-        version.element,
+        version.node,
         annotations(version)
     )
 }
@@ -207,12 +207,12 @@ pub(super) fn run_line(record: &Record) -> String {
     if record.is_others() {
         let ran = record.end.since(record.start).as_secs_f64();
         return format!(
-            "{}: {}  [task {} of user {}, element {}, {}, {ran:.3} s]",
+            "{}: {}  [task {} of user {}, node {}, {}, {ran:.3} s]",
             record.shown_name(),
             record.kernel,
             record.task,
             record.owner.uid,
-            record.element,
+            record.node,
             iso_time(record.start),
         );
     }
@@ -230,11 +230,11 @@ pub(super) fn run_line(record: &Record) -> String {
         .map(|task| format!(", result of task {task} used again, which ran there and then"))
         .unwrap_or_default();
     format!(
-        "{}: {command}  [task {} of job {}, element {}, {}, {:.3} s, moved {}, kernel {hash}{reused}]",
+        "{}: {command}  [task {} of job {}, node {}, {}, {:.3} s, moved {}, kernel {hash}{reused}]",
         record.name,
         record.task,
         record.job,
-        record.element,
+        record.node,
         iso_time(record.start),
         record.end.since(record.start).as_secs_f64(),
         bytes(record.moved_bytes)
@@ -278,7 +278,7 @@ mod tests {
             text.contains("written by user 1000 at 2023-11-14T22:13:20.000Z"),
             "{text}"
         );
-        assert!(text.contains("task 13 of job 5, element 2"), "{text}");
+        assert!(text.contains("task 13 of job 5, node 2"), "{text}");
     }
 
     #[test]

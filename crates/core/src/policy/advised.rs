@@ -1,6 +1,6 @@
-//! Advised: minimum wait with the host's element as one more candidate.
+//! Advised: minimum wait with the host's node as one more candidate.
 //!
-//! For the task t, the storage element e that `min-wait` would choose, and the host:
+//! For the task t, the storage node e that `min-wait` would choose, and the host:
 //!
 //! ```text
 //! time(t, e) = wait(t, e) + transfer(t, e) + run(t, e)
@@ -14,7 +14,7 @@ use super::{Choice, Policy, Reason, Request, View, min_wait};
 /// Maximum difference of times that count as equal, in percent.
 const TIE_PERCENT: u64 = 1;
 
-/// Policy that balances waiting, moving and running over storage elements and the host.
+/// Policy that balances waiting, moving and running over storage nodes and the host.
 #[derive(Clone, Copy, Debug)]
 pub struct Advised;
 
@@ -40,7 +40,7 @@ impl Policy for Advised {
             run_ns: cost.run_ns,
         };
         Some(Choice {
-            element: cost.element,
+            node: cost.node,
             reason,
         })
     }
@@ -70,7 +70,7 @@ mod tests {
         Advised
             .place(&request(), &mut FullScan::of(all))
             .unwrap()
-            .element
+            .node
             .0
     }
 

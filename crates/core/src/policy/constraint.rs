@@ -1,9 +1,9 @@
-//! Constraint (LABIOS §3.5.2, "constraint-based"): chooses the element with the highest score under a job's weights, among those with
+//! Constraint (LABIOS §3.5.2, "constraint-based"): chooses the node with the highest score under a job's weights, among those with
 //! capacity in their queue.
 //!
-//! Elements whose scores are in the same bucket are equally good. Among these, an element that holds more of the inputs is chosen, then one
-//! with fewer labels per core, then the one with the lowest id. Every label that an element receives lowers the parts of its score for load
-//! and availability, so that labels spread unless the weights prevent it. In any case an element gets no more than its queue takes.
+//! Nodes whose scores are in the same bucket are equally good. Among these, a node that holds more of the inputs is chosen, then one
+//! with fewer labels per core, then the one with the lowest id. Every label that a node receives lowers the parts of its score for load
+//! and availability, so that labels spread unless the weights prevent it. In any case a node gets no more than its queue takes.
 
 use super::{Choice, Policy, Reason, Request, View, labels_per_core};
 use crate::score::{Weights, WeightsError, bucket};
@@ -45,13 +45,13 @@ impl Policy for Constraint {
                 Reverse(bucket(*score)),
                 Reverse(store.local_bytes),
                 labels_per_core(store.outstanding, store.cores),
-                store.estimate.element,
+                store.estimate.node,
             )
         })?;
         let standing = best.standing;
         let reason = Reason::HighestScore { score, standing };
         Some(Choice {
-            element: best.estimate.element,
+            node: best.estimate.node,
             reason,
         })
     }
@@ -72,10 +72,10 @@ mod tests {
     fn chosen(weights: &str, all: &[Candidate]) -> Option<u32> {
         let policy = Constraint::by(weights).unwrap();
         let choice = policy.place(&request(), &mut FullScan::of(all))?;
-        Some(choice.element.0)
+        Some(choice.node.0)
     }
 
-    /// Returns a fast element, a thrifty one, and one with a free core.
+    /// Returns a fast node, a thrifty one, and one with a free core.
     fn three() -> [Candidate; 3] {
         let mut all = [store(0), store(1), store(2)];
         for one in &mut all {
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn constraint_profile_chooses_its_best_element() {
+    fn constraint_profile_chooses_its_best_node() {
         let all = three();
         assert_eq!(chosen("bandwidth", &all), Some(0));
         assert_eq!(chosen("energy", &all), Some(1));

@@ -1,20 +1,20 @@
-//! Hybrid (AnalyzeThis §3.2, "HY"): reduce tasks and unaligned tasks run on the host's element; another policy places all other tasks.
+//! Hybrid (AnalyzeThis §3.2, "HY"): reduce tasks and unaligned tasks run on the host's node; another policy places all other tasks.
 //!
-//! - A *reduce* task has at least [`REDUCE_INPUTS_MIN`] inputs that are stored on at least [`REDUCE_HOLDERS_MIN`] elements: its inputs
+//! - A *reduce* task has at least [`REDUCE_INPUTS_MIN`] inputs that are stored on at least [`REDUCE_HOLDERS_MIN`] nodes: its inputs
 //!   would move in any case.
 //! - *Unaligned* tasks are the last, incomplete wave of similar tasks: of n that became ready together on c storage cores the last n mod c,
 //!   if n > c (a wave that is incomplete from the start has no stragglers).
 //!
-//! Without a host's element, or while its queue is full, the other policy decides.
+//! Without a host's node, or while its queue is full, the other policy decides.
 
 use super::{Choice, Memory, Policy, Reason, Request, View};
 
 /// Minimum number of inputs of a reduce task.
 pub const REDUCE_INPUTS_MIN: usize = 3;
-/// Minimum number of elements that hold these inputs.
+/// Minimum number of nodes that hold these inputs.
 pub const REDUCE_HOLDERS_MIN: usize = 2;
 
-/// Another policy combined with the host's element.
+/// Another policy combined with the host's node.
 #[derive(Debug)]
 pub struct Hybrid {
     base: Box<dyn Policy>,
@@ -39,10 +39,10 @@ impl Policy for Hybrid {
         let host = view
             .host()
             .filter(|host| host.room)
-            .map(|host| host.estimate.element);
-        let on_host = host.and_then(|element| {
+            .map(|host| host.estimate.node);
+        let on_host = host.and_then(|node| {
             Some(Choice {
-                element,
+                node,
                 reason: host_work(request, view)?,
             })
         });
@@ -110,7 +110,7 @@ mod tests {
         policy
             .place(request, &mut FullScan::of(all))
             .unwrap()
-            .element
+            .node
             .0
     }
 

@@ -1,8 +1,8 @@
-//! Input locality (AnalyzeThis §3.2, "IL"): chooses the element that holds the largest part of the inputs, even if other elements are idle.
-//! This policy moves the least data, and may overload one element.
+//! Input locality (AnalyzeThis §3.2, "IL"): chooses the node that holds the largest part of the inputs, even if other nodes are idle.
+//! This policy moves the least data, and may overload one node.
 //!
-//! Ties (a task without inputs, or equal parts) are decided for the element with the shortest wait, then the fewest outstanding labels for
-//! its cores, then the lowest id. The task waits for a full element.
+//! Ties (a task without inputs, or equal parts) are decided for the node with the shortest wait, then the fewest outstanding labels for
+//! its cores, then the lowest id. The task waits for a full node.
 
 use super::{Choice, Policy, Reason, Request, View, labels_per_core};
 use std::cmp::Reverse;
@@ -23,7 +23,7 @@ impl Policy for InputLocality {
                 Reverse(store.local_bytes),
                 estimate.wait_ns,
                 labels_per_core(store.outstanding, store.cores),
-                estimate.element,
+                estimate.node,
             )
         })?;
         let reason = Reason::MostInput {
@@ -31,7 +31,7 @@ impl Policy for InputLocality {
             input_bytes: request.input_bytes,
         };
         Some(Choice {
-            element: best.estimate.element,
+            node: best.estimate.node,
             reason,
         })
     }
@@ -49,7 +49,7 @@ mod tests {
         InputLocality
             .place(&request(), &mut FullScan::of(all))
             .unwrap()
-            .element
+            .node
             .0
     }
 

@@ -1,6 +1,6 @@
-//! Minimum wait (AnalyzeThis §3.2, "MW"): chooses the element with the least expected wait.
+//! Minimum wait (AnalyzeThis §3.2, "MW"): chooses the node with the least expected wait.
 //!
-//! For a task t and every element e:
+//! For a task t and every node e:
 //!
 //! ```text
 //! wait(t, e)     = free(e) + transfer(t, e)
@@ -15,7 +15,7 @@
 //! [`UNKNOWN_RUN`](crate::dispatch::UNKNOWN_RUN), so that such runs spread.
 //!
 //! `free` is the paper's "expected free time", kept as the remaining time so that errors of old estimates vanish as labels end. Ties are
-//! decided for the element with more of the inputs, then fewer outstanding labels, then the lowest id.
+//! decided for the node with more of the inputs, then fewer outstanding labels, then the lowest id.
 
 use super::{Candidate, Choice, Policy, Reason, Request, View};
 use std::cmp::Reverse;
@@ -40,7 +40,7 @@ impl Policy for MinWait {
     fn chosen(&mut self, _choice: &Choice) {}
 }
 
-/// Returns the storage element with the least wait.
+/// Returns the storage node with the least wait.
 pub(super) fn least(view: &mut dyn View) -> Option<Candidate> {
     let stores = view.by_wait().iter();
     let least = stores.min_by_key(|store| {
@@ -50,13 +50,13 @@ pub(super) fn least(view: &mut dyn View) -> Option<Candidate> {
             wait_ns,
             Reverse(store.local_bytes),
             store.outstanding,
-            cost.element,
+            cost.node,
         )
     });
     least.copied()
 }
 
-/// Returns the choice of an element from [`least`].
+/// Returns the choice of a node from [`least`].
 pub(super) fn choice(best: &Candidate) -> Choice {
     let cost = &best.estimate;
     let reason = Reason::LeastWait {
@@ -64,7 +64,7 @@ pub(super) fn choice(best: &Candidate) -> Choice {
         transfer_ns: cost.transfer_ns,
     };
     Choice {
-        element: cost.element,
+        node: cost.node,
         reason,
     }
 }
@@ -79,7 +79,7 @@ mod tests {
         MinWait
             .place(&request(), &mut FullScan::of(all))
             .unwrap()
-            .element
+            .node
             .0
     }
 

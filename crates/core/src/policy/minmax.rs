@@ -1,32 +1,32 @@
 //! Minmax (LABIOS §3.5.2): places tasks that are ready at the same time together. The placement minimises time and energy within the
-//! capacity of queues and devices of elements: a multidimensional knapsack, which is NP-hard.
+//! capacity of queues and devices of nodes: a multidimensional knapsack, which is NP-hard.
 //!
-//! A task t that element e gets after others of the batch costs
+//! A task t that node e gets after others of the batch costs
 //!
 //! ```text
 //! cost(t, e)    = wait(e) + queue(e) + service(t, e) + energy(t, e)
 //! service(t, e) = transfer(t, e) + run(t, e)
 //! queue(e)      = 0 while the batch gave e fewer tasks than it has idle cores, else
 //!                 service times of the tasks that the batch gave e before / cores(e)
-//! energy(t, e)  = service(t, e) · power(e) / the least power of all elements
+//! energy(t, e)  = service(t, e) · power(e) / the least power of all nodes
 //! power(e)      = watts(e) / cores(e)
 //! ```
 //!
-//! so time and energy weigh alike: an element that draws twice as much power has to be twice as fast. An element without configured power
-//! counts as the one that draws the most; if no element has configured power, energy counts for nothing.
+//! so time and energy weigh alike: a node that draws twice as much power has to be twice as fast. A node without configured power
+//! counts as the one that draws the most; if no node has configured power, energy counts for nothing.
 //!
 //! **Approximate dynamic programming** (after Bertsimas, Demir 2002): tasks are stages. The state consists of the free capacity of queues
-//! and devices, and of the tasks given to each element. Of the states after a stage, only the [`BEAM`] cheapest are kept, and equal states
-//! are merged. Each task is tried on its [`CHOICES`] cheapest elements only. The result is then improved by moving tasks between its
-//! elements and exchanging pairs, in [`PASSES`] passes, or one pass for large batches. The tests compare small batches with the optimum of
+//! and devices, and of the tasks given to each node. Of the states after a stage, only the [`BEAM`] cheapest are kept, and equal states
+//! are merged. Each task is tried on its [`CHOICES`] cheapest nodes only. The result is then improved by moving tasks between its
+//! nodes and exchanging pairs, in [`PASSES`] passes, or one pass for large batches. The tests compare small batches with the optimum of
 //! an exact search.
 //!
-//! An element takes as many tasks as it surely has places for, and no more input than its device has space for. If no device has enough
-//! space, the element with the most space is chosen: only the task itself finds out whether its input fits in the end.
+//! A node takes as many tasks as it surely has places for, and no more input than its device has space for. If no device has enough
+//! space, the node with the most space is chosen: only the task itself finds out whether its input fits in the end.
 
 use super::{Ask, Candidate, Choice, Policy, Reason, Request, View};
 use crate::dispatch::UNKNOWN_RUN;
-use crate::id::ElementId;
+use crate::id::NodeId;
 use crate::layout::RESERVE_BYTES;
 use std::cmp::Reverse;
 
@@ -34,7 +34,7 @@ use std::cmp::Reverse;
 pub const BATCH_MAX: usize = 64;
 /// Number of states that are kept after each stage.
 pub const BEAM: usize = 8;
-/// Number of elements on which each task is tried.
+/// Number of nodes on which each task is tried.
 pub const CHOICES: usize = 8;
 
 /// Number of passes over all tasks and pairs, and the number of tasks beyond which only one pass is made.
@@ -79,7 +79,7 @@ impl Policy for Minmax {
                 watts_milli: best.watts_milli,
             };
             Some(Choice {
-                element: best.estimate.element,
+                node: best.estimate.node,
                 reason,
             })
         };
@@ -93,7 +93,7 @@ impl Policy for Minmax {
     fn chosen(&mut self, _choice: &Choice) {}
 }
 
-/// Returns the time for which a task occupies a core of an element.
+/// Returns the time for which a task occupies a core of a node.
 fn service(on: &Candidate) -> u64 {
     let run = match on.estimate.run_ns {
         0 => UNKNOWN_RUN.0,
@@ -102,10 +102,10 @@ fn service(on: &Candidate) -> u64 {
     on.estimate.transfer_ns.saturating_add(run)
 }
 
-/// State of an element before the batch.
+/// State of a node before the batch.
 #[derive(Clone, Copy, Debug)]
 struct Site {
-    element: ElementId,
+    node: NodeId,
     cores: u64,
     idle: u64,
     slots: u64,
@@ -116,7 +116,7 @@ impl Site {
     fn of(one: &Candidate) -> Self {
         let cores = u64::from(one.cores.max(1));
         Self {
-            element: one.estimate.element,
+            node: one.estimate.node,
             cores,
             idle: cores.saturating_sub(one.outstanding as u64),
             slots: one.slots as u64,
@@ -125,27 +125,27 @@ impl Site {
     }
 }
 
-/// A task on an element.
+/// A task on a node.
 #[derive(Clone, Copy, Debug)]
 struct Choosable {
     site: usize,
     /// Index among the task's candidates.
     place: usize,
-    /// Cost of the task on the element before the batch gave the element any task.
+    /// Cost of the task on the node before the batch gave the node any task.
     cost: u64,
     service: u64,
 }
 
-/// Possible elements of each task, and their costs.
+/// Possible nodes of each task, and their costs.
 #[derive(Debug)]
 struct Problem {
-    /// Elements in the order of ids.
+    /// Nodes in the order of ids.
     sites: Vec<Site>,
-    /// Input size of each task in bytes, and its possible elements, in the order of sites.
+    /// Input size of each task in bytes, and its possible nodes, in the order of sites.
     tasks: Vec<(u64, Vec<Choosable>)>,
 }
 
-/// Tasks that the batch gave an element.
+/// Tasks that the batch gave a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Given {
     tasks: u64,
@@ -167,7 +167,7 @@ impl Given {
 #[derive(Clone, Debug, Default)]
 struct State {
     cost: u64,
-    /// Tasks given to each element, in the order of sites, and a digest of them.
+    /// Tasks given to each node, in the order of sites, and a digest of them.
     given: Vec<(usize, Given)>,
     digest: u64,
     /// Last step of the placement: an index into the steps.
@@ -212,19 +212,19 @@ fn digest(site: usize, given: &Given) -> u64 {
 impl Problem {
     fn of(batch: &mut [Ask<'_>]) -> Self {
         for ask in &mut *batch {
-            let id = |one: &Candidate| one.estimate.element;
+            let id = |one: &Candidate| one.estimate.node;
             if !ask.candidates.is_sorted_by_key(id) {
                 ask.candidates.sort_unstable_by_key(id);
             }
         }
         let mut sites: Vec<Site> = Vec::new();
         for ask in &*batch {
-            let mut known = sites.iter().map(|site| site.element);
-            let same = |one: &Candidate| known.by_ref().any(|id| id == one.estimate.element);
+            let mut known = sites.iter().map(|site| site.node);
+            let same = |one: &Candidate| known.by_ref().any(|id| id == one.estimate.node);
             if !ask.candidates.iter().all(same) {
                 sites.extend(ask.candidates.iter().map(Site::of));
-                sites.sort_by_key(|site| site.element);
-                sites.dedup_by_key(|site| site.element);
+                sites.sort_by_key(|site| site.node);
+                sites.dedup_by_key(|site| site.node);
             }
         }
         let (most, least) = powers(batch);
@@ -232,7 +232,7 @@ impl Problem {
             let mut passed = sites.iter().enumerate();
             let all = ask.candidates.iter().enumerate();
             let choosable = all.filter_map(|(place, one)| {
-                let (site, at) = passed.find(|(_, site)| site.element == one.estimate.element)?;
+                let (site, at) = passed.find(|(_, site)| site.node == one.estimate.node)?;
                 let service = service(one);
                 let energy = match power(one).or(most) {
                     Some(power) => multiply_divide(service, power, least.max(1)),
@@ -252,7 +252,7 @@ impl Problem {
         Self { sites, tasks }
     }
 
-    /// Returns the additional cost of a task on an element that already has given tasks; `None` if its queue is full.
+    /// Returns the additional cost of a task on a node that already has given tasks; `None` if its queue is full.
     fn add(&self, given: Given, bytes: u64, one: &Choosable) -> Option<u64> {
         let site = &self.sites[one.site];
         if given.tasks >= site.slots {
@@ -272,7 +272,7 @@ impl Problem {
         Some(cost.saturating_add(misfit))
     }
 
-    /// Returns the index of each task's element among its candidates. If a task does not fit in the first order, the tasks with the largest
+    /// Returns the index of each task's node among its candidates. If a task does not fit in the first order, the tasks with the largest
     /// inputs are placed first, if that is cheaper.
     fn solve(&self) -> Vec<Option<usize>> {
         let mut order: Vec<usize> = (0..self.tasks.len()).collect();
@@ -291,7 +291,7 @@ impl Problem {
         found
     }
 
-    /// Returns the cost of a placement with the tasks in their order. A task without an element costs nothing.
+    /// Returns the cost of a placement with the tasks in their order. A task without a node costs nothing.
     fn cost(&self, places: &[Option<usize>]) -> u64 {
         let mut state = State::default();
         for ((bytes, choosable), place) in self.tasks.iter().zip(places) {
@@ -345,7 +345,7 @@ impl Problem {
         places
     }
 
-    /// Returns the cheapest states after a task, the cheapest first. A task without a possible element is left out.
+    /// Returns the cheapest states after a task, the cheapest first. A task without a possible node is left out.
     fn stage(
         &self,
         beam: &[State],
@@ -393,17 +393,17 @@ impl Problem {
     }
 }
 
-/// Placement that is being improved: the tasks of each element.
+/// Placement that is being improved: the tasks of each node.
 #[derive(Debug)]
 struct Exchange<'a> {
     problem: &'a Problem,
-    /// Elements with at least one task.
+    /// Nodes with at least one task.
     sites: Vec<usize>,
-    /// Each task on each of these elements, task by task; `None` where the task can't be placed.
+    /// Each task on each of these nodes, task by task; `None` where the task can't be placed.
     on: Vec<Option<Choosable>>,
-    /// Tasks of each element, in order, and their cost.
+    /// Tasks of each node, in order, and their cost.
     lists: Vec<(Vec<usize>, u64)>,
-    /// Element of each task.
+    /// Node of each task.
     at: Vec<Option<usize>>,
 }
 
@@ -443,7 +443,7 @@ impl<'a> Exchange<'a> {
         this
     }
 
-    /// Returns the cost of an element's tasks without one of them, and with another one; `None` if this is impossible.
+    /// Returns the cost of a node's tasks without one of them, and with another one; `None` if this is impossible.
     fn cost(&self, at: usize, without: Option<usize>, with: Option<usize>) -> Option<u64> {
         let (mut given, mut sum, mut with) = (Given::default(), 0_u64, with);
         let mut add = |task: usize| {
@@ -467,7 +467,7 @@ impl<'a> Exchange<'a> {
         Some(sum)
     }
 
-    /// Moves a task from one element to another, and another task back if one is given, if this is cheaper. Returns whether it is.
+    /// Moves a task from one node to another, and another task back if one is given, if this is cheaper. Returns whether it is.
     fn exchange(
         &mut self,
         (task, from): (usize, usize),
@@ -527,12 +527,12 @@ impl<'a> Exchange<'a> {
     }
 }
 
-/// Returns the power per core of an element, in thousandths of a watt; `None` if no power is configured.
+/// Returns the power per core of a node, in thousandths of a watt; `None` if no power is configured.
 fn power(one: &Candidate) -> Option<u64> {
     (one.watts_milli > 0).then(|| (one.watts_milli / u64::from(one.cores.max(1))).max(1))
 }
 
-/// Returns the largest and the smallest power per core of all elements.
+/// Returns the largest and the smallest power per core of all nodes.
 fn powers(batch: &[Ask<'_>]) -> (Option<u64>, u64) {
     let all = || {
         batch
@@ -570,11 +570,11 @@ mod tests {
 
     fn places(mut batch: Vec<Ask<'_>>) -> Vec<Option<u32>> {
         let choices = Minmax.place_all(&mut batch);
-        let element = |choice: Option<Choice>| Some(choice?.element.0);
-        choices.into_iter().map(element).collect()
+        let node = |choice: Option<Choice>| Some(choice?.node.0);
+        choices.into_iter().map(node).collect()
     }
 
-    /// Returns an element on which a task runs for `run_ns`.
+    /// Returns a node on which a task runs for `run_ns`.
     fn site(id: u32, run_ns: u64, watts: u64) -> Candidate {
         let mut one = store(id);
         one.slots = 8;
@@ -584,12 +584,12 @@ mod tests {
     }
 
     #[test]
-    fn minmax_prefers_faster_element_and_weighs_energy_like_time() {
+    fn minmax_prefers_faster_node_and_weighs_energy_like_time() {
         let all = [site(0, 1000, 0), site(1, 3000, 0)];
         let batch = vec![ask(0, &all), ask(0, &all), ask(0, &all), ask(0, &all)];
         let on_slow = places(batch).iter().filter(|id| **id == Some(1)).count();
         assert_eq!(on_slow, 1, "1 + 2 + 3 and 3 thousand is the least");
-        // Element 0 is three times as fast for four times the power: element 1 is chosen until the wait in its queue outweighs this.
+        // Node 0 is three times as fast for four times the power: node 1 is chosen until the wait in its queue outweighs this.
         let all = [site(0, 1000, 40), site(1, 2900, 10)];
         assert_eq!(
             places(vec![ask(0, &all)]),
@@ -602,7 +602,7 @@ mod tests {
             [Some(1)],
             "1 + 5 against 2.9 + 2.9"
         );
-        // An element without configured power counts as the one that draws the most.
+        // A node without configured power counts as the one that draws the most.
         let all = [site(0, 1000, 0), site(1, 1000, 10), site(2, 1000, 50)];
         assert_eq!(places(vec![ask(0, &all)]), [Some(1)]);
     }
@@ -644,7 +644,7 @@ mod tests {
         liar.cores = 0;
         let batch = vec![ask(u64::MAX, &[liar]); BATCH_MAX];
         assert_eq!(places(batch), [Some(7); BATCH_MAX]);
-        // An element with almost no power gets as many tasks as its queue takes, and no more.
+        // A node with almost no power gets as many tasks as its queue takes, and no more.
         let mut thrifty = site(0, 1_000_000, 1);
         thrifty.watts_milli = 1;
         let honest = [thrifty, site(1, 1_000_000, 100), site(2, 1_000_000, 100)];
@@ -658,7 +658,7 @@ mod tests {
         let all = [site(3, 5, 0), site(1, 5, 0), site(2, 9, 0)];
         let policy = by_name("minmax", 0).unwrap();
         let choice = policy.place(&request(), &mut FullScan::of(&all)).unwrap();
-        assert_eq!(choice.element.0, 1);
+        assert_eq!(choice.node.0, 1);
         assert_eq!(places(vec![ask(100, &all)]), [Some(1)]);
     }
 
@@ -682,10 +682,10 @@ mod tests {
         })
     }
 
-    /// Returns elements that differ in speed, power, load and space, and tasks with inputs on different elements.
+    /// Returns nodes that differ in speed, power, load and space, and tasks with inputs on different nodes.
     fn case(source: &mut Source) -> Vec<Ask<'static>> {
-        let elements = 2 + source.below(3);
-        let mut all: Vec<Candidate> = (0..elements).map(store).collect();
+        let nodes = 2 + source.below(3);
+        let mut all: Vec<Candidate> = (0..nodes).map(store).collect();
         for one in &mut all {
             one.cores = 1 + source.below(3);
             one.slots = 2 + source.below(4) as usize;
@@ -701,10 +701,10 @@ mod tests {
         for _ in 0..tasks {
             let bytes = u64::from(source.below(1000));
             let factor = u64::from(1 + source.below(3));
-            let holder = source.below(elements);
+            let holder = source.below(nodes);
             let mut here = all.clone();
             for one in &mut here {
-                let away = one.estimate.element.0 != holder;
+                let away = one.estimate.node.0 != holder;
                 one.estimate.transfer_ns = if away { bytes } else { 0 };
                 one.estimate.run_ns *= factor;
             }

@@ -1,4 +1,4 @@
-//! Policies: each policy chooses the element on which a ready task runs. A policy is a pure function of the request, the view and its own
+//! Policies: each policy chooses the node on which a ready task runs. A policy is a pure function of the request, the view and its own
 //! small state; it sees no clock and no dispatcher. To add a policy, add a file in this folder and a row in [`by_name`].
 //!
 //! Asking and choosing are two steps. [`Policy::place`] answers without changing anything, so that the dispatcher may look ahead and drop
@@ -28,7 +28,7 @@ pub use view::{Among, View};
 pub use write_amplification::WriteAmplification;
 
 use crate::event::{Estimate, Role};
-use crate::id::{ElementId, JobId, TaskId};
+use crate::id::{JobId, NodeId, TaskId};
 use crate::score::{Standing, WeightsError};
 use std::fmt;
 
@@ -58,7 +58,7 @@ pub const NAMES: [&str; 18] = [
     "advised",
 ];
 
-/// Task that needs an element.
+/// Task that needs a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request<'a> {
     /// Job of the task.
@@ -69,7 +69,7 @@ pub struct Request<'a> {
     pub kernel: &'a str,
     /// Number of its inputs, not counting its kernel's code.
     pub inputs: usize,
-    /// Number of elements that hold the inputs.
+    /// Number of nodes that hold the inputs.
     pub holders: usize,
     /// Size of all its inputs, in bytes.
     pub input_bytes: u64,
@@ -79,10 +79,10 @@ pub struct Request<'a> {
     pub wave_size: u64,
 }
 
-/// Element that could take the task.
+/// Node that could take the task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Candidate {
-    /// Purpose of the element.
+    /// Purpose of the node.
     pub role: Role,
     /// Number of kernels that it runs at once.
     pub cores: u32,
@@ -96,20 +96,20 @@ pub struct Candidate {
     pub slots: usize,
     /// Last reported free space of its device, in bytes.
     pub free_bytes: u64,
-    /// Power that the element draws at full load, in thousandths of a watt, as configured; 0 if no power is configured.
+    /// Power that the node draws at full load, in thousandths of a watt, as configured; 0 if no power is configured.
     pub watts_milli: u64,
     /// Properties from which its scores are computed.
     pub standing: Standing,
-    /// Estimated costs of the task on the element.
+    /// Estimated costs of the task on the node.
     pub estimate: Estimate,
 }
 
-/// Task with its candidate elements.
+/// Task with its candidate nodes.
 #[derive(Clone, Debug)]
 pub struct Ask<'a> {
     /// Request of the task.
     pub request: Request<'a>,
-    /// All storage elements on which the task may be placed.
+    /// All storage nodes on which the task may be placed.
     pub candidates: Vec<Candidate>,
 }
 
@@ -120,7 +120,7 @@ pub fn labels_per_core(labels: usize, cores: u32) -> u64 {
 }
 
 impl Candidate {
-    /// Returns the time until the task would have ended on the element, in nanoseconds: waiting, pulling its inputs and running.
+    /// Returns the time until the task would have ended on the node, in nanoseconds: waiting, pulling its inputs and running.
     #[must_use]
     pub fn end_ns(&self) -> u64 {
         let cost = &self.estimate;
@@ -133,52 +133,52 @@ impl Candidate {
 /// Answer of a policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Choice {
-    /// Chosen element. If its queue is full, the task waits in the dispatcher for this element.
-    pub element: ElementId,
+    /// Chosen node. If its queue is full, the task waits in the dispatcher for this node.
+    pub node: NodeId,
     /// Reason of the choice.
     pub reason: Reason,
 }
 
-/// Reason for which an element was chosen; its `Display` is the sentence that `tidemill explain` shows.
+/// Reason for which a node was chosen; its `Display` is the sentence that `tidemill explain` shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// The job script names the element.
+    /// The job script names the node.
     Pinned,
-    /// The producer of a streamed input runs on the element, and another core is free.
+    /// The producer of a streamed input runs on the node, and another core is free.
     Beside,
-    /// It was the element's turn.
+    /// It was the node's turn.
     Turn,
-    /// The element was drawn at random.
+    /// The node was drawn at random.
     Drawn,
-    /// The element holds the largest part of the inputs.
+    /// The node holds the largest part of the inputs.
     MostInput {
-        /// Size of the inputs on the element, in bytes.
+        /// Size of the inputs on the node, in bytes.
         local_bytes: u64,
         /// Size of all inputs, in bytes.
         input_bytes: u64,
     },
-    /// Waiting and pulling inputs together take the least time on the element.
+    /// Waiting and pulling inputs together take the least time on the node.
     LeastWait {
         /// Time until a core is free, in nanoseconds.
         wait_ns: u64,
         /// Time to pull inputs, in nanoseconds.
         transfer_ns: u64,
     },
-    /// The element has to pull the least for the task's inputs.
+    /// The node has to pull the least for the task's inputs.
     LeastAmplification {
         /// Size of all inputs, in bytes.
         input_bytes: u64,
         /// Size of the inputs that it has to pull, in bytes.
         transfer_bytes: u64,
     },
-    /// The element's score is the highest of those with capacity.
+    /// The node's score is the highest of those with capacity.
     HighestScore {
         /// Score, in thousandths.
         score: u16,
         /// Properties from which the score was computed.
         standing: Standing,
     },
-    /// The cheapest plan that was found for several tasks gives the task to the element.
+    /// The cheapest plan that was found for several tasks gives the task to the node.
     CheapestPlan {
         /// Number of tasks in the plan.
         together: usize,
@@ -186,10 +186,10 @@ pub enum Reason {
         wait_ns: u64,
         /// Time to pull inputs and to run, in nanoseconds.
         service_ns: u64,
-        /// Power of the element in thousandths of a watt, as configured; 0 if no power is configured.
+        /// Power of the node in thousandths of a watt, as configured; 0 if no power is configured.
         watts_milli: u64,
     },
-    /// Waiting, pulling inputs and running take the least time on this element, compared with the best storage element and the host.
+    /// Waiting, pulling inputs and running take the least time on this node, compared with the best storage node and the host.
     Advised {
         /// Time until a core is free, in nanoseconds.
         wait_ns: u64,
@@ -198,11 +198,11 @@ pub enum Reason {
         /// Time to run, in nanoseconds; 0 if it is unknown.
         run_ns: u64,
     },
-    /// The task gathers inputs from several elements, which is the host's work.
+    /// The task gathers inputs from several nodes, which is the host's work.
     Reduce {
         /// Number of inputs.
         inputs: usize,
-        /// Number of elements that hold them.
+        /// Number of nodes that hold them.
         holders: usize,
     },
     /// The task is one of those that do not fill a wave, which is the host's work.
@@ -211,7 +211,7 @@ pub enum Reason {
         left: u64,
         /// Number of tasks of the wave.
         size: u64,
-        /// Number of cores of all storage elements.
+        /// Number of cores of all storage nodes.
         cores: u64,
     },
 }
@@ -219,9 +219,9 @@ pub enum Reason {
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Pinned => write!(f, "the job script names this element"),
+            Self::Pinned => write!(f, "the job script names this node"),
             Self::Beside => write!(f, "what it reads is made there, beside free cores"),
-            Self::Turn => write!(f, "it was this element's turn"),
+            Self::Turn => write!(f, "it was this node's turn"),
             Self::Drawn => write!(f, "it was drawn at random"),
             Self::MostInput {
                 local_bytes,
@@ -237,7 +237,7 @@ impl fmt::Display for Reason {
                 transfer_ns,
             } => write!(
                 f,
-                "waiting {:.1} ms for a core and {:.1} ms for inputs is the least of all elements",
+                "waiting {:.1} ms for a core and {:.1} ms for inputs is the least of all nodes",
                 millis(*wait_ns),
                 millis(*transfer_ns)
             ),
@@ -246,12 +246,12 @@ impl fmt::Display for Reason {
                 transfer_bytes,
             } => write!(
                 f,
-                "pulling {transfer_bytes} bytes for {input_bytes} bytes of input amplifies writes {:.2} times, the least of all elements",
+                "pulling {transfer_bytes} bytes for {input_bytes} bytes of input amplifies writes {:.2} times, the least of all nodes",
                 write_amplification(*input_bytes, *transfer_bytes)
             ),
             Self::HighestScore { score, standing } => write!(
                 f,
-                "a score of {:.2} is the highest of all elements with room: {standing}",
+                "a score of {:.2} is the highest of all nodes with room: {standing}",
                 f64::from(*score) / 1000.0
             ),
             Self::CheapestPlan {
@@ -272,14 +272,14 @@ impl fmt::Display for Reason {
                 run_ns,
             } => write!(
                 f,
-                "waiting {:.1} ms for a core, {:.1} ms for inputs and running {:.1} ms is the least of all elements and the host",
+                "waiting {:.1} ms for a core, {:.1} ms for inputs and running {:.1} ms is the least of all nodes and the host",
                 millis(*wait_ns),
                 millis(*transfer_ns),
                 millis(*run_ns)
             ),
             Self::Reduce { inputs, holders } => write!(
                 f,
-                "it gathers {inputs} inputs from {holders} elements, which the host does with less movement"
+                "it gathers {inputs} inputs from {holders} nodes, which the host does with less movement"
             ),
             Self::Unaligned { left, size, cores } => write!(
                 f,
@@ -291,10 +291,10 @@ impl fmt::Display for Reason {
 
 fn power(watts_milli: u64) -> String {
     if watts_milli == 0 {
-        return "on an element of which nobody said what it draws".to_owned();
+        return "on a node of which nobody said what it draws".to_owned();
     }
     let watts = millis(watts_milli) * 1e3;
-    format!("on an element configured with {watts:.1} W")
+    format!("on a node configured with {watts:.1} W")
 }
 
 /// Returns the bytes written per byte of input: (input + transferred) / input, 1 without input (AnalyzeThis Eq. 1).
@@ -318,8 +318,8 @@ fn millis(ns: u64) -> f64 {
 /// State of a policy between tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Memory {
-    /// Element of the last turn.
-    pub last: Option<ElementId>,
+    /// Node of the last turn.
+    pub last: Option<NodeId>,
     /// State of its random number generator.
     pub source: Option<u64>,
 }
@@ -329,7 +329,7 @@ pub trait Policy: fmt::Debug + Send {
     /// Returns the name of the policy.
     fn name(&self) -> &str;
 
-    /// Returns the element for a task. Returns `None` if no element that the policy may choose is online and has capacity: the task is
+    /// Returns the node for a task. Returns `None` if no node that the policy may choose is online and has capacity: the task is
     /// placed again when one has.
     fn place(&self, request: &Request<'_>, view: &mut dyn View) -> Option<Choice>;
 
@@ -338,7 +338,7 @@ pub trait Policy: fmt::Debug + Send {
         1
     }
 
-    /// Returns the elements for tasks that are ready at the same time, in their order. Like [`Self::place`], it changes nothing.
+    /// Returns the nodes for tasks that are ready at the same time, in their order. Like [`Self::place`], it changes nothing.
     fn place_all(&self, batch: &mut [Ask<'_>]) -> Vec<Option<Choice>> {
         vec![None; batch.len()]
     }
@@ -453,7 +453,7 @@ mod tests {
             watts_milli: 0,
             standing: Standing::default(),
             estimate: Estimate {
-                element: ElementId(id),
+                node: NodeId(id),
                 wait_ns: 0,
                 transfer_ns: 0,
                 transfer_bytes: 0,
@@ -527,12 +527,12 @@ mod tests {
     }
 
     #[test]
-    fn policies_without_draws_choose_first_of_equal_elements() {
+    fn policies_without_draws_choose_first_of_equal_nodes() {
         let all: Vec<Candidate> = (0..10_000).rev().map(store).collect();
         for name in NAMES.into_iter().filter(|name| !name.contains("random")) {
             let policy = by_name(name, 7).unwrap();
             let choice = policy.place(&request(), &mut FullScan::of(&all));
-            assert_eq!(choice.map(|choice| choice.element.0), Some(0), "{name}");
+            assert_eq!(choice.map(|choice| choice.node.0), Some(0), "{name}");
         }
     }
 

@@ -1,12 +1,12 @@
-//! Random: chooses an element with a seeded random number generator. This policy is the baseline for the others.
+//! Random: chooses a node with a seeded random number generator. This policy is the baseline for the others.
 //!
-//! `random` chooses among elements with capacity in their queue. `random:all` chooses among all, whatever their load (LABIOS §3.5.2,
-//! "random select"): a task then waits for its element, even if another element is idle.
+//! `random` chooses among nodes with capacity in their queue. `random:all` chooses among all, whatever their load (LABIOS §3.5.2,
+//! "random select"): a task then waits for its node, even if another node is idle.
 
 use super::{Among, Choice, Memory, Policy, Reason, Request, View};
 use crate::random::Source;
 
-/// Policy that draws elements; the same seed draws the same ones.
+/// Policy that draws nodes; the same seed draws the same ones.
 #[derive(Clone, Debug)]
 pub struct Random {
     source: Source,
@@ -14,7 +14,7 @@ pub struct Random {
 }
 
 impl Random {
-    /// Returns the policy with a seed and the set of elements from which it draws.
+    /// Returns the policy with a seed and the set of nodes from which it draws.
     #[must_use]
     pub fn seeded(seed: u64, of: Among) -> Self {
         let source = Source::seeded(seed);
@@ -33,9 +33,9 @@ impl Policy for Random {
     fn place(&self, _request: &Request<'_>, view: &mut dyn View) -> Option<Choice> {
         let drawn = self.source.clone().next_u64();
         let index = drawn.checked_rem(view.count(self.of) as u64)?;
-        let element = view.nth(self.of, usize::try_from(index).ok()?)?;
+        let node = view.nth(self.of, usize::try_from(index).ok()?)?;
         Some(Choice {
-            element,
+            node,
             reason: Reason::Drawn,
         })
     }
@@ -74,26 +74,26 @@ mod tests {
             .map(|_| {
                 let choice = policy.place(&request(), &mut FullScan::of(all)).unwrap();
                 policy.chosen(&choice);
-                choice.element.0
+                choice.node.0
             })
             .collect()
     }
 
     #[test]
-    fn random_replays_seed_and_draws_all_elements() {
+    fn random_replays_seed_and_draws_all_nodes() {
         assert_eq!(sequence(5), sequence(5));
         assert_ne!(sequence(5), sequence(6));
         for id in 0..4 {
             let count = sequence(5).iter().filter(|&&drawn| drawn == id).count();
             assert!(
                 (60..=140).contains(&count),
-                "element {id} was drawn {count} times of 400"
+                "node {id} was drawn {count} times of 400"
             );
         }
     }
 
     #[test]
-    fn random_chooses_full_element_only_among_all_stores() {
+    fn random_chooses_full_node_only_among_all_stores() {
         let mut all = [store(0), store(1)];
         all[1].room = false;
         let drawn = |of| draws(&mut Random::seeded(5, of), &all);

@@ -1,13 +1,13 @@
-//! Round-robin (AnalyzeThis §3.2, "RR"): chooses the next element in turn with capacity in its queue, whatever data it holds. This policy
+//! Round-robin (AnalyzeThis §3.2, "RR"): chooses the next node in turn with capacity in its queue, whatever data it holds. This policy
 //! levels load and moves the most data.
 
 use super::{Choice, Memory, Policy, Reason, Request, View};
-use crate::id::ElementId;
+use crate::id::NodeId;
 
-/// Policy that uses elements in turn.
+/// Policy that uses nodes in turn.
 #[derive(Clone, Debug, Default)]
 pub struct RoundRobin {
-    last: Option<ElementId>,
+    last: Option<NodeId>,
 }
 
 impl Policy for RoundRobin {
@@ -18,10 +18,10 @@ impl Policy for RoundRobin {
     fn place(&self, _request: &Request<'_>, view: &mut dyn View) -> Option<Choice> {
         let stores = view.in_turn(self.last).iter();
         let free = stores.filter(|store| store.room);
-        let elements = free.map(|store| store.estimate.element);
-        let next = elements.min_by_key(|&element| (Some(element) <= self.last, element))?;
+        let nodes = free.map(|store| store.estimate.node);
+        let next = nodes.min_by_key(|&node| (Some(node) <= self.last, node))?;
         Some(Choice {
-            element: next,
+            node: next,
             reason: Reason::Turn,
         })
     }
@@ -38,7 +38,7 @@ impl Policy for RoundRobin {
     }
 
     fn chosen(&mut self, choice: &Choice) {
-        self.last = Some(choice.element);
+        self.last = Some(choice.node);
     }
 }
 
@@ -49,13 +49,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn round_robin_alternates_and_skips_full_elements() {
+    fn round_robin_alternates_and_skips_full_nodes() {
         let mut all = [store(0), store(1), store(2)];
         let mut policy = RoundRobin::default();
         let mut turn = |all: &[super::super::Candidate]| {
             let choice = policy.place(&request(), &mut FullScan::of(all)).unwrap();
             policy.chosen(&choice);
-            choice.element.0
+            choice.node.0
         };
         assert_eq!(
             [turn(&all), turn(&all), turn(&all), turn(&all)],

@@ -1,56 +1,56 @@
-//! Queries of a policy about the array. Every answer leaves out elements on which the task must not run.
+//! Queries of a policy about the array. Every answer leaves out nodes on which the task must not run.
 //!
-//! Most policies order elements by few properties, so the view need not show them the whole array: it can keep elements in those orders and
+//! Most policies order nodes by few properties, so the view need not show them the whole array: it can keep nodes in those orders and
 //! show the first of each.
 
 use super::Candidate;
 use crate::event::Role;
-use crate::id::ElementId;
+use crate::id::NodeId;
 use crate::score::Weights;
 use std::fmt;
 
-/// Set of elements that are counted.
+/// Set of nodes that are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Among {
-    /// All storage elements.
+    /// All storage nodes.
     Stores,
-    /// Storage elements whose queue is not full.
+    /// Storage nodes whose queue is not full.
     Open,
 }
 
-/// The array as a policy sees it: elements that are online. Candidates are in no particular order.
+/// The array as a policy sees it: nodes that are online. Candidates are in no particular order.
 pub trait View: fmt::Debug {
-    /// Returns storage elements that include the minimum of certain keys. Such a key may depend arbitrarily on the held bytes first. After
-    /// that it rises with the wait, with the outstanding labels per core and with the id. Each omitted element differs from a returned one
+    /// Returns storage nodes that include the minimum of certain keys. Such a key may depend arbitrarily on the held bytes first. After
+    /// that it rises with the wait, with the outstanding labels per core and with the id. Each omitted node differs from a returned one
     /// only by the last three properties, and is not better.
     fn by_wait(&mut self) -> &[Candidate];
 
-    /// Returns storage elements that include the minimum of certain keys. Such a key may depend arbitrarily on the held bytes first. After
-    /// that it prefers elements with capacity, among these the ones after `last`, and among these the lowest id.
-    fn in_turn(&mut self, last: Option<ElementId>) -> &[Candidate];
+    /// Returns storage nodes that include the minimum of certain keys. Such a key may depend arbitrarily on the held bytes first. After
+    /// that it prefers nodes with capacity, among these the ones after `last`, and among these the lowest id.
+    fn in_turn(&mut self, last: Option<NodeId>) -> &[Candidate];
 
-    /// Returns storage elements that include the minimum of certain keys. Such a key depends first on the presence of capacity, then on the
+    /// Returns storage nodes that include the minimum of certain keys. Such a key depends first on the presence of capacity, then on the
     /// bucket of the score under these weights, and then arbitrarily on the held bytes. After that it rises with the outstanding labels per
     /// core and with the id.
     fn by_score(&mut self, weights: &Weights) -> &[Candidate];
 
-    /// Returns all storage elements; the cost of this query grows with the array.
+    /// Returns all storage nodes; the cost of this query grows with the array.
     fn stores(&mut self) -> &[Candidate];
 
-    /// Returns the number of elements in the set.
+    /// Returns the number of nodes in the set.
     fn count(&mut self, of: Among) -> usize;
 
-    /// Returns an element of the set by its index in the order of ids.
-    fn nth(&mut self, of: Among, index: usize) -> Option<ElementId>;
+    /// Returns a node of the set by its index in the order of ids.
+    fn nth(&mut self, of: Among, index: usize) -> Option<NodeId>;
 
-    /// Returns the host's element, if it is online.
+    /// Returns the host's node, if it is online.
     fn host(&mut self) -> Option<Candidate>;
 
-    /// Returns the number of cores of all storage elements.
+    /// Returns the number of cores of all storage nodes.
     fn store_cores(&mut self) -> u64;
 }
 
-/// View that always returns all elements: the reference for the other views.
+/// View that always returns all nodes: the reference for the other views.
 #[derive(Clone, Debug)]
 pub(crate) struct FullScan {
     all: Vec<Candidate>,
@@ -77,7 +77,7 @@ impl View for FullScan {
         &self.stores
     }
 
-    fn in_turn(&mut self, _last: Option<ElementId>) -> &[Candidate] {
+    fn in_turn(&mut self, _last: Option<NodeId>) -> &[Candidate] {
         &self.stores
     }
 
@@ -93,9 +93,9 @@ impl View for FullScan {
         self.among(of).count()
     }
 
-    fn nth(&mut self, of: Among, index: usize) -> Option<ElementId> {
+    fn nth(&mut self, of: Among, index: usize) -> Option<NodeId> {
         let chosen = self.among(of).nth(index)?;
-        Some(chosen.estimate.element)
+        Some(chosen.estimate.node)
     }
 
     fn host(&mut self) -> Option<Candidate> {

@@ -1,23 +1,23 @@
-//! Write amplification (AnalyzeThis §6.3, "WA"): chooses the element on which the task writes least in addition to its inputs.
+//! Write amplification (AnalyzeThis §6.3, "WA"): chooses the node on which the task writes least in addition to its inputs.
 //!
-//! For a task t and every element e:
+//! For a task t and every node e:
 //!
 //! ```text
 //! WA(t, e) = (bytes of t's inputs + bytes of them that are not on e) / bytes of t's inputs
 //! ```
 //!
-//! This is Eq. 1 with the intended sum, and 1 for a task without inputs. The denominator is the same for all elements, so the bytes to pull
-//! are compared. Among several elements with the least bytes, the next in turn that has capacity is chosen, as in the paper, where turns
-//! decide all ties. If none of them has capacity, the task waits for the next in turn. Without ties this policy chooses the same elements
+//! This is Eq. 1 with the intended sum, and 1 for a task without inputs. The denominator is the same for all nodes, so the bytes to pull
+//! are compared. Among several nodes with the least bytes, the next in turn that has capacity is chosen, as in the paper, where turns
+//! decide all ties. If none of them has capacity, the task waits for the next in turn. Without ties this policy chooses the same nodes
 //! as input locality.
 
 use super::{Choice, Memory, Policy, Reason, Request, View};
-use crate::id::ElementId;
+use crate::id::NodeId;
 
 /// Policy that minimises writes to the devices.
 #[derive(Clone, Debug, Default)]
 pub struct WriteAmplification {
-    last: Option<ElementId>,
+    last: Option<NodeId>,
 }
 
 impl Policy for WriteAmplification {
@@ -27,16 +27,16 @@ impl Policy for WriteAmplification {
 
     fn place(&self, request: &Request<'_>, view: &mut dyn View) -> Option<Choice> {
         let best = view.in_turn(self.last).iter().min_by_key(|store| {
-            let element = store.estimate.element;
-            let passed = Some(element) <= self.last;
-            (store.estimate.transfer_bytes, !store.room, passed, element)
+            let node = store.estimate.node;
+            let passed = Some(node) <= self.last;
+            (store.estimate.transfer_bytes, !store.room, passed, node)
         })?;
         let reason = Reason::LeastAmplification {
             input_bytes: request.input_bytes,
             transfer_bytes: best.estimate.transfer_bytes,
         };
         Some(Choice {
-            element: best.estimate.element,
+            node: best.estimate.node,
             reason,
         })
     }
@@ -53,7 +53,7 @@ impl Policy for WriteAmplification {
     }
 
     fn chosen(&mut self, choice: &Choice) {
-        self.last = Some(choice.element);
+        self.last = Some(choice.node);
     }
 }
 
@@ -75,7 +75,7 @@ mod tests {
         let mut turn = || {
             let choice = policy.place(&request(), &mut FullScan::of(all)).unwrap();
             policy.chosen(&choice);
-            choice.element.0
+            choice.node.0
         };
         (0..count).map(|_| turn()).collect()
     }
@@ -87,10 +87,10 @@ mod tests {
         let choice = WriteAmplification::default()
             .place(&request(), &mut FullScan::of(&all))
             .unwrap();
-        assert_eq!(choice.element, ElementId(1));
+        assert_eq!(choice.node, NodeId(1));
         assert_eq!(
             choice.reason.to_string(),
-            "pulling 40 bytes for 100 bytes of input amplifies writes 1.40 times, the least of all elements"
+            "pulling 40 bytes for 100 bytes of input amplifies writes 1.40 times, the least of all nodes"
         );
     }
 

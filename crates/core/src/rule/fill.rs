@@ -19,8 +19,8 @@ pub enum FillError {
 #[derive(Clone, Debug)]
 pub(super) struct Fill {
     task: String,
-    /// Element on which the task must run.
-    element: Option<u32>,
+    /// Node on which the task must run.
+    node: Option<u32>,
     files: Vec<Vec<(String, String)>>,
 }
 
@@ -34,7 +34,7 @@ impl Fill {
         values.push(("batch".into(), "1".into()));
         Self {
             task: rule.name.clone(),
-            element: None,
+            node: None,
             files: vec![values],
         }
     }
@@ -56,7 +56,7 @@ impl Fill {
         }
         Ok(Self {
             task: task.to_owned(),
-            element: None,
+            node: None,
             files,
         })
     }
@@ -99,7 +99,7 @@ impl Rule {
         self.script_on(revision, tasks, &BTreeMap::new())
     }
 
-    /// Returns the script like [`Rule::script`], with some of the tasks, given by their numbers, bound to an element.
+    /// Returns the script like [`Rule::script`], with some of the tasks, given by their numbers, bound to a node.
     ///
     /// # Errors
     /// As [`Rule::script`].
@@ -107,12 +107,12 @@ impl Rule {
         &self,
         revision: u64,
         tasks: &[(String, u64, Vec<&str>)],
-        elements: &BTreeMap<u64, u32>,
+        nodes: &BTreeMap<u64, u32>,
     ) -> Result<String, FillError> {
         let fill = |(task, version, paths): &(String, u64, Vec<&str>)| {
             let fill = Fill::of(self, task, (*version, paths))?;
-            let element = elements.get(version).copied();
-            Ok(Fill { element, ..fill })
+            let node = nodes.get(version).copied();
+            Ok(Fill { node, ..fill })
         };
         let fills = tasks.iter().map(fill).collect::<Result<Vec<_>, _>>()?;
         let mut job = self.job_group(&fills);
@@ -218,8 +218,8 @@ fn task(template: &Group, fill: &Fill, is_hook: bool) -> Group {
         };
         first("input", Data::Array(vec![path]));
     }
-    if let Some(element) = fill.element {
-        first("element", Data::Integer(element.into()));
+    if let Some(node) = fill.node {
+        first("node", Data::Integer(node.into()));
     }
     first("name", Data::Text(fill.task.clone()));
     for setting in group.settings.iter_mut().skip(1) {

@@ -1,4 +1,4 @@
-//! Hooks: rules with map and reduce (Active Burst-Buffer, §III-C and D). A hook defines when files are mapped on the element where they
+//! Hooks: rules with map and reduce (Active Burst-Buffer, §III-C and D). A hook defines when files are mapped on the node where they
 //! were written, when the results of a round are reduced to one, and whether the files are kept afterwards. This module only parses and
 //! expands hooks.
 //!
@@ -144,7 +144,7 @@ pub struct Spec {
     pub keep: Keep,
     /// Time of the map.
     pub on: On,
-    /// Whether the map's kernel runs as an MPI process on each element that holds a part of a file. The same applies to the reduce's kernel
+    /// Whether the map's kernel runs as an MPI process on each node that holds a part of a file. The same applies to the reduce's kernel
     /// if it is a shared object.
     pub mpi: bool,
     /// Longest time of one kernel.
@@ -675,7 +675,7 @@ impl Hook {
             add(&mut task, "mpi", Data::Boolean(true));
         }
         if group.get("policy").is_none() {
-            // A mapped file does not leave the element where it was written.
+            // A mapped file does not leave the node where it was written.
             add(&mut settings, "policy", Data::Text("input-locality".into()));
         }
         if self.spec.on == On::Write {

@@ -5,7 +5,7 @@ use super::{
     BATCH_IN_TIME, Batch, Conditions, DEFAULT_DEPTH, Hook, MAX_BATCH, MAX_DEPTH, MAX_NAME_BYTES,
     MAX_RULE_BYTES, Pattern, Problem, Rule, RuleError, RuleErrors, mime, pattern, xml,
 };
-use crate::id::{ElementId, ObjectId};
+use crate::id::{NodeId, ObjectId};
 use crate::job::{Files, FolderMap, Job, Listed, Made, Map, Mapped, Mapping, duration, size};
 use crate::layout::{Layout, Part, Selection};
 use crate::script::{self, Data, Group, Position, Setting, Value};
@@ -84,7 +84,7 @@ impl Files for Sample {
 
     fn made_of(&self, _: &str) -> Option<Made> {
         let object = ObjectId(1);
-        let layout = Layout::Whole(Part::on(object, 1, ElementId(0)));
+        let layout = Layout::Whole(Part::on(object, 1, NodeId(0)));
         Some(Made { object, layout })
     }
 
@@ -105,7 +105,7 @@ impl Files for Sample {
         Ok(None)
     }
 
-    /// The properties of a kernel are only known on the elements that run it.
+    /// The properties of a kernel are only known on the nodes that run it.
     fn folds(&self, _: &str, _: &[String]) -> bool {
         true
     }
@@ -251,7 +251,7 @@ impl Reader<'_> {
             }
         }
         for (name, advice) in [
-            ("element", "it runs where the file is written"),
+            ("node", "it runs where the file is written"),
             ("per", "what is still written has no pieces yet"),
         ] {
             if let Some(at) = of(name, "task") {

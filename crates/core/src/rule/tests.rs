@@ -411,16 +411,16 @@ fn folder_rule_has_folder_as_workdir_and_default_name() {
 }
 
 #[test]
-fn growing_rule_task_runs_on_element_of_its_file() {
+fn growing_rule_task_runs_on_node_of_its_file() {
     let text = "name = \"g\"; workdir = \"/w\"; pattern = \"*.log\"; when = \"growing\"; \
                 task = { kernel = \"/bin/wc\"; stdin = \"${file}\"; output = [ \"${stem}\" ]; stdout = \"${stem}\"; };";
     let rule = Rule::read("g", text).unwrap();
     let tasks = [("t".to_owned(), 5, vec!["/w/a.log"])];
     let on = rule.script_on(1, &tasks, &[(5, 2)].into()).unwrap();
-    assert!(on.contains("element = 2"), "{on}");
-    assert!(!rule.script(1, &tasks).unwrap().contains("element"));
+    assert!(on.contains("node = 2"), "{on}");
+    assert!(!rule.script(1, &tasks).unwrap().contains("node"));
     for (from, to) in [
-        ("stdin", "element = 1; stdin"),
+        ("stdin", "node = 1; stdin"),
         ("stdin", "per = \"part\"; stdin"),
     ] {
         let errors = Rule::read("g", &text.replacen(from, to, 1)).unwrap_err();

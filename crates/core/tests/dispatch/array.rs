@@ -1,4 +1,4 @@
-//! A small array in virtual time for the dispatcher's tests: elements that queue, run, crash and reconnect; a network that delays,
+//! A small array in virtual time for the dispatcher's tests: nodes that queue, run, crash and reconnect; a network that delays,
 //! reorders, repeats and loses messages; and a driver that stores the state of a server. One seed decides all random choices.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -56,14 +56,14 @@ enum Progress {
     Ended(Box<Outcome>),
 }
 
-/// An element; the state on its disk survives a crash.
+/// A node; the state on its disk survives a crash.
 #[derive(Debug)]
-pub(crate) struct Node {
-    pub(crate) view: ElementView,
+pub(crate) struct Machine {
+    pub(crate) view: NodeView,
     /// Programs of its host.
     pub(crate) programs: BTreeSet<String>,
     pub(crate) connected: bool,
-    /// Presence of the element in the dispatcher's last event.
+    /// Presence of the node in the dispatcher's last event.
     pub(crate) declared_up: bool,
     labels: BTreeMap<LabelId, (Label, Progress)>,
     inbox: VecDeque<Action>,
@@ -74,7 +74,7 @@ pub(crate) struct Node {
 struct Kept {
     state: Option<TaskState>,
     tries: u32,
-    label: Option<(LabelId, ElementId, Vec<ObjectId>)>,
+    label: Option<(LabelId, NodeId, Vec<ObjectId>)>,
     published: Option<Vec<Placed>>,
     /// Whether the task's state left Done since its outputs were published.
     reopened: bool,
@@ -84,7 +84,7 @@ struct Kept {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Faults {
     pub(crate) crash: u64,
-    /// Probability that an element gains or loses programs or resources.
+    /// Probability that a node gains or loses programs or resources.
     pub(crate) change: u64,
     pub(crate) restart: u64,
     pub(crate) cancel: u64,
@@ -98,15 +98,15 @@ pub(crate) struct World {
     pub(crate) dispatcher: Dispatcher,
     pub(crate) now: Time,
     pub(crate) dice: Dice,
-    pub(crate) nodes: BTreeMap<ElementId, Node>,
+    pub(crate) machines: BTreeMap<NodeId, Machine>,
     pub(crate) log: Vec<Action>,
     pub(crate) jobs: BTreeMap<JobId, JobSpec>,
     pub(crate) job_states: BTreeMap<JobId, JobState>,
     tasks: BTreeMap<TaskId, Kept>,
     /// All labels that were ever sent.
-    queue: BTreeMap<LabelId, (ElementId, Label)>,
-    /// Objects that exist, and their elements.
-    objects: BTreeMap<ObjectId, ElementId>,
+    queue: BTreeMap<LabelId, (NodeId, Label)>,
+    /// Objects that exist, and their nodes.
+    objects: BTreeMap<ObjectId, NodeId>,
     /// Objects that consist of other objects.
     parted: BTreeMap<ObjectId, Layout>,
     /// Files that jobs wait for.
@@ -116,14 +116,14 @@ pub(crate) struct World {
     pub(crate) faults: Faults,
 }
 
-pub(crate) fn view(role: Role, cores: u32) -> ElementView {
-    ElementView {
+pub(crate) fn view(role: Role, cores: u32) -> NodeView {
+    NodeView {
         role,
         offers: Offers::of_cores(cores),
         capacity_bytes: 1 << 40,
         free_bytes: 1 << 39,
         link_bytes_per_sec: 125_000_000,
-        // Some elements are fast, some use little power, and some report neither.
+        // Some nodes are fast, some use little power, and some report neither.
         device_bytes_per_sec: u64::from(cores % 3) * 400_000_000,
         watts_milli: u64::from(cores % 2) * 60_000 * u64::from(cores),
         history: BTreeMap::new(),
@@ -135,12 +135,12 @@ impl World {
         seed: u64,
         faults: Faults,
         config: Config,
-        nodes: &[(u32, Role, u32)],
+        machines: &[(u32, Role, u32)],
     ) -> Self {
         let ids = Ids::default();
         let dispatcher = Dispatcher::new(config.clone(), Box::new(ids.clone())).unwrap();
-        let nodes = nodes.iter().map(|&(id, role, cores)| {
-            let node = Node {
+        let machines = machines.iter().map(|&(id, role, cores)| {
+            let machine = Machine {
                 view: view(role, cores),
                 programs: BTreeSet::new(),
                 connected: false,
@@ -149,13 +149,13 @@ impl World {
                 inbox: VecDeque::new(),
                 outbox: Vec::new(),
             };
-            (ElementId(id), node)
+            (NodeId(id), machine)
         });
         Self {
             dispatcher,
             now: Time(0),
             dice: Dice(seed),
-            nodes: nodes.collect(),
+            machines: machines.collect(),
             log: Vec::new(),
             jobs: BTreeMap::new(),
             job_states: BTreeMap::new(),
@@ -170,15 +170,15 @@ impl World {
         }
     }
 
-    /// Creates a striped file that exists before any job, with a stripe on each of these elements.
-    pub(crate) fn striped(&mut self, elements: &[ElementId]) -> Placed {
-        let parts = elements.iter().map(|&element| {
-            let placed = self.file(element, UNIT_GRAIN);
-            Part::on(placed.object, placed.size, element)
+    /// Creates a striped file that exists before any job, with a stripe on each of these nodes.
+    pub(crate) fn striped(&mut self, nodes: &[NodeId]) -> Placed {
+        let parts = nodes.iter().map(|&node| {
+            let placed = self.file(node, UNIT_GRAIN);
+            Part::on(placed.object, placed.size, node)
         });
         let parts: Vec<Part> = parts.collect();
-        let size = UNIT_GRAIN * elements.len() as u64;
-        let whole = self.file(elements[0], size);
+        let size = UNIT_GRAIN * nodes.len() as u64;
+        let whole = self.file(nodes[0], size);
         let unit = UNIT_GRAIN;
         let layout = Layout::Striped(Striped { unit, size, parts });
         self.parted.insert(whole.object, layout.clone());
@@ -188,19 +188,15 @@ impl World {
     }
 
     /// Creates a file that exists before any job.
-    pub(crate) fn file(&mut self, element: ElementId, size: u64) -> Placed {
+    pub(crate) fn file(&mut self, node: NodeId, size: u64) -> Placed {
         let object = self.ids.objects(1);
-        self.objects.insert(object, element);
-        Placed {
-            object,
-            element,
-            size,
-        }
+        self.objects.insert(object, node);
+        Placed { object, node, size }
     }
 
     /// Creates an object.
-    pub(crate) fn make(&mut self, object: ObjectId, element: ElementId) {
-        self.objects.insert(object, element);
+    pub(crate) fn make(&mut self, object: ObjectId, node: NodeId) {
+        self.objects.insert(object, node);
     }
 
     pub(crate) fn submit(&mut self, spec: JobSpec) {
@@ -209,37 +205,37 @@ impl World {
         self.ask_for_programs();
     }
 
-    /// Makes elements report the programs that the dispatcher does not know.
+    /// Makes nodes report the programs that the dispatcher does not know.
     pub(crate) fn ask_for_programs(&mut self) {
-        for (element, names) in self.dispatcher.unknown_programs() {
-            if self.nodes[&element].connected {
-                self.tell_programs(element, names);
+        for (node, names) in self.dispatcher.unknown_programs() {
+            if self.machines[&node].connected {
+                self.tell_programs(node, names);
             }
         }
     }
 
-    fn tell_programs(&mut self, element: ElementId, names: Vec<String>) {
-        let programs = &self.nodes[&element].programs;
+    fn tell_programs(&mut self, node: NodeId, names: Vec<String>) {
+        let programs = &self.machines[&node].programs;
         let (found, missing) = names.into_iter().partition(|name| programs.contains(name));
         self.on(Event::Programs {
-            element,
+            node,
             found,
             missing,
         });
     }
 
-    /// Makes an element gain or lose programs and resources: programs at once, the rest when it reconnects.
-    pub(crate) fn change(&mut self, id: ElementId) {
+    /// Makes a node gain or lose programs and resources: programs at once, the rest when it reconnects.
+    pub(crate) fn change(&mut self, id: NodeId) {
         let (gpus, has) = (self.dice.roll(3), self.dice.chance(60));
-        let node = self.nodes.get_mut(&id).unwrap();
-        if node.connected {
+        let machine = self.machines.get_mut(&id).unwrap();
+        if machine.connected {
             match has {
-                true => node.programs.insert(PROGRAM.to_owned()),
-                false => node.programs.remove(PROGRAM),
+                true => machine.programs.insert(PROGRAM.to_owned()),
+                false => machine.programs.remove(PROGRAM),
             };
             self.tell_programs(id, vec![PROGRAM.to_owned()]);
         } else {
-            node.offer(gpus);
+            machine.offer(gpus);
         }
     }
 
@@ -249,10 +245,10 @@ impl World {
         let mut out = Vec::new();
         self.dispatcher.on(event, self.now, &mut out);
         self.dispatcher.check();
-        for element in self.dispatcher.elements(self.now) {
+        for node in self.dispatcher.nodes(self.now) {
             assert!(
-                element.outstanding <= element.bound,
-                "{element:?} has too much to do"
+                node.outstanding <= node.bound,
+                "{node:?} has too much to do"
             );
         }
         for action in out {
@@ -263,9 +259,9 @@ impl World {
 
     fn carry_out(&mut self, action: Action) {
         match &action {
-            Action::Send { element, labels } => {
+            Action::Send { node, labels } => {
                 for label in labels {
-                    self.queue.insert(label.id, (*element, label.clone()));
+                    self.queue.insert(label.id, (*node, label.clone()));
                     let Operation::Analyse(analysis) = &label.operation else {
                         continue;
                     };
@@ -275,18 +271,18 @@ impl World {
                         .map(|output| output.object)
                         .collect();
                     let kept = self.tasks.entry(analysis.task).or_default();
-                    kept.label = Some((label.id, *element, objects));
+                    kept.label = Some((label.id, *node, objects));
                 }
-                self.forward(*element, action);
+                self.forward(*node, action);
             }
-            Action::Abort { element, .. } | Action::Recall { element, .. } => {
-                self.forward(*element, action);
+            Action::Abort { node, .. } | Action::Recall { node, .. } => {
+                self.forward(*node, action);
             }
             Action::Publish { task, outputs, .. } => {
                 self.publish(*task, outputs);
                 for output in outputs {
                     let there = self.objects.get(&output.object);
-                    assert_eq!(there, Some(&output.element), "{output:?}");
+                    assert_eq!(there, Some(&output.node), "{output:?}");
                 }
             }
             Action::Join {
@@ -310,7 +306,7 @@ impl World {
                 let ended = before.is_some_and(|before| before != JobState::Running);
                 assert!(!ended, "{job:?} was {before:?} and is {state:?}");
             }
-            Action::Discard { element, objects } => {
+            Action::Discard { node, objects } => {
                 for object in objects {
                     let published = self
                         .tasks
@@ -320,7 +316,7 @@ impl World {
                     assert!(!used, "{object:?} is published and discarded");
                     assert_eq!(
                         self.objects.remove(object),
-                        Some(*element),
+                        Some(*node),
                         "{object:?} never was"
                     );
                 }
@@ -339,94 +335,95 @@ impl World {
 
     fn join(&mut self, outputs: &[Placed], layouts: &[Striped]) {
         for part in layouts.iter().flat_map(|layout| &layout.parts) {
-            let first = part.copies.first().map(|copy| copy.element);
+            let first = part.copies.first().map(|copy| copy.node);
             assert_eq!(self.objects.get(&part.object).copied(), first, "{part:?}");
         }
         for (output, layout) in outputs.iter().zip(layouts) {
             let layout = Layout::Striped(layout.clone());
             self.parted.insert(output.object, layout);
-            self.objects.insert(output.object, output.element);
+            self.objects.insert(output.object, output.node);
         }
     }
 
-    /// A message to an element is lost if there is no connection.
-    fn forward(&mut self, element: ElementId, action: Action) {
-        if let Some(node) = self.nodes.get_mut(&element).filter(|node| node.connected) {
-            node.inbox.push_back(action);
+    /// A message to a node is lost if there is no connection.
+    fn forward(&mut self, node: NodeId, action: Action) {
+        if let Some(machine) = self
+            .machines
+            .get_mut(&node)
+            .filter(|machine| machine.connected)
+        {
+            machine.inbox.push_back(action);
         }
     }
 
-    pub(crate) fn connect(&mut self, id: ElementId) {
-        let node = self.nodes.get_mut(&id).unwrap();
-        if node.connected {
+    pub(crate) fn connect(&mut self, id: NodeId) {
+        let machine = self.machines.get_mut(&id).unwrap();
+        if machine.connected {
             return;
         }
-        node.connected = true;
-        node.declared_up = true;
-        for (label, (_, progress)) in &node.labels {
+        machine.connected = true;
+        machine.declared_up = true;
+        for (label, (_, progress)) in &machine.labels {
             if let Progress::Ended(outcome) = progress {
-                let (element, label, outcome) = (id, *label, outcome.clone());
-                node.outbox.push(Event::Finished {
-                    element,
+                let (node, label, outcome) = (id, *label, outcome.clone());
+                machine.outbox.push(Event::Finished {
+                    node,
                     label,
                     outcome,
                 });
             }
         }
-        let view = node.view.clone();
-        self.on(Event::ElementUp { element: id, view });
+        let view = machine.view.clone();
+        self.on(Event::NodeUp { node: id, view });
         self.ask_for_programs();
         let labels = self.wanted(id);
         let wanted: BTreeSet<LabelId> = labels.iter().map(|label| label.id).collect();
-        let node = self.nodes.get_mut(&id).unwrap();
-        for (&label, (_, progress)) in &node.labels {
+        let machine = self.machines.get_mut(&id).unwrap();
+        for (&label, (_, progress)) in &machine.labels {
             if !wanted.contains(&label) && !matches!(progress, Progress::Ended(_)) {
-                node.inbox.push_back(Action::Abort { element: id, label });
+                machine.inbox.push_back(Action::Abort { node: id, label });
             }
         }
-        node.inbox.push_back(Action::Send {
-            element: id,
-            labels,
-        });
+        machine.inbox.push_back(Action::Send { node: id, labels });
     }
 
-    /// Returns the labels that were sent to an element and are still to be executed.
-    pub(crate) fn wanted(&self, id: ElementId) -> Vec<Label> {
-        let sent = self.queue.values().filter(|(element, _)| *element == id);
+    /// Returns the labels that were sent to a node and are still to be executed.
+    pub(crate) fn wanted(&self, id: NodeId) -> Vec<Label> {
+        let sent = self.queue.values().filter(|(node, _)| *node == id);
         let labels = sent.map(|(_, label)| label);
         let wanted = labels.filter(|label| self.dispatcher.wants(label.id));
         wanted.cloned().collect()
     }
 
     /// Ends the connection; a crash also ends the running labels.
-    pub(crate) fn disconnect(&mut self, id: ElementId, crash: bool) {
-        let node = self.nodes.get_mut(&id).unwrap();
-        node.connected = false;
-        node.inbox.clear();
-        node.outbox.clear();
+    pub(crate) fn disconnect(&mut self, id: NodeId, crash: bool) {
+        let machine = self.machines.get_mut(&id).unwrap();
+        machine.connected = false;
+        machine.inbox.clear();
+        machine.outbox.clear();
         if crash {
-            for (_, progress) in node.labels.values_mut() {
+            for (_, progress) in machine.labels.values_mut() {
                 if matches!(progress, Progress::Running) {
                     *progress = match self.dice.chance(50) {
                         true => Progress::Queued,
-                        false => Progress::Ended(failed(FailureKind::ElementLost)),
+                        false => Progress::Ended(failed(FailureKind::NodeLost)),
                     };
                 }
             }
         }
     }
 
-    pub(crate) fn declare_down(&mut self, id: ElementId) {
-        let node = self.nodes.get_mut(&id).unwrap();
-        assert!(!node.connected);
-        node.declared_up = false;
-        self.on(Event::ElementDown { element: id });
+    pub(crate) fn declare_down(&mut self, id: NodeId) {
+        let machine = self.machines.get_mut(&id).unwrap();
+        assert!(!machine.connected);
+        machine.declared_up = false;
+        self.on(Event::NodeDown { node: id });
     }
 
     /// Kills the server and restarts it with its stored state.
     pub(crate) fn restart(&mut self) {
         self.dispatcher = Dispatcher::new(self.config.clone(), Box::new(self.ids.clone())).unwrap();
-        let ids: Vec<ElementId> = self.nodes.keys().copied().collect();
+        let ids: Vec<NodeId> = self.machines.keys().copied().collect();
         for &id in &ids {
             self.disconnect(id, false);
         }
@@ -439,9 +436,9 @@ impl World {
                     Some(TaskState::Done) => kept.published.map(Ended::Done),
                     Some(TaskState::Failed) => Some(Ended::Failed),
                     Some(TaskState::Sent | TaskState::Running) => {
-                        kept.label.map(|(label, element, objects)| Ended::Sent {
+                        kept.label.map(|(label, node, objects)| Ended::Sent {
                             label,
-                            element,
+                            node,
                             objects,
                             tries: kept.tries - 1,
                         })
@@ -474,7 +471,7 @@ impl World {
 
     pub(crate) fn write(&mut self, index: usize) {
         let (path, placed) = self.unwritten.swap_remove(index);
-        self.objects.insert(placed.object, placed.element);
+        self.objects.insert(placed.object, placed.node);
         for input in self
             .jobs
             .values_mut()
@@ -488,25 +485,25 @@ impl World {
         self.on(Event::FileSealed { path, placed });
     }
 
-    /// Makes one random step on an element. Returns whether there was any work.
-    pub(crate) fn progress(&mut self, id: ElementId) -> bool {
-        let node = self.nodes.get_mut(&id).unwrap();
+    /// Makes one random step on a node. Returns whether there was any work.
+    pub(crate) fn progress(&mut self, id: NodeId) -> bool {
+        let machine = self.machines.get_mut(&id).unwrap();
         let mut can = Vec::new();
-        if node.connected && !node.inbox.is_empty() {
+        if machine.connected && !machine.inbox.is_empty() {
             can.push(0);
         }
-        if node.connected && !node.outbox.is_empty() {
+        if machine.connected && !machine.outbox.is_empty() {
             can.push(1);
         }
-        let running: Vec<LabelId> = ids_that(&node.labels, |p| matches!(p, Progress::Running));
+        let running: Vec<LabelId> = ids_that(&machine.labels, |p| matches!(p, Progress::Running));
         if !running.is_empty() {
             can.push(2);
         }
-        let mut startable = startable(&node.labels);
-        let ledger = node.ledger();
+        let mut startable = startable(&machine.labels);
+        let ledger = machine.ledger();
         startable.retain(|label| {
-            let needs = needs_of(&node.labels[label].0);
-            ledger.has(needs) || node.view.offers.lacks(needs).is_some()
+            let needs = needs_of(&machine.labels[label].0);
+            ledger.has(needs) || machine.view.offers.lacks(needs).is_some()
         });
         if !startable.is_empty() {
             can.push(3);
@@ -516,7 +513,7 @@ impl World {
         }
         match can[self.dice.roll(can.len() as u64) as usize] {
             0 => {
-                let action = node.inbox.pop_front().unwrap();
+                let action = machine.inbox.pop_front().unwrap();
                 self.receive(id, action);
             }
             1 => self.deliver(id),
@@ -534,18 +531,19 @@ impl World {
         true
     }
 
-    fn receive(&mut self, id: ElementId, action: Action) {
-        let node = self.nodes.get_mut(&id).unwrap();
+    fn receive(&mut self, id: NodeId, action: Action) {
+        let machine = self.machines.get_mut(&id).unwrap();
         match action {
             Action::Send { labels, .. } => {
                 for label in labels {
-                    node.labels
+                    machine
+                        .labels
                         .entry(label.id)
                         .or_insert((label, Progress::Queued));
                 }
             }
             Action::Abort { label, .. } => {
-                let open = node
+                let open = machine
                     .labels
                     .get(&label)
                     .is_some_and(|(_, p)| !matches!(p, Progress::Ended(_)));
@@ -554,7 +552,7 @@ impl World {
                 }
             }
             Action::Recall { label, .. } => {
-                let waits = node
+                let waits = machine
                     .labels
                     .get(&label)
                     .is_some_and(|(_, p)| matches!(p, Progress::Queued));
@@ -562,68 +560,69 @@ impl World {
                     self.end(id, label, failed(FailureKind::Recalled));
                 }
             }
-            other => panic!("{other:?} is not for elements"),
+            other => panic!("{other:?} is not for nodes"),
         }
     }
 
-    fn deliver(&mut self, id: ElementId) {
-        let node = self.nodes.get_mut(&id).unwrap();
+    fn deliver(&mut self, id: NodeId) {
+        let machine = self.machines.get_mut(&id).unwrap();
         let index = match self.faults.reorder {
-            true => self.dice.roll(node.outbox.len() as u64) as usize,
+            true => self.dice.roll(machine.outbox.len() as u64) as usize,
             false => 0,
         };
-        let event = node.outbox.remove(index);
+        let event = machine.outbox.remove(index);
         if self.dice.chance(self.faults.repeat) {
-            node.outbox.push(event.clone());
+            machine.outbox.push(event.clone());
         }
         self.on(event);
     }
 
-    fn start(&mut self, id: ElementId, label: LabelId) {
-        let node = self.nodes.get_mut(&id).unwrap();
-        let after = node.labels[&label].0.after.clone();
+    fn start(&mut self, id: NodeId, label: LabelId) {
+        let machine = self.machines.get_mut(&id).unwrap();
+        let after = machine.labels[&label].0.after.clone();
         let well = after.iter().all(|label| {
-            let progress = node.labels.get(label).map(|(_, progress)| progress);
+            let progress = machine.labels.get(label).map(|(_, progress)| progress);
             matches!(progress, Some(Progress::Ended(outcome)) if outcome.result.is_ok())
         });
         if !well {
             return self.end(id, label, failed(FailureKind::Dependency));
         }
-        if node
+        if machine
             .view
             .offers
-            .lacks(needs_of(&node.labels[&label].0))
+            .lacks(needs_of(&machine.labels[&label].0))
             .is_some()
         {
             return self.end(id, label, failed(FailureKind::Unfit));
         }
-        node.labels.get_mut(&label).unwrap().1 = Progress::Running;
-        if node.connected {
-            node.outbox.push(Event::Started { element: id, label });
+        machine.labels.get_mut(&label).unwrap().1 = Progress::Running;
+        if machine.connected {
+            machine.outbox.push(Event::Started { node: id, label });
         }
     }
 
-    fn run(&mut self, id: ElementId, label: LabelId) -> Option<Box<Outcome>> {
-        let Operation::Analyse(analysis) = self.nodes[&id].labels[&label].0.operation.clone()
+    fn run(&mut self, id: NodeId, label: LabelId) -> Option<Box<Outcome>> {
+        let Operation::Analyse(analysis) = self.machines[&id].labels[&label].0.operation.clone()
         else {
             panic!("only tasks are run here")
         };
         let programs = analysis.kernel.programs();
-        let missing = |node: &Node| programs.iter().any(|name| !node.programs.contains(name));
-        if missing(&self.nodes[&id]) {
-            if self.nodes[&id].connected {
+        let missing =
+            |machine: &Machine| programs.iter().any(|name| !machine.programs.contains(name));
+        if missing(&self.machines[&id]) {
+            if self.machines[&id].connected {
                 self.tell_programs(id, programs);
             }
             return Some(failed(FailureKind::Unfit));
         }
         for input in &analysis.inputs {
-            if !self.nodes[&input.element].connected && input.element != id {
-                // Elements try for a while to pull an input.
+            if !self.machines[&input.node].connected && input.node != id {
+                // Nodes try for a while to pull an input.
                 return self.dice.chance(10).then(|| failed(FailureKind::Input));
             }
             match self.objects.get(&input.object) {
                 Some(_) if self.parted.contains_key(&input.object) => {}
-                Some(element) => assert_eq!(*element, input.element, "{input:?} is elsewhere"),
+                Some(node) => assert_eq!(*node, input.node, "{input:?} is elsewhere"),
                 // The label was replaced and its input was discarded; its outcome must not count.
                 None if !self.dispatcher.wants(label) => return Some(failed(FailureKind::Input)),
                 None => panic!(
@@ -659,12 +658,12 @@ impl World {
         }))
     }
 
-    fn end(&mut self, id: ElementId, label: LabelId, outcome: Box<Outcome>) {
-        let node = self.nodes.get_mut(&id).unwrap();
-        node.labels.get_mut(&label).unwrap().1 = Progress::Ended(outcome.clone());
-        if node.connected {
-            node.outbox.push(Event::Finished {
-                element: id,
+    fn end(&mut self, id: NodeId, label: LabelId, outcome: Box<Outcome>) {
+        let machine = self.machines.get_mut(&id).unwrap();
+        machine.labels.get_mut(&label).unwrap().1 = Progress::Ended(outcome.clone());
+        if machine.connected {
+            machine.outbox.push(Event::Finished {
+                node: id,
                 label,
                 outcome,
             });
@@ -673,9 +672,9 @@ impl World {
 
     /// One random step of the whole array, including faults.
     pub(crate) fn step(&mut self) {
-        let ids: Vec<ElementId> = self.nodes.keys().copied().collect();
+        let ids: Vec<NodeId> = self.machines.keys().copied().collect();
         let id = ids[self.dice.roll(ids.len() as u64) as usize];
-        let (connected, up) = (self.nodes[&id].connected, self.nodes[&id].declared_up);
+        let (connected, up) = (self.machines[&id].connected, self.machines[&id].declared_up);
         if self.dice.chance(self.faults.restart) {
             self.restart();
         } else if self.dice.chance(self.faults.cancel) {
@@ -700,7 +699,7 @@ impl World {
         }
     }
 
-    /// Stops all faults: every element connects, and the array runs until no work is left.
+    /// Stops all faults: every node connects, and the array runs until no work is left.
     pub(crate) fn settle(&mut self) {
         let kernel = 0;
         self.faults = Faults {
@@ -715,13 +714,13 @@ impl World {
         while !self.unwritten.is_empty() {
             self.write(0);
         }
-        let ids: Vec<ElementId> = self.nodes.keys().copied().collect();
+        let ids: Vec<NodeId> = self.machines.keys().copied().collect();
         for &id in &ids {
-            // The element offers all resources that any task may need.
+            // The node offers all resources that any task may need.
             self.disconnect(id, false);
-            let node = self.nodes.get_mut(&id).unwrap();
-            node.programs.insert(PROGRAM.to_owned());
-            node.offer(GPUS_MAX);
+            let machine = self.machines.get_mut(&id).unwrap();
+            machine.programs.insert(PROGRAM.to_owned());
+            machine.offer(GPUS_MAX);
             self.connect(id);
         }
         while ids.iter().filter(|&&id| self.progress(id)).count() > 0 {}
@@ -759,12 +758,12 @@ impl World {
         {
             assert_eq!(
                 self.objects.get(&placed.object),
-                Some(&placed.element),
+                Some(&placed.node),
                 "{placed:?} is gone"
             );
         }
-        for element in self.dispatcher.elements(self.now) {
-            assert_eq!(element.outstanding, 0, "{element:?}");
+        for node in self.dispatcher.nodes(self.now) {
+            assert_eq!(node.outstanding, 0, "{node:?}");
         }
     }
 }
@@ -780,8 +779,8 @@ fn needs_of(label: &Label) -> &Needs {
     label.operation.needs().expect("only tasks are run here")
 }
 
-impl Node {
-    /// Restarts the element with other resources: labels that were running run again.
+impl Machine {
+    /// Restarts the node with other resources: labels that were running run again.
     fn offer(&mut self, gpus: u64) {
         self.view.offers.memory_bytes = MEMORY_BYTES;
         self.view.offers.named = BTreeMap::from([("gpu".to_owned(), gpus)]);
@@ -792,7 +791,7 @@ impl Node {
         }
     }
 
-    /// Returns the free resources; the running labels must never take more than the element offers.
+    /// Returns the free resources; the running labels must never take more than the node offers.
     fn ledger(&self) -> Ledger {
         let mut ledger = Ledger::new(self.view.offers.clone());
         for (label, progress) in self.labels.values() {
@@ -864,7 +863,7 @@ pub(crate) fn task(id: u64, kernel: &str, inputs: Vec<Origin>) -> TaskSpec {
         }],
         stdin: None,
         stdout: None,
-        element: None,
+        node: None,
         retries: 2,
         needs: Needs::default(),
         programs: vec![],

@@ -7,12 +7,12 @@ use tidemill_core::dispatch::Config;
 use tidemill_core::event::{
     Action, Event, InputSpec, JobSpec, JobState, Origin, OutputSpec, Role, Share, TaskSpec,
 };
-use tidemill_core::id::{ElementId, Inode, JobId, TaskId};
+use tidemill_core::id::{Inode, JobId, NodeId, TaskId};
 use tidemill_core::label::{FailureKind, Kernel};
 use tidemill_core::layout::Selection;
 use tidemill_core::policy;
 
-/// Returns the number of labels that elements returned.
+/// Returns the number of labels that nodes returned.
 fn given_back(world: &World) -> usize {
     world.log.iter().filter(|action| matches!(action, Action::Task { failure: Some(failure), .. } if failure.kind == FailureKind::Recalled)).count()
 }
@@ -52,19 +52,19 @@ const ALL: Faults = Faults {
 };
 
 fn array(dice: &mut Dice) -> Vec<(u32, Role, u32)> {
-    // Some arrays are so large that the dispatcher does not examine every element.
+    // Some arrays are so large that the dispatcher does not examine every node.
     let stores = if dice.chance(25) {
         17 + dice.roll(8) as u32
     } else {
         1 + dice.roll(4) as u32
     };
-    let mut nodes: Vec<_> = (0..stores)
+    let mut machines: Vec<_> = (0..stores)
         .map(|id| (id, Role::Store, 1 + dice.roll(3) as u32))
         .collect();
     if dice.chance(50) {
-        nodes.push((99, Role::Host, 2));
+        machines.push((99, Role::Host, 2));
     }
-    nodes
+    machines
 }
 
 fn random_job(world: &mut World, id: u64, stores: u64) -> JobSpec {
@@ -79,7 +79,7 @@ fn random_job(world: &mut World, id: u64, stores: u64) -> JobSpec {
         let mut spec = task(task_id, kernel, origins);
         spec.retries = world.dice.roll(3) as u32;
         if world.dice.chance(10) {
-            spec.element = Some(ElementId(world.dice.roll(stores) as u32));
+            spec.node = Some(NodeId(world.dice.roll(stores) as u32));
         }
         if world.dice.chance(20) {
             let name = "second".to_owned();
@@ -94,7 +94,7 @@ fn random_job(world: &mut World, id: u64, stores: u64) -> JobSpec {
         want(&mut world.dice, &mut spec);
         for InputSpec { path, origin, .. } in &spec.inputs {
             if *origin == Origin::Awaited {
-                let element = ElementId(world.dice.roll(stores) as u32);
+                let node = NodeId(world.dice.roll(stores) as u32);
                 let object = tidemill_core::id::ObjectId(
                     5_000_000 + task_id * 10 + world.unwritten.len() as u64,
                 );
@@ -102,7 +102,7 @@ fn random_job(world: &mut World, id: u64, stores: u64) -> JobSpec {
                     path.clone(),
                     tidemill_core::object::Placed {
                         object,
-                        element,
+                        node,
                         size: 10,
                     },
                 ));
@@ -120,8 +120,8 @@ fn random_job(world: &mut World, id: u64, stores: u64) -> JobSpec {
 /// Adds the components of a striped file, the task that joins their outputs, and one that reads the joined file.
 fn components(world: &mut World, first: u64, stores: u64, tasks: &mut Vec<TaskSpec>) {
     let width = 1 + world.dice.roll(4);
-    let lies = |_| ElementId(world.dice.roll(stores) as u32);
-    let lies: Vec<ElementId> = (0..width).map(lies).collect();
+    let lies = |_| NodeId(world.dice.roll(stores) as u32);
+    let lies: Vec<NodeId> = (0..width).map(lies).collect();
     let file = Origin::File(world.striped(&lies));
     let mut makers = vec![file];
     for part in 0..width {
@@ -163,9 +163,9 @@ fn origin(world: &mut World, job: u64, number: u64, stores: u64) -> Origin {
         0 => Origin::Awaited,
         1..=6 if number > 0 => Origin::Task(TaskId(job * 1000 + world.dice.roll(number)), 0),
         _ => {
-            let element = ElementId(world.dice.roll(stores) as u32);
+            let node = NodeId(world.dice.roll(stores) as u32);
             let size = world.dice.roll(1 << 24);
-            Origin::File(world.file(element, size))
+            Origin::File(world.file(node, size))
         }
     }
 }
@@ -173,15 +173,15 @@ fn origin(world: &mut World, job: u64, number: u64, stores: u64) -> Origin {
 /// Runs random jobs to their end and returns all actions.
 fn run(seed: u64, faults: Faults, steps: u64) -> World {
     let mut dice = Dice(seed);
-    let nodes = array(&mut dice);
-    let stores = nodes
+    let machines = array(&mut dice);
+    let stores = machines
         .iter()
         .filter(|(_, role, _)| *role == Role::Store)
         .count() as u64;
-    let mut world = World::new(dice.roll(u64::MAX), faults, Config::default(), &nodes);
-    for (id, ..) in &nodes {
+    let mut world = World::new(dice.roll(u64::MAX), faults, Config::default(), &machines);
+    for (id, ..) in &machines {
         if world.dice.chance(80) {
-            world.connect(ElementId(*id));
+            world.connect(NodeId(*id));
         }
     }
     for id in 1..=1 + world.dice.roll(3) {
@@ -256,7 +256,7 @@ fn failing_kernels_and_faulty_network_lose_nothing() {
 }
 
 #[test]
-fn crashing_elements_lose_nothing() {
+fn crashing_nodes_lose_nothing() {
     for_seeds(400, |seed| {
         run(seed, CRASHING, 600);
     });
@@ -298,17 +298,15 @@ fn crashes_with_restart_fail_no_job() {
 fn events_with_unknown_ids_are_ignored() {
     let mut world = World::new(1, QUIET, Config::default(), &[(0, Role::Store, 1)]);
     world.on(Event::Cancel { job: JobId(7) });
-    world.on(Event::ElementDown {
-        element: ElementId(5),
-    });
+    world.on(Event::NodeDown { node: NodeId(5) });
     let label = tidemill_core::id::LabelId(99);
     world.on(Event::Started {
-        element: ElementId(0),
+        node: NodeId(0),
         label,
     });
     let outcome = array::failed(tidemill_core::label::FailureKind::Timeout);
     world.on(Event::Finished {
-        element: ElementId(0),
+        node: NodeId(0),
         label,
         outcome,
     });

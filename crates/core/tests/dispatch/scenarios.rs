@@ -1,4 +1,4 @@
-//! Scenarios of the dispatcher: each test checks its behaviour for one kind of job, element or event.
+//! Scenarios of the dispatcher: each test checks its behaviour for one kind of job, node or event.
 
 use crate::array::{Dice, World, failed, job, task, view};
 use crate::faults::QUIET;
@@ -14,17 +14,17 @@ use tidemill_core::layout::{Layout, Part, Selection, Striped};
 use tidemill_core::object::Placed;
 use tidemill_core::time::Span;
 
-/// Returns an array of storage elements 0.. with one core each, all online.
-fn array(elements: u32) -> World {
-    let nodes: Vec<_> = (0..elements).map(|id| (id, Role::Store, 1)).collect();
-    with_nodes(&nodes)
+/// Returns an array of storage nodes 0.. with one core each, all online.
+fn array(nodes: u32) -> World {
+    let machines: Vec<_> = (0..nodes).map(|id| (id, Role::Store, 1)).collect();
+    with_machines(&machines)
 }
 
-fn with_nodes(nodes: &[(u32, Role, u32)]) -> World {
-    let mut world = World::new(1, QUIET, Config::default(), nodes);
-    for &(id, role, cores) in nodes {
-        world.on(Event::ElementUp {
-            element: ElementId(id),
+fn with_machines(machines: &[(u32, Role, u32)]) -> World {
+    let mut world = World::new(1, QUIET, Config::default(), machines);
+    for &(id, role, cores) in machines {
+        world.on(Event::NodeUp {
+            node: NodeId(id),
             view: view(role, cores),
         });
     }
@@ -32,17 +32,17 @@ fn with_nodes(nodes: &[(u32, Role, u32)]) -> World {
 }
 
 impl World {
-    /// Returns the element and the label of a task's latest try.
+    /// Returns the node and the label of a task's latest try.
     fn sent(&self, task: u64) -> Option<(u32, Label)> {
         let mut found = None;
         for action in &self.log {
-            if let Action::Send { element, labels } = action {
+            if let Action::Send { node, labels } = action {
                 let mut of_task = labels
                     .iter()
                     .filter(|label| analysis(label).task == TaskId(task));
                 found = of_task
                     .next_back()
-                    .map(|label| (element.0, label.clone()))
+                    .map(|label| (node.0, label.clone()))
                     .or(found);
             }
         }
@@ -73,11 +73,11 @@ impl World {
     }
 
     fn finish(&mut self, task: u64, result: Result<u64, FailureKind>) {
-        let (element, label) = self.sent(task).unwrap();
-        self.finish_label(element, &label, result);
+        let (node, label) = self.sent(task).unwrap();
+        self.finish_label(node, &label, result);
     }
 
-    fn finish_label(&mut self, element: u32, label: &Label, result: Result<u64, FailureKind>) {
+    fn finish_label(&mut self, node: u32, label: &Label, result: Result<u64, FailureKind>) {
         let mut outcome = failed(FailureKind::Exit(1));
         outcome.result = match result {
             Ok(size) => {
@@ -89,44 +89,40 @@ impl World {
             Err(kind) => failed(kind).result,
         };
         for output in outcome.result.iter().flatten() {
-            self.make(output.object, ElementId(element));
+            self.make(output.object, NodeId(node));
         }
         self.on(Event::Finished {
-            element: ElementId(element),
+            node: NodeId(node),
             label: label.id,
             outcome,
         });
     }
 
     fn begin(&mut self, task: u64) {
-        let (element, label) = self.sent(task).unwrap();
+        let (node, label) = self.sent(task).unwrap();
         self.on(Event::Started {
-            element: ElementId(element),
+            node: NodeId(node),
             label: label.id,
         });
     }
 
-    fn lose(&mut self, element: u32) {
-        self.on(Event::ElementDown {
-            element: ElementId(element),
-        });
+    fn lose(&mut self, node: u32) {
+        self.on(Event::NodeDown { node: NodeId(node) });
     }
 
-    fn sleep(&mut self, element: u32) {
-        self.on(Event::ElementAsleep {
-            element: ElementId(element),
-        });
+    fn sleep(&mut self, node: u32) {
+        self.on(Event::NodeAsleep { node: NodeId(node) });
     }
 
-    /// Returns the suspended elements that are needed.
+    /// Returns the suspended nodes that are needed.
     fn needed(&self) -> Vec<u32> {
         let demand = self.dispatcher.demand(self.now);
-        demand.wanted.into_iter().map(|element| element.0).collect()
+        demand.wanted.into_iter().map(|node| node.0).collect()
     }
 
-    fn gain(&mut self, element: u32) {
-        self.on(Event::ElementUp {
-            element: ElementId(element),
+    fn gain(&mut self, node: u32) {
+        self.on(Event::NodeUp {
+            node: NodeId(node),
             view: view(Role::Store, 1),
         });
     }
@@ -154,7 +150,7 @@ fn publishes(task: u64) -> impl Fn(&Action) -> bool {
 #[test]
 fn chain_is_sent_to_its_data_as_one_mini_dag() {
     let mut world = array(3);
-    let raw = world.file(ElementId(2), 1 << 20);
+    let raw = world.file(NodeId(2), 1 << 20);
     let chain = vec![
         task(1, "a", vec![Origin::File(raw)]),
         task(2, "b", vec![from(1)]),
@@ -165,9 +161,9 @@ fn chain_is_sent_to_its_data_as_one_mini_dag() {
         world.count(|action| matches!(action, Action::Send { .. })),
         1
     );
-    let (element, first) = world.sent(1).unwrap();
+    let (node, first) = world.sent(1).unwrap();
     let (_, second) = world.sent(2).unwrap();
-    assert_eq!(element, 2);
+    assert_eq!(node, 2);
     assert_eq!(first.after, []);
     assert_eq!(second.after, [first.id]);
     assert_eq!(
@@ -184,20 +180,20 @@ fn chain_is_sent_to_its_data_as_one_mini_dag() {
     );
 }
 
-/// A task with a pipelined input runs on the element of the task that feeds it if a core is free there, whatever the policy chooses. A
+/// A task with a pipelined input runs on the node of the task that feeds it if a core is free there, whatever the policy chooses. A
 /// label that is rescheduled because its feeder failed does not count as a try.
 #[test]
-fn fed_task_runs_on_element_of_its_feeder() {
-    let mut world = with_nodes(&[(0, Role::Store, 2), (1, Role::Store, 2)]);
+fn fed_task_runs_on_node_of_its_feeder() {
+    let mut world = with_machines(&[(0, Role::Store, 2), (1, Role::Store, 2)]);
     let mut fed = task(2, "b", vec![from(1)]);
     fed.inputs[0].pipelined = true;
     let mut after = task(3, "c", vec![from(2)]);
     after.inputs[0].pipelined = true;
     let tasks = vec![task(1, "a", vec![]), fed, after];
     world.submit(job(1, "round-robin", tasks));
-    let (element, first) = world.sent(1).unwrap();
+    let (node, first) = world.sent(1).unwrap();
     let (beside, second) = world.sent(2).unwrap();
-    assert_eq!((element, beside), (0, 0));
+    assert_eq!((node, beside), (0, 0));
     assert_eq!(analysis(&second).pipelined, [0]);
     assert_eq!(
         (&second.after[..], &analysis(&first).pipelined[..]),
@@ -224,11 +220,11 @@ fn fed_task_runs_on_element_of_its_feeder() {
 }
 
 #[test]
-fn task_with_inputs_on_two_elements_waits_for_both() {
+fn task_with_inputs_on_two_nodes_waits_for_both() {
     let mut world = array(2);
     let (left, right) = (
-        world.file(ElementId(0), 1 << 30),
-        world.file(ElementId(1), 1 << 30),
+        world.file(NodeId(0), 1 << 30),
+        world.file(NodeId(1), 1 << 30),
     );
     let tasks = vec![
         task(1, "a", vec![Origin::File(left)]),
@@ -240,9 +236,9 @@ fn task_with_inputs_on_two_elements_waits_for_both() {
     world.finish(1, Ok(10));
     assert_eq!(world.states(1)[2], TaskState::Waiting);
     world.finish(2, Ok(1000));
-    let (element, label) = world.sent(3).unwrap();
-    assert_eq!(element, 1);
-    assert_eq!(analysis(&label).inputs[0].element, ElementId(0));
+    let (node, label) = world.sent(3).unwrap();
+    assert_eq!(node, 1);
+    assert_eq!(analysis(&label).inputs[0].node, NodeId(0));
     assert_eq!(label.after, []);
 }
 
@@ -287,7 +283,7 @@ fn retryable_failure_is_retried_with_new_ids_up_to_limit() {
 #[test]
 fn retry_avoids_failing_device() {
     let mut world = array(2);
-    let raw = world.file(ElementId(0), 1 << 30);
+    let raw = world.file(NodeId(0), 1 << 30);
     world.submit(job(
         1,
         "input-locality",
@@ -307,7 +303,7 @@ fn awaited_file_starts_its_task() {
         vec![task(1, "a", vec![Origin::Awaited])],
     ));
     assert_eq!(world.states(1), [TaskState::Waiting]);
-    let placed = world.file(ElementId(0), 7);
+    let placed = world.file(NodeId(0), 7);
     world.on(Event::FileSealed {
         path: "/other".into(),
         placed,
@@ -336,20 +332,20 @@ fn awaited_file_starts_its_task() {
 }
 
 #[test]
-fn work_of_lost_element_is_rescheduled_if_inputs_are_up() {
+fn work_of_lost_node_is_rescheduled_if_inputs_are_up() {
     let mut world = array(2);
-    let raw = world.file(ElementId(1), 10);
+    let raw = world.file(NodeId(1), 10);
     let mut pinned_by_policy = task(1, "a", vec![Origin::File(raw)]);
     pinned_by_policy.retries = 0;
     world.submit(job(1, "round-robin", vec![pinned_by_policy]));
-    let (element, old) = world.sent(1).unwrap();
-    assert_eq!(element, 0);
+    let (node, old) = world.sent(1).unwrap();
+    assert_eq!(node, 0);
     world.begin(1);
     world.lose(0);
-    let (element, new) = world.sent(1).unwrap();
-    assert_eq!(element, 1);
+    let (node, new) = world.sent(1).unwrap();
+    assert_eq!(node, 1);
     assert_ne!(old.id, new.id);
-    // The lost element reconnects with a result that another try has replaced.
+    // The lost node reconnects with a result that another try has replaced.
     world.gain(0);
     assert_eq!(
         world.count(|action| matches!(action, Action::Abort { label, .. } if *label == old.id)),
@@ -366,9 +362,9 @@ fn work_of_lost_element_is_rescheduled_if_inputs_are_up() {
 }
 
 #[test]
-fn work_waits_if_its_only_input_is_on_a_lost_element() {
+fn work_waits_if_its_only_input_is_on_a_lost_node() {
     let mut world = array(2);
-    let raw = world.file(ElementId(0), 10);
+    let raw = world.file(NodeId(0), 10);
     world.submit(job(
         1,
         "min-wait",
@@ -379,23 +375,20 @@ fn work_waits_if_its_only_input_is_on_a_lost_element() {
     world.lose(0);
     assert_eq!(world.states(1), [TaskState::Waiting]);
     let told = world.told(1).unwrap().message;
-    assert!(
-        told.contains("`in0`") && told.contains("element 0"),
-        "{told}"
-    );
-    // The element reconnects and continues with its label: the same label, not another try.
+    assert!(told.contains("`in0`") && told.contains("node 0"), "{told}");
+    // The node reconnects and continues with its label: the same label, not another try.
     world.gain(0);
     assert_eq!(world.states(1), [TaskState::Sent]);
     assert_eq!(world.sent(1).unwrap().1.id, old.id);
-    assert_eq!(world.wanted(ElementId(0)), [old]);
+    assert_eq!(world.wanted(NodeId(0)), [old]);
     world.finish(1, Ok(5));
     assert_eq!(world.count(publishes(1)), 1);
 }
 
 #[test]
-fn errand_is_resent_until_its_element_has_done_it() {
+fn errand_is_resent_until_its_node_has_done_it() {
     let mut world = array(2);
-    let element = ElementId(1);
+    let node = NodeId(1);
     let remove = |object| Operation::Remove {
         objects: vec![ObjectId(object)],
     };
@@ -403,7 +396,7 @@ fn errand_is_resent_until_its_element_has_done_it() {
         from: Input {
             name: String::new(),
             object: ObjectId(7),
-            element: ElementId(0),
+            node: NodeId(0),
             size: 5,
             selection: Selection::WHOLE,
         },
@@ -417,7 +410,7 @@ fn errand_is_resent_until_its_element_has_done_it() {
         part: None,
     };
     let errand = |operation| Event::Errand {
-        element,
+        node,
         owner: Owner::default(),
         operation,
     };
@@ -425,48 +418,48 @@ fn errand_is_resent_until_its_element_has_done_it() {
     for object in 0..10 {
         world.on(errand(remove(object)));
     }
-    let sent = world.wanted(element);
+    let sent = world.wanted(node);
     assert_eq!(
         sent.len(),
         1 + ERRANDS_MAX,
         "the others are asked for again"
     );
-    assert!(!world.dispatcher.takes_errand(element, Lane::Remove));
+    assert!(!world.dispatcher.takes_errand(node, Lane::Remove));
     assert_eq!(sent[0].operation, copy);
     assert_eq!(sent[1].operation, remove(0));
-    // The label belongs to this element even while the element is lost.
+    // The label belongs to this node even while the node is lost.
     world.lose(1);
     world.on(errand(remove(20)));
-    assert_eq!(world.wanted(element), sent);
+    assert_eq!(world.wanted(node), sent);
     world.gain(1);
-    assert_eq!(world.wanted(element), sent);
-    // A report from another element has no effect.
-    for (on, left) in [(ElementId(0), sent.len()), (element, sent.len() - 1)] {
+    assert_eq!(world.wanted(node), sent);
+    // A report from another node has no effect.
+    for (on, left) in [(NodeId(0), sent.len()), (node, sent.len() - 1)] {
         world.on(Event::Finished {
-            element: on,
+            node: on,
             label: sent[1].id,
             outcome: failed(FailureKind::Device),
         });
-        assert_eq!(world.wanted(element).len(), left);
+        assert_eq!(world.wanted(node).len(), left);
     }
-    assert!(world.dispatcher.takes_errand(element, Lane::Remove));
+    assert!(world.dispatcher.takes_errand(node, Lane::Remove));
     world.dispatcher.check();
 }
 
 #[test]
-fn element_gets_many_small_copies_or_few_large_ones() {
+fn node_gets_many_small_copies_or_few_large_ones() {
     for (size, expected) in [
         (0, COPY_LABELS_MAX),
         (COPY_LABELS_BYTES_MAX / 16, 16),
         (COPY_LABELS_BYTES_MAX, COPY_LABELS_MIN),
     ] {
         let mut world = array(2);
-        let element = ElementId(1);
+        let node = NodeId(1);
         let copy = |object| Operation::Copy {
             from: Input {
                 name: String::new(),
                 object: ObjectId(object),
-                element: ElementId(0),
+                node: NodeId(0),
                 size,
                 selection: Selection::WHOLE,
             },
@@ -480,43 +473,43 @@ fn element_gets_many_small_copies_or_few_large_ones() {
             part: None,
         };
         let errand = |operation| Event::Errand {
-            element,
+            node,
             owner: Owner::default(),
             operation,
         };
         for object in 0..2 * COPY_LABELS_MAX as u64 {
             world.on(errand(copy(object)));
         }
-        let sent = world.wanted(element);
+        let sent = world.wanted(node);
         assert_eq!(sent.len(), expected, "{size}");
         // Removals wait for none of the copies.
         world.on(errand(Operation::Remove {
             objects: vec![ObjectId(1)],
         }));
-        assert_eq!(world.wanted(element).len(), expected + 1);
+        assert_eq!(world.wanted(node).len(), expected + 1);
         // Labels that were under way before a restart count.
         let mut again = array(2);
         for label in sent {
             again.on(Event::ErrandSent {
-                element,
+                node,
                 label: label.id,
                 operation: label.operation,
             });
         }
-        assert!(!again.dispatcher.takes_errand(element, Lane::Copy));
-        assert!(again.dispatcher.takes_errand(ElementId(0), Lane::Copy));
+        assert!(!again.dispatcher.takes_errand(node, Lane::Copy));
+        assert!(again.dispatcher.takes_errand(NodeId(0), Lane::Copy));
     }
 }
 
-/// t1 reads a file on element 1 and runs on element 0 (pinned), t2 follows on element 1.
-fn with_intermediate_on_element_0(reader_element: u32) -> World {
+/// t1 reads a file on node 1 and runs on node 0 (pinned), t2 follows on node 1.
+fn with_intermediate_on_node_0(reader_node: u32) -> World {
     let mut world = array(2);
-    let raw = world.file(ElementId(1), 10);
+    let raw = world.file(NodeId(1), 10);
     let gate = task(9, "gate", vec![Origin::Awaited]);
     let maker = task(1, "a", vec![Origin::File(raw)]);
     let mut reader = task(2, "b", vec![from(1), from(9)]);
-    reader.element = Some(ElementId(reader_element));
-    // The first turn of round-robin belongs to element 0.
+    reader.node = Some(NodeId(reader_node));
+    // The first turn of round-robin belongs to node 0.
     world.submit(job(1, "round-robin", vec![maker, gate, reader]));
     assert_eq!(world.sent(1).unwrap().0, 0);
     world.finish(1, Ok(10));
@@ -525,11 +518,11 @@ fn with_intermediate_on_element_0(reader_element: u32) -> World {
 
 #[test]
 fn lost_intermediate_still_needed_is_recomputed() {
-    let mut world = with_intermediate_on_element_0(1);
+    let mut world = with_intermediate_on_node_0(1);
     world.lose(0);
     assert_eq!(world.states(1)[0], TaskState::Done);
     // The other inputs arrive; now the lost one is needed.
-    let placed = world.file(ElementId(1), 1);
+    let placed = world.file(NodeId(1), 1);
     world.on(Event::FileSealed {
         path: "/t9/in0".into(),
         placed,
@@ -549,13 +542,13 @@ fn lost_intermediate_still_needed_is_recomputed() {
 }
 
 #[test]
-fn suspended_element_is_woken_and_its_data_not_recomputed() {
-    let mut world = with_intermediate_on_element_0(1);
+fn suspended_node_is_woken_and_its_data_not_recomputed() {
+    let mut world = with_intermediate_on_node_0(1);
     assert!(world.needed().is_empty());
     world.sleep(0);
     // A task that has not ended reads the object.
     assert_eq!(world.needed(), [0]);
-    let placed = world.file(ElementId(1), 1);
+    let placed = world.file(NodeId(1), 1);
     world.on(Event::FileSealed {
         path: "/t9/in0".into(),
         placed,
@@ -572,11 +565,11 @@ fn suspended_element_is_woken_and_its_data_not_recomputed() {
     world.finish(2, Ok(10));
     assert_eq!(world.job_state(1), JobState::Done);
     assert_eq!(world.count(publishes(1)), 1);
-    // A copy on an online element is sufficient; an element to which a task is pinned is needed nevertheless.
+    // A copy on an online node is sufficient; a node to which a task is pinned is needed nevertheless.
     world.sleep(0);
     assert!(world.needed().is_empty());
     let mut pinned = task(3, "c", vec![Origin::File(placed)]);
-    pinned.element = Some(ElementId(0));
+    pinned.node = Some(NodeId(0));
     world.submit(job(2, "min-wait", vec![pinned]));
     assert_eq!(world.needed(), [0]);
     world.gain(0);
@@ -584,17 +577,17 @@ fn suspended_element_is_woken_and_its_data_not_recomputed() {
     assert_eq!(world.job_state(2), JobState::Done);
 }
 
-/// No online element can run the task. A suspended element that can run it is wanted; the others are not.
+/// No online node can run the task. A suspended node that can run it is wanted; the others are not.
 #[test]
-fn task_that_only_suspended_elements_can_run_wakes_one() {
-    let mut world = with_nodes(&[
+fn task_that_only_suspended_nodes_can_run_wakes_one() {
+    let mut world = with_machines(&[
         (0, Role::Store, 1),
         (1, Role::Store, 4),
         (2, Role::Store, 1),
     ]);
     world.sleep(1);
     world.sleep(2);
-    let raw = world.file(ElementId(0), 10);
+    let raw = world.file(NodeId(0), 10);
     let mut wide = task(1, "a", vec![Origin::File(raw)]);
     wide.needs.cores = 4;
     world.submit(job(1, "min-wait", vec![wide]));
@@ -603,7 +596,7 @@ fn task_that_only_suspended_elements_can_run_wakes_one() {
 
 #[test]
 fn lost_intermediate_is_read_from_copy_not_recomputed() {
-    let mut world = with_intermediate_on_element_0(1);
+    let mut world = with_intermediate_on_node_0(1);
     let made = world.log.iter().find_map(|action| match action {
         Action::Publish {
             task: TaskId(1),
@@ -615,22 +608,22 @@ fn lost_intermediate_is_read_from_copy_not_recomputed() {
     let made = made.unwrap();
     world.on(Event::Copied {
         object: made.object,
-        element: ElementId(1),
+        node: NodeId(1),
         there: true,
     });
     world.lose(0);
-    let placed = world.file(ElementId(1), 1);
+    let placed = world.file(NodeId(1), 1);
     world.on(Event::FileSealed {
         path: "/t9/in0".into(),
         placed,
     });
     world.finish(9, Ok(1));
-    let reader = world.wanted(ElementId(1)).pop().unwrap();
+    let reader = world.wanted(NodeId(1)).pop().unwrap();
     let Operation::Analyse(analysis) = reader.operation else {
         panic!("{reader:?}")
     };
     let input = &analysis.inputs[0];
-    assert_eq!((input.object, input.element), (made.object, ElementId(1)));
+    assert_eq!((input.object, input.node), (made.object, NodeId(1)));
     world.finish(2, Ok(10));
     assert_eq!(world.job_state(1), JobState::Done);
     assert_eq!(world.count(publishes(1)), 1);
@@ -640,14 +633,14 @@ fn lost_intermediate_is_read_from_copy_not_recomputed() {
 #[test]
 fn waiting_task_continues_when_its_input_is_copied() {
     let mut world = array(2);
-    let raw = world.file(ElementId(0), 10);
+    let raw = world.file(NodeId(0), 10);
     world.lose(0);
     let reader = task(1, "a", vec![Origin::File(raw)]);
     world.submit(job(1, "input-locality", vec![reader]));
     assert_eq!(world.states(1), [TaskState::Waiting]);
     let copied = |there| Event::Copied {
         object: raw.object,
-        element: ElementId(1),
+        node: NodeId(1),
         there,
     };
     world.on(copied(true));
@@ -663,19 +656,19 @@ fn waiting_task_continues_when_its_input_is_copied() {
 }
 
 #[test]
-fn no_task_is_placed_on_a_draining_element() {
+fn no_task_is_placed_on_a_draining_node() {
     let mut world = array(2);
     let emptied = |emptied| Event::Emptied {
-        element: ElementId(0),
+        node: NodeId(0),
         emptied,
     };
-    let raw = world.file(ElementId(0), 1 << 30);
+    let raw = world.file(NodeId(0), 1 << 30);
     let reader = |id| task(id, "a", vec![Origin::File(raw)]);
     world.submit(job(1, "input-locality", vec![reader(1)]));
     assert_eq!(world.sent(1).unwrap().0, 0);
     world.on(emptied(true));
     let mut pinned = reader(3);
-    pinned.element = Some(ElementId(0));
+    pinned.node = Some(NodeId(0));
     for policy in [
         "input-locality",
         "round-robin",
@@ -689,7 +682,7 @@ fn no_task_is_placed_on_a_draining_element() {
     }
     world.submit(job(3, "input-locality", vec![pinned]));
     assert!(world.sent(3).is_none(), "it waits");
-    // A running task on the element continues.
+    // A running task on the node continues.
     world.finish(1, Ok(10));
     assert_eq!(world.states(1), [TaskState::Done]);
     world.dispatcher.check();
@@ -701,20 +694,17 @@ fn no_task_is_placed_on_a_draining_element() {
 #[test]
 fn every_copy_counts_as_local() {
     let mut world = array(3);
-    let raw = world.file(ElementId(0), 1 << 30);
+    let raw = world.file(NodeId(0), 1 << 30);
     world.on(Event::Copied {
         object: raw.object,
-        element: ElementId(2),
+        node: NodeId(2),
         there: true,
     });
     let readers = (1..=24).map(|id| task(id, "a", vec![Origin::File(raw)]));
     world.submit(job(1, "input-locality", readers.collect()));
-    let elements: Vec<u32> = (1..=24).filter_map(|id| Some(world.sent(id)?.0)).collect();
-    assert!(
-        elements.contains(&0) && elements.contains(&2),
-        "{elements:?}"
-    );
-    assert!(!elements.contains(&1), "{elements:?}");
+    let nodes: Vec<u32> = (1..=24).filter_map(|id| Some(world.sent(id)?.0)).collect();
+    assert!(nodes.contains(&0) && nodes.contains(&2), "{nodes:?}");
+    assert!(!nodes.contains(&1), "{nodes:?}");
 }
 
 /// Size of a stripe, in bytes.
@@ -722,14 +712,13 @@ const UNIT: u64 = 1 << 20;
 
 /// Creates a file whose bytes are distributed over these parts.
 fn striped(world: &mut World, parts: &[(u32, u64)]) -> Placed {
-    let place =
-        |world: &mut World, (element, size): (u32, u64)| world.file(ElementId(element), size);
+    let place = |world: &mut World, (node, size): (u32, u64)| world.file(NodeId(node), size);
     let parts: Vec<Placed> = parts.iter().map(|&part| place(world, part)).collect();
     let sizes: Vec<u64> = parts.iter().map(|part| part.size).collect();
     let size = Striped::size_of(UNIT, &sizes).unwrap();
-    let whole = world.file(parts[0].element, size);
+    let whole = world.file(parts[0].node, size);
     let parts = parts.iter();
-    let parts = parts.map(|part| Part::on(part.object, part.size, part.element));
+    let parts = parts.map(|part| Part::on(part.object, part.size, part.node));
     world.on(Event::Parted {
         object: whole.object,
         layout: Layout::Striped(Striped {
@@ -748,14 +737,14 @@ fn selecting(id: u64, file: Placed, selection: &Selection) -> TaskSpec {
     reader
 }
 
-/// Returns the selection in the label of a task, and the element of its input.
+/// Returns the selection in the label of a task, and the node of its input.
 fn sent_selection(world: &World, id: u64) -> (u32, Selection) {
     let sent = world.sent(id).unwrap();
     let Operation::Analyse(analysis) = &sent.1.operation else {
         panic!("a task is analysed")
     };
     let input = &analysis.inputs[0];
-    (input.element.0, input.selection.clone())
+    (input.node.0, input.selection.clone())
 }
 
 #[test]
@@ -769,7 +758,7 @@ fn task_of_a_part_runs_at_its_part_and_needs_no_other() {
         assert_eq!(sent_selection(&world, id), (part, Selection::part(part)));
         world.finish(id, Ok(10));
     }
-    // Other elements may be lost. If the element of its own part is lost, the task waits, and it continues with a copy.
+    // Other nodes may be lost. If the node of its own part is lost, the task waits, and it continues with a copy.
     world.lose(0);
     world.submit(job(
         4,
@@ -787,7 +776,7 @@ fn task_of_a_part_runs_at_its_part_and_needs_no_other() {
     let first = ObjectId(raw.object.0 - 3);
     world.on(Event::Copied {
         object: first,
-        element: ElementId(2),
+        node: NodeId(2),
         there: true,
     });
     assert_eq!(world.sent(5).unwrap().0, 2, "the copy is there");
@@ -798,13 +787,13 @@ fn task_of_a_part_runs_at_its_part_and_needs_no_other() {
 #[test]
 fn only_selected_bytes_count_for_locality() {
     let mut world = array(3);
-    // Element 0 holds most of the file, and elements 1 and 2 hold all of the selection.
+    // Node 0 holds most of the file, and nodes 1 and 2 hold all of the selection.
     let raw = striped(&mut world, &[(0, 1 << 30), (1, UNIT), (2, UNIT)]);
     let few = Selection::ranges(None, &[UNIT..UNIT + 10, 2 * UNIT..3 * UNIT]).unwrap();
     world.submit(job(1, "input-locality", vec![selecting(1, raw, &few)]));
     assert_eq!(world.sent(1).unwrap().0, 2, "most of the ranges is there");
     world.finish(1, Ok(10));
-    // Elements without selected bytes do not matter.
+    // Nodes without selected bytes do not matter.
     world.lose(0);
     world.submit(job(2, "min-wait", vec![selecting(2, raw, &few)]));
     assert!(world.sent(2).is_some());
@@ -815,7 +804,7 @@ fn only_selected_bytes_count_for_locality() {
         vec![selecting(3, raw, &Selection::WHOLE)],
     ));
     assert_eq!(world.states(3), [TaskState::Waiting]);
-    // A selection that the file does not contain is sent nevertheless: the element reports the error.
+    // A selection that the file does not contain is sent nevertheless: the node reports the error.
     let absent = selecting(4, raw, &Selection::part(9));
     let all = 0..u64::MAX;
     let behind = Selection::ranges(Some(1), std::slice::from_ref(&all)).unwrap();
@@ -826,14 +815,14 @@ fn only_selected_bytes_count_for_locality() {
 }
 
 #[test]
-fn striped_file_counts_by_part_on_each_element() {
+fn striped_file_counts_by_part_on_each_node() {
     let mut world = array(3);
     let raw = striped(&mut world, &[(0, 1 << 30), (1, 3 << 30), (2, 2 << 30)]);
     let reader = task(1, "a", vec![Origin::File(raw)]);
     world.submit(job(1, "input-locality", vec![reader]));
     assert_eq!(world.sent(1).unwrap().0, 1, "most of it is there");
     world.finish(1, Ok(10));
-    // The file can be read as long as all elements have their part.
+    // The file can be read as long as all nodes have their part.
     world.lose(2);
     let reader = task(2, "a", vec![Origin::File(raw)]);
     world.submit(job(2, "input-locality", vec![reader]));
@@ -855,7 +844,7 @@ fn lost_part_is_read_from_copy() {
     let second = ObjectId(raw.object.0 - 1);
     world.on(Event::Copied {
         object: second,
-        element: ElementId(2),
+        node: NodeId(2),
         there: true,
     });
     assert!(world.sent(1).is_some());
@@ -863,7 +852,7 @@ fn lost_part_is_read_from_copy() {
     let reader = task(2, "a", vec![Origin::File(raw)]);
     world.on(Event::Copied {
         object: second,
-        element: ElementId(2),
+        node: NodeId(2),
         there: false,
     });
     world.submit(job(2, "min-wait", vec![reader]));
@@ -875,8 +864,8 @@ fn lost_part_is_read_from_copy() {
 
 #[test]
 fn intermediate_that_cannot_be_recomputed_is_awaited() {
-    let mut world = with_intermediate_on_element_0(1);
-    let placed = world.file(ElementId(1), 1);
+    let mut world = with_intermediate_on_node_0(1);
+    let placed = world.file(NodeId(1), 1);
     world.lose(0);
     world.lose(1);
     world.on(Event::FileSealed {
@@ -895,7 +884,7 @@ fn intermediate_that_cannot_be_recomputed_is_awaited() {
 }
 
 #[test]
-fn task_that_crashes_elements_repeatedly_fails() {
+fn task_that_crashes_nodes_repeatedly_fails() {
     let mut world = array(1);
     world.submit(job(1, "min-wait", vec![task(1, "a", vec![])]));
     for _ in 0..=LOSSES_MAX {
@@ -905,19 +894,19 @@ fn task_that_crashes_elements_repeatedly_fails() {
         world.gain(0);
     }
     assert_eq!(world.states(1), [TaskState::Failed]);
-    assert_eq!(world.told(1).unwrap().kind, FailureKind::ElementLost);
+    assert_eq!(world.told(1).unwrap().kind, FailureKind::NodeLost);
 }
 
 #[test]
-fn pinned_task_waits_for_its_element() {
+fn pinned_task_waits_for_its_node() {
     let mut world = array(1);
     let mut pinned = task(1, "a", vec![]);
-    pinned.element = Some(ElementId(7));
+    pinned.node = Some(NodeId(7));
     world.submit(job(1, "min-wait", vec![pinned, task(2, "a", vec![])]));
     assert_eq!(world.states(1), [TaskState::Ready, TaskState::Sent]);
     world.gain(7);
-    let (element, _) = world.sent(1).unwrap();
-    assert_eq!(element, 7);
+    let (node, _) = world.sent(1).unwrap();
+    assert_eq!(node, 7);
     let decision = world.log.iter().rev().find_map(|action| match action {
         Action::Decided(decision) => Some(decision.clone()),
         _ => None,
@@ -926,9 +915,9 @@ fn pinned_task_waits_for_its_element() {
 }
 
 #[test]
-fn queue_of_element_is_bounded_and_rest_placed_late() {
+fn queue_of_node_is_bounded_and_rest_placed_late() {
     let mut world = array(2);
-    let raw = world.file(ElementId(0), 1 << 40);
+    let raw = world.file(NodeId(0), 1 << 40);
     let tasks = (1..=100)
         .map(|id| task(id, "a", vec![Origin::File(raw)]))
         .collect();
@@ -951,7 +940,7 @@ fn short_tasks_fill_queue_further_up_to_a_limit() {
         most = most.max(
             world
                 .dispatcher
-                .elements(world.now)
+                .nodes(world.now)
                 .next()
                 .unwrap()
                 .outstanding,
@@ -963,7 +952,7 @@ fn short_tasks_fill_queue_further_up_to_a_limit() {
 }
 
 #[test]
-fn element_load_includes_tasks_waiting_for_queue_space() {
+fn node_load_includes_tasks_waiting_for_queue_space() {
     let mut world = array(1);
     let loads = |world: &World| world.dispatcher.loads(world.now).collect::<Vec<_>>();
     assert_eq!(
@@ -979,27 +968,25 @@ fn element_load_includes_tasks_waiting_for_queue_space() {
     assert_eq!([full.wait, full.left], [Span(20 * UNKNOWN_RUN.0); 2]);
     world.now = world.now + Span::from_secs(30);
     assert!(loads(&world)[0].left < full.left);
-    world.on(Event::ElementDown {
-        element: ElementId(0),
-    });
+    world.on(Event::NodeDown { node: NodeId(0) });
     assert_eq!(loads(&world), [], "one that is away has nothing to tell");
 }
 
 #[test]
-fn idle_element_gets_tasks_waiting_for_a_full_one() {
+fn idle_node_gets_tasks_waiting_for_a_full_one() {
     let mut world = array(1);
     let tasks = (1..=20).map(|id| task(id, "a", vec![])).collect();
     world.submit(job(1, "min-wait", tasks));
     world.gain(1);
-    let on = |world: &World, element: u32| {
+    let on = |world: &World, node: u32| {
         (1..=20)
-            .filter(|&id| world.sent(id).is_some_and(|(at, _)| at == element))
+            .filter(|&id| world.sent(id).is_some_and(|(at, _)| at == node))
             .count()
     };
     assert!(on(&world, 1) > 0);
     for _ in 0..8 {
-        world.on(Event::ElementStatus {
-            element: ElementId(1),
+        world.on(Event::NodeStatus {
+            node: NodeId(1),
             view: view(Role::Store, 1),
         });
     }
@@ -1034,7 +1021,7 @@ fn cancelled_job_aborts_labels_and_discards_late_results() {
     assert_eq!(
         world
             .dispatcher
-            .elements(world.now)
+            .nodes(world.now)
             .next()
             .unwrap()
             .outstanding,
@@ -1047,8 +1034,9 @@ fn cancelled_job_aborts_labels_and_discards_late_results() {
 #[test]
 fn hybrid_alone_sends_reduce_tasks_to_host() {
     for (policy, expected) in [("hybrid", 9), ("min-wait", 0)] {
-        let mut world = with_nodes(&[(0, Role::Store, 1), (1, Role::Store, 1), (9, Role::Host, 2)]);
-        let files: Vec<_> = (0..3).map(|id| world.file(ElementId(id % 2), 10)).collect();
+        let mut world =
+            with_machines(&[(0, Role::Store, 1), (1, Role::Store, 1), (9, Role::Host, 2)]);
+        let files: Vec<_> = (0..3).map(|id| world.file(NodeId(id % 2), 10)).collect();
         let reduce = task(1, "sum", files.into_iter().map(Origin::File).collect());
         world.submit(job(1, policy, vec![reduce]));
         assert_eq!(world.sent(1).unwrap().0, expected, "{policy}");
@@ -1057,12 +1045,12 @@ fn hybrid_alone_sends_reduce_tasks_to_host() {
 
 #[test]
 fn hybrid_sends_unaligned_rest_of_wave_to_host() {
-    let mut nodes: Vec<_> = (0..4).map(|id| (id, Role::Store, 1)).collect();
-    nodes.push((9, Role::Host, 2));
-    let mut world = with_nodes(&nodes);
+    let mut machines: Vec<_> = (0..4).map(|id| (id, Role::Store, 1)).collect();
+    machines.push((9, Role::Host, 2));
+    let mut world = with_machines(&machines);
     let mut tasks = Vec::new();
     for id in 1..=10 {
-        let raw = world.file(ElementId(id as u32 % 4), 1000);
+        let raw = world.file(NodeId(id as u32 % 4), 1000);
         tasks.push(task(id, "mProjectPP", vec![Origin::File(raw)]));
     }
     world.submit(job(1, "hybrid:round-robin", tasks));
@@ -1077,9 +1065,9 @@ fn hybrid_sends_unaligned_rest_of_wave_to_host() {
 }
 
 #[test]
-fn explanation_lists_every_element_with_its_cost() {
+fn explanation_lists_every_node_with_its_cost() {
     let mut world = array(2);
-    let raw = world.file(ElementId(1), 125_000_000);
+    let raw = world.file(NodeId(1), 125_000_000);
     world.submit(job(
         1,
         "min-wait",
@@ -1091,8 +1079,8 @@ fn explanation_lists_every_element_with_its_cost() {
     });
     let decision = decision.unwrap();
     assert_eq!(
-        (decision.element, decision.policy.as_str()),
-        (ElementId(1), "min-wait")
+        (decision.node, decision.policy.as_str()),
+        (NodeId(1), "min-wait")
     );
     let costs: Vec<_> = decision
         .estimates
@@ -1105,7 +1093,7 @@ fn explanation_lists_every_element_with_its_cost() {
 #[test]
 fn learned_run_times_decide_placement_of_next_tasks() {
     let mut world = array(2);
-    let raw = world.file(ElementId(0), 1_000_000);
+    let raw = world.file(NodeId(0), 1_000_000);
     let tasks = (1..=4)
         .map(|id| task(id, "slow", vec![Origin::File(raw)]))
         .collect();
@@ -1116,7 +1104,7 @@ fn learned_run_times_decide_placement_of_next_tasks() {
         world.finish(id, Ok(1));
     }
     // Runs turn out to take a few milliseconds: moving another input does not pay.
-    let other = world.file(ElementId(0), 1_000_000);
+    let other = world.file(NodeId(0), 1_000_000);
     let tasks = (11..=12)
         .map(|id| task(id, "slow", vec![Origin::File(other)]))
         .collect();
@@ -1127,7 +1115,7 @@ fn learned_run_times_decide_placement_of_next_tasks() {
 #[test]
 fn unknown_kernels_spread_after_their_shared_dependency() {
     let mut world = array(4);
-    let raw = world.file(ElementId(0), 1_000_000);
+    let raw = world.file(NodeId(0), 1_000_000);
     let mut tasks = vec![task(1, "index", vec![Origin::File(raw)])];
     tasks.extend((2..=4).map(|id| task(id, "sleep", vec![from(1)])));
     world.submit(job(1, "min-wait", tasks));
@@ -1139,11 +1127,11 @@ fn unknown_kernels_spread_after_their_shared_dependency() {
     assert_eq!(places.len(), 3, "they wait for each other");
 }
 
-/// Sends five tasks to element 0, which runs the first, before element 1 connects and is idle.
-fn queue_beside_an_idle_element(policy: &str) -> World {
+/// Sends five tasks to node 0, which runs the first, before node 1 connects and is idle.
+fn queue_beside_an_idle_node(policy: &str) -> World {
     let mut world = array(2);
     world.lose(1);
-    let large = world.file(ElementId(0), 1_000_000_000);
+    let large = world.file(NodeId(0), 1_000_000_000);
     let tasks = (11..=15).map(|id| task(id, "slow", vec![Origin::File(large)]));
     world.submit(job(2, policy, tasks.collect()));
     assert!((11..=15).all(|id| world.sent(id).unwrap().0 == 0));
@@ -1152,11 +1140,11 @@ fn queue_beside_an_idle_element(policy: &str) -> World {
     world
 }
 
-/// Labels that follow others take no core of their element before their dependencies have ended, however many labels follow.
+/// Labels that follow others take no core of their node before their dependencies have ended, however many labels follow.
 #[test]
 fn cores_not_used_by_a_chain_are_free() {
-    let mut world = with_nodes(&[(0, Role::Store, 2), (1, Role::Store, 2)]);
-    let raw = world.file(ElementId(0), 1 << 20);
+    let mut world = with_machines(&[(0, Role::Store, 2), (1, Role::Store, 2)]);
+    let raw = world.file(NodeId(0), 1 << 20);
     let link = |id: u64| match id {
         1 => task(id, "link", vec![Origin::File(raw)]),
         _ => task(id, "link", vec![from(id - 1)]),
@@ -1165,9 +1153,9 @@ fn cores_not_used_by_a_chain_are_free() {
     assert!((1..=8).all(|id| world.sent(id).unwrap().0 == 0));
     world.begin(1);
     let free = |world: &World| -> Vec<u32> {
-        let elements = world.dispatcher.elements(world.now);
-        let waits = elements.filter(|element| element.wait.0 == 0);
-        waits.map(|element| element.element.0).collect()
+        let nodes = world.dispatcher.nodes(world.now);
+        let waits = nodes.filter(|node| node.wait.0 == 0);
+        waits.map(|node| node.node.0).collect()
     };
     assert_eq!(free(&world), [0, 1]);
     let others = (11..=13).map(|id| task(id, "other", vec![]));
@@ -1193,18 +1181,18 @@ fn recalled(world: &World) -> Vec<u64> {
 }
 
 #[test]
-fn label_on_busy_element_is_recalled_to_an_idle_one() {
-    let mut world = queue_beside_an_idle_element("min-wait");
+fn label_on_busy_node_is_recalled_to_an_idle_one() {
+    let mut world = queue_beside_an_idle_node("min-wait");
     let last = world.sent(15).unwrap().1;
-    assert_eq!(recalled(&world), [last.id.0], "one for one idle element");
+    assert_eq!(recalled(&world), [last.id.0], "one for one idle node");
     assert_eq!(
         world.states(2)[4],
         TaskState::Sent,
         "until it is given back"
     );
     world.finish_label(0, &last, Err(FailureKind::Recalled));
-    let (element, label) = world.sent(15).unwrap();
-    assert_eq!((element, label.id == last.id), (1, false));
+    let (node, label) = world.sent(15).unwrap();
+    assert_eq!((node, label.id == last.id), (1, false));
     assert_eq!(world.told(15).unwrap().kind, FailureKind::Recalled);
     let task = world.dispatcher.tasks(JobId(2)).nth(4).unwrap();
     assert_eq!((task.state, task.tries), (TaskState::Sent, 1));
@@ -1212,27 +1200,27 @@ fn label_on_busy_element_is_recalled_to_an_idle_one() {
 
 #[test]
 fn label_that_began_before_recall_runs_on() {
-    let mut world = queue_beside_an_idle_element("min-wait");
-    let (element, last) = world.sent(15).unwrap();
+    let mut world = queue_beside_an_idle_node("min-wait");
+    let (node, last) = world.sent(15).unwrap();
     world.begin(15);
     assert_eq!(world.states(2)[4], TaskState::Running);
     let next = world.sent(14).unwrap().1.id.0;
     assert_eq!(recalled(&world), [last.id.0, next], "another one instead");
     world.finish(15, Ok(1));
-    assert_eq!(world.sent(15).unwrap(), (element, last));
+    assert_eq!(world.sent(15).unwrap(), (node, last));
     assert_eq!(world.states(2)[4], TaskState::Done);
 }
 
 #[test]
 fn recall_respects_placement_by_input_locality() {
-    let world = queue_beside_an_idle_element("input-locality");
+    let world = queue_beside_an_idle_node("input-locality");
     assert_eq!(recalled(&world), [] as [u64; 0]);
 }
 
 #[test]
-fn pulled_input_counts_as_local_until_element_restarts() {
+fn pulled_input_counts_as_local_until_node_restarts() {
     let mut world = array(2);
-    let raw = world.file(ElementId(0), 1_000_000);
+    let raw = world.file(NodeId(0), 1_000_000);
     let costs = |world: &World, id: u64| -> Vec<u64> {
         let mut decisions = world.log.iter().filter_map(|action| match action {
             Action::Decided(decision) if decision.task.0 == id => Some(decision),
@@ -1246,7 +1234,7 @@ fn pulled_input_counts_as_local_until_element_restarts() {
     };
     for (id, expected) in [(1, [0, 1_000_000]), (2, [0, 0])] {
         let mut pinned = task(id, "any", vec![Origin::File(raw)]);
-        pinned.element = Some(ElementId(1));
+        pinned.node = Some(NodeId(1));
         world.submit(job(id, "min-wait", vec![pinned]));
         assert_eq!(costs(&world, id), expected);
         world.finish(id, Ok(1));
@@ -1280,7 +1268,7 @@ fn jobs_are_served_in_order_of_their_ids() {
 }
 
 #[test]
-fn task_is_sent_only_to_element_that_has_its_program() {
+fn task_is_sent_only_to_node_that_has_its_program() {
     let mut world = array(2);
     let mut spec = task(1, "none", vec![]);
     spec.kernel = Kernel::Program("tool".to_owned());
@@ -1288,17 +1276,17 @@ fn task_is_sent_only_to_element_that_has_its_program() {
     world.submit(job(1, "round-robin", vec![spec, task(2, "mean", vec![])]));
     let tool = || vec!["tool".to_owned()];
     let unknown = world.dispatcher.unknown_programs();
-    assert_eq!(unknown, [(ElementId(0), tool()), (ElementId(1), tool())]);
+    assert_eq!(unknown, [(NodeId(0), tool()), (NodeId(1), tool())]);
     assert_eq!(world.sent(1), None, "nobody has said that it has it");
     assert!(world.sent(2).is_some(), "others do not wait for that");
-    let says = |world: &mut World, element, has: bool| {
+    let says = |world: &mut World, node, has: bool| {
         let (found, missing) = if has {
             (tool(), vec![])
         } else {
             (vec![], tool())
         };
         world.on(Event::Programs {
-            element: ElementId(element),
+            node: NodeId(node),
             found,
             missing,
         });
@@ -1308,11 +1296,9 @@ fn task_is_sent_only_to_element_that_has_its_program() {
     says(&mut world, 1, true);
     assert_eq!(world.sent(1).unwrap().0, 1);
     assert_eq!(world.dispatcher.unknown_programs(), []);
-    // The element is lost. A new element is asked for its programs before it gets a task, and the programs of a reconnected element must be
+    // The node is lost. A new node is asked for its programs before it gets a task, and the programs of a reconnected node must be
     // reported again.
-    world.on(Event::ElementDown {
-        element: ElementId(1),
-    });
+    world.on(Event::NodeDown { node: NodeId(1) });
     let told = world.log.iter().rev().find_map(|action| match action {
         Action::Task {
             task: TaskId(1),
@@ -1323,23 +1309,23 @@ fn task_is_sent_only_to_element_that_has_its_program() {
     });
     let told = told.unwrap();
     assert!(told.contains("the program `tool`"), "{told}");
-    for (element, has) in [(5, true), (0, true)] {
-        world.on(Event::ElementUp {
-            element: ElementId(element),
+    for (node, has) in [(5, true), (0, true)] {
+        world.on(Event::NodeUp {
+            node: NodeId(node),
             view: view(Role::Store, 1),
         });
         assert_eq!(
             world.dispatcher.unknown_programs(),
-            [(ElementId(element), tool())]
+            [(NodeId(node), tool())]
         );
-        says(&mut world, element, has);
+        says(&mut world, node, has);
         assert_eq!(world.sent(1).unwrap().0, 5);
     }
 }
 
 #[test]
 fn tasks_of_one_kind_do_not_block_those_of_another() {
-    let mut world = with_nodes(&[(0, Role::Store, 2)]);
+    let mut world = with_machines(&[(0, Role::Store, 2)]);
     let mut large = task(1, "mean", vec![]);
     large.needs.cores = 3;
     let mut light = task(2, "mean", vec![]);
@@ -1351,17 +1337,17 @@ fn tasks_of_one_kind_do_not_block_those_of_another() {
     ));
     assert_eq!(world.sent(1), None);
     assert!(world.sent(2).is_some() && world.sent(3).is_some());
-    // The element now reports more cores.
-    world.on(Event::ElementStatus {
-        element: ElementId(0),
+    // The node now reports more cores.
+    world.on(Event::NodeStatus {
+        node: NodeId(0),
         view: view(Role::Store, 3),
     });
     assert_eq!(world.sent(1).unwrap().0, 0);
 }
 
 #[test]
-fn tasks_with_several_cores_spread_over_free_elements() {
-    let mut world = with_nodes(&[(0, Role::Store, 4), (1, Role::Store, 4)]);
+fn tasks_with_several_cores_spread_over_free_nodes() {
+    let mut world = with_machines(&[(0, Role::Store, 4), (1, Role::Store, 4)]);
     let tasks = (1..=4).map(|id| {
         let mut spec = task(id, "mean", vec![]);
         spec.needs.cores = 2;

@@ -166,7 +166,7 @@ mod tests {
                 codecs: None,
             }],
         };
-        // The description is sent to an element in this form.
+        // The description is sent to a node in this form.
         let sent = serde_json::to_string(&held).unwrap();
         let held: Held = serde_json::from_str(&sent).unwrap();
         let mut out = Vec::new();

@@ -1,4 +1,4 @@
-//! `decode`: extracts the values of a variable from the bytes of a file ([`crate::array::Encoded`]). Elements run it before the kernel of
+//! `decode`: extracts the values of a variable from the bytes of a file ([`crate::array::Encoded`]). Nodes run it before the kernel of
 //! a task whose input has a `mapper`; it can also be run like any other kernel.
 
 use std::io::{BufWriter, Write};

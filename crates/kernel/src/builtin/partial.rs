@@ -1,4 +1,4 @@
-//! Folds over data on several elements: a component folds its piece, as bytes of the whole, and writes its partial state; one more task
+//! Folds over data on several nodes: a component folds its piece, as bytes of the whole, and writes its partial state; one more task
 //! merges the states. By the law of folds the result is that over the whole, bit for bit.
 
 use std::io::Write;

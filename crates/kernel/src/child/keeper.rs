@@ -1,8 +1,8 @@
-//! Keeper: a small process that outlives the element for a moment, to kill the processes that its kernels started. It receives process
+//! Keeper: a small process that outlives the node for a moment, to kill the processes that its kernels started. It receives process
 //! groups from the launcher through a pipe.
 //!
-//! A kernel's first process dies with its element (`PR_SET_PDEATHSIG`), but processes that it started do not. So the element names every
-//! kernel's process group here, and removes the group at its end. When the element has ended (the pipe ends), the keeper kills the
+//! A kernel's first process dies with its node (`PR_SET_PDEATHSIG`), but processes that it started do not. So the node names every
+//! kernel's process group here, and removes the group at its end. When the node has ended (the pipe ends), the keeper kills the
 //! remaining groups. No kernel ever has this pipe, nor any influence on its contents.
 
 use std::collections::BTreeSet;
@@ -17,7 +17,7 @@ use super::serving;
 /// Argument that makes a child process a keeper.
 pub(super) const KIND: &str = "keeper";
 
-/// Handle of the element to the keeper. The keeper ends when this handle is dropped.
+/// Handle of the node to the keeper. The keeper ends when this handle is dropped.
 #[derive(Debug)]
 pub(crate) struct Keeper {
     pipe: Option<OwnedFd>,
@@ -67,10 +67,10 @@ impl Drop for Keeper {
     }
 }
 
-/// Runs the keeper; returns when the element has ended and all its kernels are killed.
+/// Runs the keeper; returns when the node has ended and all its kernels are killed.
 pub(super) fn keep() {
     for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM] {
-        // SAFETY: ignoring a signal runs no code. A signal that asks the element to end must not end the keeper.
+        // SAFETY: ignoring a signal runs no code. A signal that asks the node to end must not end the keeper.
         unsafe { libc::signal(signal, libc::SIG_IGN) };
     }
     let mut groups = BTreeSet::new();

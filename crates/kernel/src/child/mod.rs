@@ -1,4 +1,4 @@
-//! Child process of built-in kernels and of users' kernels: the element's own program, started again under the sandbox with a hidden
+//! Child process of built-in kernels and of users' kernels: the node's own program, started again under the sandbox with a hidden
 //! first argument.
 
 mod abi;

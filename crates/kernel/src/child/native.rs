@@ -117,7 +117,7 @@ fn why(error: &libloading::Error) -> String {
     let mut said = said.map_or_else(|| error.to_string(), ToString::to_string);
     if said.starts_with(MPICH) {
         said.push_str(
-            "; MPICH is not installed on this element's host (Debian: apt-get install libmpich12)",
+            "; MPICH is not installed on this node's host (Debian: apt-get install libmpich12)",
         );
     }
     said

@@ -1,4 +1,4 @@
-//! Pieces of a file as items. A piece that is stored on several elements becomes several items.
+//! Pieces of a file as items. A piece that is stored on several nodes becomes several items.
 
 use tidemill_format::{Piece, Range, Span};
 

@@ -1,5 +1,5 @@
 //! Exact medians and quantiles: the digits of a value are found one after the other, the highest first. Each pass counts the values of a
-//! cell with each next digit. Counts of pieces can be added, so elements send counts and never values.
+//! cell with each next digit. Counts of pieces can be added, so nodes send counts and never values.
 
 use serde::{Deserialize, Serialize};
 

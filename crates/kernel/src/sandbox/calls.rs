@@ -479,7 +479,7 @@ fn some(answers: &mut Answers) -> Result<(), BackendError> {
         clone.push(when(0, SeccompCmpOp::MaskedEq(bit), bit)?);
     }
     deny_some(answers, libc::SYS_clone, clone, libc::EPERM)?;
-    // The kernel must keep the signal that ends it when its element dies.
+    // The kernel must keep the signal that ends it when its node dies.
     let death = libc::PR_SET_PDEATHSIG.cast_unsigned().into();
     let death = vec![when(0, SeccompCmpOp::Eq, death)?];
     deny_some(answers, libc::SYS_prctl, death, libc::EPERM)?;

@@ -32,7 +32,7 @@ const ROOM_BYTES: u64 = 64 << 20;
 const MOVES: u32 = 3;
 
 /// Group to which a service moves if it must leave its own group.
-const SERVICE: &str = "tidemill-element";
+const SERVICE: &str = "tidemill-node";
 
 /// Upper limit for the length of a file of events, in bytes.
 const EVENTS_BYTES_MAX: usize = 1024;

@@ -1,7 +1,7 @@
 //! User numbers of kernels: they run as users that no process outside of the sandbox has.
 //!
 //! A kernel must not reach other processes of its owner: a process with the same user may inspect it, stop it, take its descriptors and
-//! enter its folder. So if the element runs as root, the kernels of user `n` run as user [`KERNELS_FROM`]` + n`, which also owns their
+//! enter its folder. So if the node runs as root, the kernels of user `n` run as user [`KERNELS_FROM`]` + n`, which also owns their
 //! folders. Within the sandbox's user namespace the number is `n` again. Files that neither a kernel nor its owner may change belong to
 //! the last user that the system knows, which is neither of both.
 
@@ -20,7 +20,7 @@ const LAST: u32 = u32::MAX - 1;
 /// Number of users that can have kernels: the lower half except the last, whose kernels would have [`STORE_USER`]'s number.
 pub(crate) const KERNELS: u32 = LAST - KERNELS_FROM;
 
-/// User and group of sealed objects if the element runs as root: the last number that this process's user namespace knows. In a namespace
+/// User and group of sealed objects if the node runs as root: the last number that this process's user namespace knows. In a namespace
 /// with few users, kernels of that user can't run.
 pub static STORE_USER: LazyLock<User> = LazyLock::new(|| {
     let last = |path| ranges(path).ok().and_then(|all| last_of(&all));

@@ -1,4 +1,4 @@
-//! Environment of tests with real processes: a folder like an element's, and runs in it.
+//! Environment of tests with real processes: a folder like a node's, and runs in it.
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
@@ -45,7 +45,7 @@ pub(crate) fn skip_without_root() -> bool {
     !is_root()
 }
 
-/// Folder of an element with objects and private folders.
+/// Folder of a node with objects and private folders.
 pub(crate) struct Place {
     pub(crate) folder: TempDir,
     runs: std::cell::Cell<u32>,

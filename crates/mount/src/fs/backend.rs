@@ -1,5 +1,5 @@
-//! The mount's connection to the server: namespace operations that wait for an unreachable server, and the addresses of elements. Requests
-//! are sent to the server and the elements (next: `server/src`, `element/src`).
+//! The mount's connection to the server: namespace operations that wait for an unreachable server, and the addresses of nodes. Requests
+//! are sent to the server and the nodes (next: `server/src`, `node/src`).
 
 use super::patience::{self, Pauses};
 use super::repeat;
@@ -14,16 +14,16 @@ use std::time::{Duration, Instant};
 use tidemill_client::ids::Ids;
 use tidemill_client::local::{LocalError, LocalNames};
 use tidemill_client::{Error as ClientError, Objects, Server};
-use tidemill_core::id::ElementId;
+use tidemill_core::id::NodeId;
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 
 /// Time that one request may take before it is sent again.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
-/// Time for which the list of elements is valid when an element is missing from it.
-const ELEMENTS_TTL: Duration = Duration::from_millis(200);
-/// Maximum age of the list of this host's elements when a file is created.
+/// Time for which the list of nodes is valid when a node is missing from it.
+const NODES_TTL: Duration = Duration::from_millis(200);
+/// Maximum age of the list of this host's nodes when a file is created.
 const HERE_TTL: Duration = Duration::from_secs(5);
 /// Maximum number of objects that one request releases.
 const RELEASED_MAX: usize = 1_000;
@@ -58,24 +58,24 @@ pub(crate) struct Caller {
     pub(crate) pid: u32,
 }
 
-/// Location of an element's objects.
+/// Location of a node's objects.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
     /// `https://host:port`, or `http://` without TLS.
     pub(crate) url: Arc<str>,
-    /// Folder of the element, if object files can be opened in place.
+    /// Folder of the node, if object files can be opened in place.
     pub(crate) folder: Option<PathBuf>,
     /// Owner of the folder, if not this process's user: new files there get this owner.
     pub(crate) owner: Option<(u32, u32)>,
     pub(crate) up: bool,
-    /// Whether the element stores objects in memory. Where it counts room, its file system does not limit that memory.
+    /// Whether the node stores objects in memory. Where it counts room, its file system does not limit that memory.
     pub(crate) memory: bool,
     pub(crate) counts_room: bool,
     /// Whether the address may be outdated.
     stale: bool,
 }
 
-/// The server and the elements as the mount uses them. Calls block, so async code must not make them.
+/// The server and the nodes as the mount uses them. Calls block, so async code must not make them.
 #[derive(Debug)]
 pub(crate) struct Backend {
     pub(crate) server: Server,
@@ -86,7 +86,7 @@ pub(crate) struct Backend {
     ids: Ids,
     session: AtomicU64,
     in_place: bool,
-    elements: Mutex<Elements>,
+    nodes: Mutex<Nodes>,
     /// Notified when a request was left without an answer.
     doubt: Notify,
     /// Objects that are no longer read here and are to be released at the server. `None` while no task sends releases.
@@ -98,7 +98,7 @@ pub(crate) struct Backend {
 }
 
 #[derive(Debug, Default)]
-struct Elements {
+struct Nodes {
     places: HashMap<u32, Place>,
     asked: Option<Instant>,
 }
@@ -118,7 +118,7 @@ impl Backend {
             runtime,
             session: AtomicU64::new(0),
             in_place,
-            elements: Mutex::default(),
+            nodes: Mutex::default(),
             doubt: Notify::new(),
             released: Mutex::default(),
             together: Mutex::default(),
@@ -127,7 +127,7 @@ impl Backend {
     }
 
     /// Declares that programs of users without trust get descriptors of object files, and may keep them after they reported a close. So
-    /// this process opens such files for reading only, and their elements seal a copy wherever the system cannot tell that no writer is
+    /// this process opens such files for reading only, and their nodes seal a copy wherever the system cannot tell that no writer is
     /// left.
     pub(crate) fn set_lends(&self) {
         self.lends.store(true, Ordering::Relaxed);
@@ -181,8 +181,8 @@ impl Backend {
         }
     }
 
-    /// As [`Self::one`], for operations that need an element for an object. Waits if no element exists, as after a restart of the server,
-    /// or if no element has room before the burst tier has drained.
+    /// As [`Self::one`], for operations that need a node for an object. Waits if no node exists, as after a restart of the server,
+    /// or if no node has room before the burst tier has drained.
     pub(crate) fn one_placed(self: &Arc<Self>, caller: Caller, op: &Op) -> Result<Answer, Error> {
         let deadline = patience::deadline();
         let full = patience::now() + FULL_PATIENCE;
@@ -196,7 +196,7 @@ impl Backend {
                     patience::sleep(FULL_PAUSE);
                 }
                 Err(error) if error.is(Errno::HOSTUNREACH) && patience::now() < deadline => {
-                    patience::sleep(ELEMENTS_TTL);
+                    patience::sleep(NODES_TTL);
                 }
                 other => return other,
             }
@@ -469,134 +469,131 @@ impl Backend {
         }
     }
 
-    /// Returns the place of an element. Asks the server if it is not cached, and waits for an offline element, which may be about to
+    /// Returns the place of a node. Asks the server if it is not cached, and waits for an offline node, which may be about to
     /// return.
-    pub(crate) fn place(&self, element: u32, pace: Pace) -> Result<Place, Error> {
-        if let Some(place) = self.known(element) {
+    pub(crate) fn place(&self, node: u32, pace: Pace) -> Result<Place, Error> {
+        if let Some(place) = self.known(node) {
             return Ok(place);
         }
         pace.wait()?;
-        let found = self.find(element, Some(patience::deadline()));
+        let found = self.find(node, Some(patience::deadline()));
         Ok(self.runtime.block_on(found)?)
     }
 
-    /// Whether an element's objects are opened in place.
-    pub(crate) fn is_here(&self, element: u32) -> bool {
-        self.known(element)
-            .is_some_and(|place| place.folder.is_some())
+    /// Whether a node's objects are opened in place.
+    pub(crate) fn is_here(&self, node: u32) -> bool {
+        self.known(node).is_some_and(|place| place.folder.is_some())
     }
 
-    /// Returns the element of this host, if there are any, on which this mount writes its parts of files with several writers.
+    /// Returns the node of this host, if there are any, on which this mount writes its parts of files with several writers.
     pub(crate) fn near(&self) -> Option<u32> {
-        let elements = self.elements.lock();
-        let here = elements.places.iter();
+        let nodes = self.nodes.lock();
+        let here = nodes.places.iter();
         let here = here.filter(|(_, place)| place.up && place.folder.is_some() && !place.memory);
-        let mut here: Vec<u32> = here.map(|(&element, _)| element).collect();
+        let mut here: Vec<u32> = here.map(|(&node, _)| node).collect();
         here.sort_unstable();
         let turn = usize::try_from(self.session()).unwrap_or(0);
         (!here.is_empty()).then(|| here[turn % here.len()])
     }
 
-    /// Returns the elements of this host, in which files can be written in place. A new element appears some seconds later.
+    /// Returns the nodes of this host, in which files can be written in place. A new node appears some seconds later.
     pub(crate) fn here(self: &Arc<Self>) -> Vec<u32> {
-        let mut elements = self.elements.lock();
-        if elements.asked.is_none_or(|at| at.elapsed() > HERE_TTL) {
-            elements.asked = Some(Instant::now());
+        let mut nodes = self.nodes.lock();
+        if nodes.asked.is_none_or(|at| at.elapsed() > HERE_TTL) {
+            nodes.asked = Some(Instant::now());
             let backend = self.clone();
             self.runtime.spawn(async move {
                 let until = Some(patience::now() + patience::PATIENCE);
                 if let Err(error) = backend.refresh(until).await {
-                    tracing::debug!("the elements of this host can't be asked for: {error}");
+                    tracing::debug!("the nodes of this host can't be asked for: {error}");
                 }
             });
         }
-        let places = elements.places.iter();
+        let places = nodes.places.iter();
         let here = places.filter(|(_, place)| place.up && place.folder.is_some());
-        here.map(|(&element, _)| element).collect()
+        here.map(|(&node, _)| node).collect()
     }
 
-    fn known(&self, element: u32) -> Option<Place> {
-        let known = self.elements.lock().places.get(&element).cloned();
+    fn known(&self, node: u32) -> Option<Place> {
+        let known = self.nodes.lock().places.get(&node).cloned();
         known.filter(|place| !place.stale && (place.up || place.folder.is_some()))
     }
 
-    /// Returns the last known address of an element: a server that has just started may not know the element yet.
-    pub(crate) fn last_url(&self, element: u32) -> Option<Arc<str>> {
-        let elements = self.elements.lock();
-        Some(elements.places.get(&element)?.url.clone())
+    /// Returns the last known address of a node: a server that has just started may not know the node yet.
+    pub(crate) fn last_url(&self, node: u32) -> Option<Arc<str>> {
+        let nodes = self.nodes.lock();
+        Some(nodes.places.get(&node)?.url.clone())
     }
 
     /// As [`Self::place`], from async code. Without an end the call waits for as long as the mount runs.
     pub(crate) async fn find(
         &self,
-        element: u32,
+        node: u32,
         until: Option<Instant>,
     ) -> Result<Place, ClientError> {
         let mut pauses = Pauses::until(until);
         loop {
-            let error = match self.look(element, until).await {
-                Err(error @ (ClientError::Unreachable { .. } | ClientError::ElementDown(_))) => {
-                    error
-                }
+            let error = match self.look(node, until).await {
+                Err(error @ (ClientError::Unreachable { .. } | ClientError::NodeDown(_))) => error,
                 found => return found,
             };
             let Some(pause) = pauses.next() else {
                 return Err(error);
             };
-            patience::pause(pause.min(ELEMENTS_TTL)).await;
+            patience::pause(pause.min(NODES_TTL)).await;
         }
     }
 
-    /// As [`Self::find`], without waiting for the element: another element may do.
+    /// As [`Self::find`], without waiting for the node: another node may do.
     pub(crate) async fn look(
         &self,
-        element: u32,
+        node: u32,
         until: Option<Instant>,
     ) -> Result<Place, ClientError> {
-        if let Some(place) = self.known(element) {
+        if let Some(place) = self.known(node) {
             return Ok(place);
         }
-        let asked = self.elements.lock().asked;
-        let recently = asked.is_some_and(|at| at.elapsed() < ELEMENTS_TTL);
+        let asked = self.nodes.lock().asked;
+        let recently = asked.is_some_and(|at| at.elapsed() < NODES_TTL);
         if !recently {
             self.refresh(until).await?;
         }
-        let down = ClientError::ElementDown(ElementId(element));
-        self.known(element).ok_or(down)
+        let down = ClientError::NodeDown(NodeId(node));
+        self.known(node).ok_or(down)
     }
 
-    /// Returns the folder of an element, if the element is on this host and objects are opened in place.
-    pub(crate) fn folder(&self, element: u32, pace: Pace) -> Result<Option<PathBuf>, Error> {
-        if let Some(place) = self.known(element) {
+    /// Returns the folder of a node, if the node is on this host and objects are opened in place.
+    pub(crate) fn folder(&self, node: u32, pace: Pace) -> Result<Option<PathBuf>, Error> {
+        if let Some(place) = self.known(node) {
             return Ok(place.folder);
         }
         pace.wait()?;
-        let found = self.look(element, Some(patience::deadline()));
+        let found = self.look(node, Some(patience::deadline()));
         match self.runtime.block_on(found) {
             Ok(place) => Ok(place.folder),
-            Err(ClientError::ElementDown(_)) => Ok(None),
+            Err(ClientError::NodeDown(_)) => Ok(None),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// Makes the next use of an element ask for its address, which may have changed.
-    pub(crate) fn forget_element(&self, element: u32) {
-        if let Some(place) = self.elements.lock().places.get_mut(&element) {
+    /// Makes the next use of a node ask for its address, which may have changed.
+    pub(crate) fn forget_node(&self, node: u32) {
+        if let Some(place) = self.nodes.lock().places.get_mut(&node) {
             place.stale = true;
         }
     }
 
-    /// Makes the next use of each element ask for its address.
-    pub(crate) fn forget_elements(&self) {
-        let mut elements = self.elements.lock();
-        elements.asked = None;
-        for place in elements.places.values_mut() {
+    /// Makes the next use of each node ask for its address.
+    pub(crate) fn forget_nodes(&self) {
+        let mut nodes = self.nodes.lock();
+        nodes.asked = None;
+        for place in nodes.places.values_mut() {
             place.stale = true;
         }
     }
 
-    /// Asks the server for its elements.
-    pub(crate) fn refresh_elements(&self) -> Result<(), Error> {
+    /// Asks the server for its nodes.
+    pub(crate) fn refresh_nodes(&self) -> Result<(), Error> {
         let refreshed = self.refresh(Some(patience::deadline()));
         Ok(self.runtime.block_on(refreshed)?)
     }
@@ -604,24 +601,24 @@ impl Backend {
     async fn refresh(&self, until: Option<Instant>) -> Result<(), ClientError> {
         let status = self.in_time(until, self.server.status()).await?;
         let host = tidemill_client::host::id();
-        let places = status.elements.into_iter().map(|element| {
-            let folder = (self.in_place && element.host == host)
-                .then(|| usable(Path::new(&element.folder)))
+        let places = status.nodes.into_iter().map(|node| {
+            let folder = (self.in_place && node.host == host)
+                .then(|| usable(Path::new(&node.folder)))
                 .flatten();
             let place = Place {
-                url: element.url.into(),
+                url: node.url.into(),
                 owner: folder.as_deref().and_then(foreign_owner),
                 folder,
-                up: element.up,
-                memory: element.medium == "memory",
-                counts_room: element.counts_room,
+                up: node.up,
+                memory: node.medium == "memory",
+                counts_room: node.counts_room,
                 stale: false,
             };
-            (element.element, place)
+            (node.node, place)
         });
-        let mut elements = self.elements.lock();
-        elements.places = places.collect();
-        elements.asked = Some(Instant::now());
+        let mut nodes = self.nodes.lock();
+        nodes.places = places.collect();
+        nodes.asked = Some(Instant::now());
         Ok(())
     }
 }
@@ -634,7 +631,7 @@ fn single(request: &v1::NameRequest) -> Option<&Op> {
     }
 }
 
-/// Returns an element's folder, if objects can be written there.
+/// Returns a node's folder, if objects can be written there.
 fn usable(folder: &Path) -> Option<PathBuf> {
     use rustix::fs::{Access, access};
     let objects = folder.join("objects");

@@ -1,7 +1,7 @@
 //! Open files: reads, writes, syncs and closes by handle, through `object`. Closed versions are sealed (next: `mount/src/fs/seal.rs`).
 
 use super::object::Object;
-use super::table::{Bound, Node, Phase, Way, Writing};
+use super::table::{Bound, Phase, Vnode, Way, Writing};
 use super::version::object_path;
 use super::{Caller, Found, Fs, Key, Pace};
 use crate::error::Error;
@@ -16,7 +16,7 @@ use std::sync::atomic::Ordering;
 #[derive(Debug)]
 pub(crate) struct Handle {
     pub(crate) key: Key,
-    pub(crate) node: Arc<Node>,
+    pub(crate) vnode: Arc<Vnode>,
     write: bool,
     /// The caller that opened the file.
     pub(super) caller: Caller,
@@ -26,7 +26,7 @@ pub(crate) struct Handle {
 
 impl Handle {
     fn object(&self) -> Result<Arc<Object>, Error> {
-        let state = self.node.state.lock();
+        let state = self.vnode.state.lock();
         let bound = state.bound.get(&self.key.alias).ok_or(Errno::BADF)?;
         Ok(bound.object.clone())
     }
@@ -37,7 +37,7 @@ impl Handle {
             return Err(Errno::BADF.into());
         }
         let object = self.object()?;
-        let state = self.node.state.lock();
+        let state = self.vnode.state.lock();
         let writing = state.writing.as_ref().filter(|w| w.phase == Phase::Open);
         let written = writing.and_then(|w| w.object.as_ref());
         if written.is_some_and(|written| written.id == object.id) {
@@ -59,7 +59,7 @@ impl Handle {
 
     /// Whether the handle has no version yet that it could write.
     fn is_idle(&self) -> bool {
-        let state = self.node.state.lock();
+        let state = self.vnode.state.lock();
         let written = state.writing.as_ref().filter(|w| w.phase == Phase::Open);
         let bound = state.bound.get(&self.key.alias);
         let bound = bound.filter(|bound| !bound.is_direct());
@@ -130,21 +130,21 @@ impl Fs {
         how: OpenHow,
         pace: Pace,
     ) -> Result<Opened, Error> {
-        let node = self.node(key.ino);
+        let vnode = self.vnode(key.ino);
         let write = how.write || how.truncate;
         if how.follows
             && !write
-            && let Some(handle) = self.follow_writer(caller, &node, pace)?
+            && let Some(handle) = self.follow_writer(caller, &vnode, pace)?
         {
             return Ok(Opened::followed(handle));
         }
         let cut = if write {
-            self.bind_writer(caller, key, &node, how, pace)?
+            self.bind_writer(caller, key, &vnode, how, pace)?
         } else {
-            self.bind_reader(caller, key, &node, pace)?;
+            self.bind_reader(caller, key, &vnode, pace)?;
             false
         };
-        let opened = self.opened(caller, (key, node), OpenHow { write, ..how }, cut)?;
+        let opened = self.opened(caller, (key, vnode), OpenHow { write, ..how }, cut)?;
         if write && let Err(error) = self.give_up_privileges(caller, opened.handle, pace) {
             self.release(caller, opened.handle);
             return Err(error);
@@ -153,8 +153,8 @@ impl Fs {
     }
 
     fn give_up_privileges(&self, caller: Caller, handle: u64, pace: Pace) -> Result<(), Error> {
-        let node = self.file(handle)?.node.clone();
-        self.drop_privileges(caller, &node, pace)
+        let vnode = self.file(handle)?.vnode.clone();
+        self.drop_privileges(caller, &vnode, pace)
     }
 
     /// Binds the alias to the object that a reader of the file gets now.
@@ -162,21 +162,21 @@ impl Fs {
         &self,
         caller: Caller,
         key: Key,
-        node: &Arc<Node>,
+        vnode: &Arc<Vnode>,
         pace: Pace,
     ) -> Result<(), Error> {
         let mut tries = 0;
         loop {
-            let object = self.reading_object(caller, node, pace)?;
+            let object = self.reading_object(caller, vnode, pace)?;
             if let Some(together) = object.together() {
                 pace.wait()?;
                 // If the server has sealed the version that is being sealed here, others may have written a later version.
-                if !together.refresh(true)? && node.state.lock().is_sealing() {
-                    self.wait_sealed(node)?;
+                if !together.refresh(true)? && vnode.state.lock().is_sealing() {
+                    self.wait_sealed(vnode)?;
                     continue;
                 }
             }
-            let mut state = node.state.lock();
+            let mut state = vnode.state.lock();
             tries += 1;
             // A version may have been begun or sealed in the meantime.
             if state.is_current(object.id) || tries == READ_TRIES {
@@ -184,7 +184,7 @@ impl Fs {
                 let shared = state.attr.locked || object.together().is_some();
                 state.bind(key, &object, self.way(&object, shared))?;
                 if state.is_sealing() && object.waits() {
-                    self.hold_after_seal(caller, node.clone(), object.id);
+                    self.hold_after_seal(caller, vnode.clone(), object.id);
                 }
                 return Ok(());
             }
@@ -202,8 +202,8 @@ impl Fs {
     ) -> Result<(Found, Opened), Error> {
         super::names::check_change(parent, name, Errno::EXIST)?;
         pace.wait()?;
-        let (node, found) = self.create_open(caller, parent, name, mode)?;
-        let opened = self.opened(caller, (found.key, node), how, false)?;
+        let (vnode, found) = self.create_open(caller, parent, name, mode)?;
+        let opened = self.opened(caller, (found.key, vnode), how, false)?;
         Ok((found, opened))
     }
 
@@ -211,14 +211,14 @@ impl Fs {
     fn opened(
         &self,
         caller: Caller,
-        (key, node): (Key, Arc<Node>),
+        (key, vnode): (Key, Arc<Vnode>),
         how: OpenHow,
         cut: bool,
     ) -> Result<Opened, Error> {
         let write = how.write;
         let handle = self.handle_number();
         let (object, way, locked) = {
-            let state = node.state.lock();
+            let state = vnode.state.lock();
             let bound = state.bound.get(&key.alias).ok_or(Errno::BADF)?;
             (bound.object.clone(), bound.way, state.attr.locked)
         };
@@ -238,7 +238,7 @@ impl Fs {
         };
         let file = Handle {
             key,
-            node,
+            vnode,
             write,
             caller,
             cut: Mutex::new(cut),
@@ -309,7 +309,7 @@ impl Fs {
     ) -> Result<(), Error> {
         let file = self.file(handle)?;
         let end = self.change(&file, pace, |object| {
-            let _one = file.node.appends.lock();
+            let _one = file.vnode.appends.lock();
             let end = object.stat()?.size;
             object.write(end, bytes).map(|()| end)
         })?;
@@ -327,7 +327,7 @@ impl Fs {
         pace: Pace,
         change: impl Fn(&Object) -> Result<T, Error>,
     ) -> Result<T, Error> {
-        let turn = Self::write_turn(&file.node, pace)?;
+        let turn = Self::write_turn(&file.vnode, pace)?;
         let object = self.to_write(file, pace)?;
         if object.waits() {
             pace.wait()?;
@@ -342,7 +342,7 @@ impl Fs {
         drop(turn);
         // In the background, because a twin may be written, too: the kernel holds its pages until that write is answered. The next holder
         // of a lock waits for it.
-        self.forget_twins_soon(&file.node, file.key.alias);
+        self.forget_twins_soon(&file.vnode, file.key.alias);
         Ok(changed)
     }
 
@@ -352,7 +352,7 @@ impl Fs {
         if *file.cut.lock() {
             // No program wrote; the file has to be truncated all the same.
             pace.wait()?;
-            let _turn = Self::write_turn(&file.node, pace)?;
+            let _turn = Self::write_turn(&file.vnode, pace)?;
             self.to_write(&file, pace)?;
         }
         let object = file.object()?;
@@ -375,12 +375,12 @@ impl Fs {
         pace.wait()?;
         let object = file.object()?;
         self.sync_object(&object)?;
-        let written = file.node.state.lock().written().cloned();
+        let written = file.vnode.state.lock().written().cloned();
         if let Some(written) = written.filter(|written| written.id != object.id) {
             self.sync_object(&written)?;
         }
-        self.wait_sealed(&file.node)?;
-        self.tell_pending(caller, &file.node)?;
+        self.wait_sealed(&file.vnode)?;
+        self.tell_pending(caller, &file.vnode)?;
         self.sync_names(caller)
     }
 
@@ -390,7 +390,7 @@ impl Fs {
             if part.local().is_none() || part.entry_durable.load(Ordering::Acquire) {
                 continue;
             }
-            let place = self.backend.place(part.element, Pace::MayWait)?;
+            let place = self.backend.place(part.node, Pace::MayWait)?;
             let path = place.folder.map(|folder| object_path(&folder, part.id));
             if let Some(folder) = path.as_deref().and_then(std::path::Path::parent) {
                 File::open(folder)?.sync_all()?;
@@ -406,7 +406,7 @@ impl Fs {
             self.follow_no_more(handle);
             return;
         };
-        self.close_handle(caller, &file.node, file.key.alias, file.write);
+        self.close_handle(caller, &file.vnode, file.key.alias, file.write);
         self.table.drop_unused(file.key.ino);
     }
 
@@ -435,7 +435,7 @@ impl Fs {
         self.file(handle)?.object()?.seek(offset, data)
     }
 
-    /// Copies within the element's device, without moving the bytes through this process.
+    /// Copies within the node's device, without moving the bytes through this process.
     pub(crate) fn copy_range(
         &self,
         from: (u64, u64),

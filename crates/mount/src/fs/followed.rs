@@ -2,7 +2,7 @@
 //! alias: the kernel keeps nothing of them. They read through the client (next: `client/src/follow.rs`).
 
 use super::backend::credentials;
-use super::table::Node;
+use super::table::Vnode;
 use super::{Caller, Fs, Pace};
 use crate::error::Error;
 use parking_lot::Mutex;
@@ -25,16 +25,16 @@ impl Fs {
     pub(super) fn follow_writer(
         &self,
         caller: Caller,
-        node: &Node,
+        vnode: &Vnode,
         pace: Pace,
     ) -> Result<Option<u64>, Error> {
-        self.fetch(caller, node, pace)?;
-        if !node.state.lock().is_written_elsewhere() {
+        self.fetch(caller, vnode, pace)?;
+        if !vnode.state.lock().is_written_elsewhere() {
             return Ok(None);
         }
         pace.wait()?;
         let open = v1::Open {
-            ino: node.ino,
+            ino: vnode.ino,
             growing: true,
             waits: true,
             ..v1::Open::default()
@@ -47,7 +47,7 @@ impl Fs {
             return Ok(None);
         }
         let transfer = Transfer::new(self.backend.server.clone(), credentials(caller));
-        let following = Arc::new(Following::new(transfer, node.ino, opened)?);
+        let following = Arc::new(Following::new(transfer, vnode.ino, opened)?);
         let handle = self.handle_number();
         self.followed.by_handle.lock().insert(handle, following);
         self.followed.count.fetch_add(1, Ordering::Release);

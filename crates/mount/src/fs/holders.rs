@@ -1,7 +1,7 @@
 //! Finds other processes on this host that have a file open or mapped, from `/proc`.
 //!
-//! Programs of this array declare it by a lock (`tidemill_client::sealed`). This module finds all other processes, such as a `cp` out of an
-//! element's folder. It reads no file system but `/proc`, so it cannot hang.
+//! Programs of this array declare it by a lock (`tidemill_client::sealed`). This module finds all other processes, such as a `cp` out of a
+//! node's folder. It reads no file system but `/proc`, so it cannot hang.
 
 use std::collections::HashMap;
 use std::fs::{File, read_dir, read_to_string};

@@ -5,7 +5,7 @@
 
 use super::Fs;
 use super::object::Object;
-use super::table::{Node, State};
+use super::table::{State, Vnode};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -29,20 +29,20 @@ impl Kept {
 
 impl Fs {
     /// Keeps the right to read an object that was opened by an answer to a question of `asked`, unless the file has changed since.
-    pub(super) fn keep(&self, node: &Node, object: &Arc<Object>, asked: u64) {
+    pub(super) fn keep(&self, vnode: &Vnode, object: &Arc<Object>, asked: u64) {
         {
-            let mut state = node.state.lock();
+            let mut state = vnode.state.lock();
             let current = state.attr.object == object.id && !state.gone;
-            if !object.waits() || !current || self.table.changed_since(node.ino, asked) {
+            if !object.waits() || !current || self.table.changed_since(vnode.ino, asked) {
                 return;
             }
             state.kept = Some(object.clone());
         }
         // Not while a state is locked: the state belongs to another file.
-        if let Some((ino, object)) = self.kept.enter(node.ino, object.id)
-            && let Some(node) = self.table.get(ino)
+        if let Some((ino, object)) = self.kept.enter(vnode.ino, object.id)
+            && let Some(vnode) = self.table.get(ino)
         {
-            let mut state = node.state.lock();
+            let mut state = vnode.state.lock();
             if state.kept.as_ref().is_some_and(|kept| kept.id == object) {
                 state.kept = None;
             }

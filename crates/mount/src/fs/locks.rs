@@ -6,7 +6,7 @@
 //! `docs/decisions/0013-lock-leases.md`.
 
 use super::backend::attr_of;
-use super::table::{Key, Node};
+use super::table::{Key, Vnode};
 use super::watch::Kernel;
 use super::{Caller, Fs, patience};
 use crate::error::Error;
@@ -439,8 +439,8 @@ impl Fs {
 
     /// Whether the kernel has several sets of pages of a file.
     fn has_twins(&self, ino: u64) -> bool {
-        let node = self.table.get(ino);
-        node.is_some_and(|node| !node.state.lock().twins().is_empty())
+        let vnode = self.table.get(ino);
+        vnode.is_some_and(|vnode| !vnode.state.lock().twins().is_empty())
     }
 
     /// Whether a lock can be released at once: no other mount waits for the writes, and the kernel has one set of pages.
@@ -451,8 +451,8 @@ impl Fs {
 
     /// Publishes the writes made here, so that the next holder of the lock sees them.
     fn make_visible(&self, ino: u64) -> Result<(), Error> {
-        if let Some(node) = self.table.get(ino) {
-            self.forget_twins(&node);
+        if let Some(vnode) = self.table.get(ino) {
+            self.forget_twins(&vnode);
         }
         if self.locks.inner.lock().holder.decides(ino) {
             return Ok(());
@@ -755,18 +755,18 @@ impl Fs {
     }
 
     /// As [`Self::forget_pages`], for a file with several kernel inodes: each has pages of its own.
-    pub(super) fn forget_twins(&self, node: &Node) {
-        let twins = node.state.lock().twins();
+    pub(super) fn forget_twins(&self, vnode: &Vnode) {
+        let twins = vnode.state.lock().twins();
         for alias in twins {
-            let ino = node.ino;
+            let ino = vnode.ino;
             self.forget_pages(Key { ino, alias }.pack());
         }
     }
 
     /// As [`Self::forget_twins`], in the background, and without the alias that was used for the write.
-    pub(super) fn forget_twins_soon(&self, node: &Node, but: u16) {
-        for alias in node.state.lock().twins() {
-            let ino = node.ino;
+    pub(super) fn forget_twins_soon(&self, vnode: &Vnode, but: u16) {
+        for alias in vnode.state.lock().twins() {
+            let ino = vnode.ino;
             if alias != but {
                 self.forget_pages_soon(Key { ino, alias }.pack());
             }

@@ -1,4 +1,4 @@
-//! The file system: inodes, names, versions and open files. It does not depend on FUSE. It sends requests to the server and the elements,
+//! The file system: inodes, names, versions and open files. It does not depend on FUSE. It sends requests to the server and the nodes,
 //! and invalidations to the kernel (next: `mount/src/fuse/mod.rs`).
 //!
 //! Every operation takes a [`Pace`]: at [`Pace::Now`] it answers from the cache or returns [`Error::Later`] without any change, so that one
@@ -6,7 +6,7 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `backend` | requests to the server, places of elements |
+//! | `backend` | requests to the server, places of nodes |
 //! | `table` | inodes that the kernel knows, aliases of versions |
 //! | `entries` | cached names, and the proofs that they are current |
 //! | `names` | operations on the namespace |
@@ -198,8 +198,8 @@ impl Fs {
         state.fresh = believed.then(|| Instant::now() + self.attr_ttl);
     }
 
-    /// Returns the description of a node for the kernel.
-    fn found(&self, node: &table::Node, state: &table::State) -> Found {
+    /// Returns the description of an inode for the kernel.
+    fn found(&self, vnode: &table::Vnode, state: &table::State) -> Found {
         let (attr, mut blocks) = state.shown();
         if attr.size >= SPARSE_BYTES_MIN && state.written().is_none() {
             blocks = self.blocks_of(&attr).unwrap_or(blocks);
@@ -212,7 +212,7 @@ impl Fs {
             Duration::ZERO
         };
         let key = Key {
-            ino: node.ino,
+            ino: vnode.ino,
             alias: state.alias,
         };
         Found {
@@ -230,7 +230,7 @@ impl Fs {
         if attr.parts {
             return None;
         }
-        let place = self.backend.place(attr.element, Pace::Now).ok()?;
+        let place = self.backend.place(attr.node, Pace::Now).ok()?;
         let path = version::object_path(&place.folder?, attr.object);
         path.symlink_metadata().ok().map(|stat| stat.blocks())
     }
@@ -253,7 +253,7 @@ impl Fs {
         (attr, if named { self.attr_ttl } else { Duration::ZERO })
     }
 
-    fn node(&self, ino: u64) -> Arc<table::Node> {
+    fn vnode(&self, ino: u64) -> Arc<table::Vnode> {
         self.table.get_or_make(ino)
     }
 

@@ -3,7 +3,7 @@
 use super::backend::{attr_of, unsupported};
 use super::entries::{Known, Slot};
 use super::remote::now_ns;
-use super::table::{Bound, Change, Node, State, is_dir};
+use super::table::{Bound, Change, State, Vnode, is_dir};
 use super::{Caller, Found, Fs, Key, Pace};
 use crate::error::Error;
 use rustix::io::Errno;
@@ -112,18 +112,18 @@ impl Fs {
 
     /// Returns the answer to a look-up, if it is cached.
     pub(super) fn lookup_here(&self, parent: u64, name: &[u8]) -> Option<Result<Found, Error>> {
-        let (known, node, asked) = self.table.hold_entry(parent, name);
+        let (known, vnode, asked) = self.table.hold_entry(parent, name);
         if known == Known::Nothing && name != b".." {
             return Some(Err(Errno::NOENT.into()));
         }
-        let node = node?;
-        let state = node.state.lock();
+        let vnode = vnode?;
+        let state = vnode.state.lock();
         if !state.is_fresh() {
             drop(state);
-            self.table.let_go(node.ino, 1);
+            self.table.let_go(vnode.ino, 1);
             return None;
         }
-        let mut found = self.found(&node, &state);
+        let mut found = self.found(&vnode, &state);
         found.asked = asked;
         found.entry = Some(Slot::of(parent, name));
         Some(Ok(found))
@@ -192,13 +192,13 @@ impl Fs {
 
     /// Returns the description of an inode that the kernel is going to know, from the answer to a question of time `asked`.
     pub(super) fn hold(&self, attr: Attr, target: Vec<u8>, asked: u64) -> Found {
-        let node = self.table.hold(attr.ino);
-        let mut state = node.state.lock();
+        let vnode = self.table.hold(attr.ino);
+        let mut state = vnode.state.lock();
         self.adopt(&mut state, attr, asked);
         if !target.is_empty() {
             state.target = target;
         }
-        self.found(&node, &state)
+        self.found(&vnode, &state)
     }
 
     /// Drops references of the kernel.
@@ -208,25 +208,25 @@ impl Fs {
         }
     }
 
-    /// Fetches the node's attributes if they are not cached.
-    pub(super) fn fetch(&self, caller: Caller, node: &Node, pace: Pace) -> Result<(), Error> {
-        if node.state.lock().is_fresh() {
+    /// Fetches the inode's attributes if they are not cached.
+    pub(super) fn fetch(&self, caller: Caller, vnode: &Vnode, pace: Pace) -> Result<(), Error> {
+        if vnode.state.lock().is_fresh() {
             return Ok(());
         }
         pace.wait()?;
         let asked = self.table.now();
         let op = Op::GetAttr(v1::GetAttr {
-            ino: node.ino,
+            ino: vnode.ino,
             content: false,
         });
         match self.backend.one(caller, op).and_then(attr_of) {
             Ok(attr) => {
-                let mut state = node.state.lock();
+                let mut state = vnode.state.lock();
                 self.adopt(&mut state, attr, asked);
                 Ok(())
             }
             Err(error) if error.is(Errno::NOENT) => {
-                let mut state = node.state.lock();
+                let mut state = vnode.state.lock();
                 if state.opens == 0 && state.writing.is_none() {
                     return Err(Errno::STALE.into());
                 }
@@ -240,9 +240,9 @@ impl Fs {
     }
 
     pub(crate) fn getattr(&self, caller: Caller, key: Key, pace: Pace) -> Result<Found, Error> {
-        let node = self.node(key.ino);
+        let vnode = self.vnode(key.ino);
         // Other mounts may have published writes to the open version.
-        let open = node
+        let open = vnode
             .state
             .lock()
             .bound
@@ -255,26 +255,26 @@ impl Fs {
             together.refresh(false)?;
         }
         {
-            let state = node.state.lock();
+            let state = vnode.state.lock();
             if key.alias != state.alias
                 && let Some(bound) = state.bound.get(&key.alias)
             {
-                return self.found_before(&node, &state, bound);
+                return self.found_before(&vnode, &state, bound);
             }
         }
-        self.fetch(caller, &node, pace)?;
-        let state = node.state.lock();
+        self.fetch(caller, &vnode, pace)?;
+        let state = vnode.state.lock();
         match state.bound.get(&key.alias) {
             Some(bound) if !state.is_current(bound.object.id) => {
-                self.found_before(&node, &state, bound)
+                self.found_before(&vnode, &state, bound)
             }
-            _ => Ok(self.found(&node, &state)),
+            _ => Ok(self.found(&vnode, &state)),
         }
     }
 
     /// Returns the attributes of a version that is open here and no longer the file's current one.
-    fn found_before(&self, node: &Node, state: &State, bound: &Bound) -> Result<Found, Error> {
-        let mut found = self.found(node, state);
+    fn found_before(&self, vnode: &Vnode, state: &State, bound: &Bound) -> Result<Found, Error> {
+        let mut found = self.found(vnode, state);
         let stat = bound.object.stat()?;
         found.attr.size = stat.size;
         found.attr.mtime = bound.seen.mtime;
@@ -291,18 +291,18 @@ impl Fs {
         pace: Pace,
     ) -> Result<Found, Error> {
         pace.wait()?;
-        let node = self.node(key.ino);
-        self.fetch(caller, &node, pace)?;
+        let vnode = self.vnode(key.ino);
+        self.fetch(caller, &vnode, pace)?;
         if let Some(size) = changes.size {
-            self.set_size(caller, key, &node, size)?;
+            self.set_size(caller, key, &vnode, size)?;
         }
-        drop_privileges(&mut changes, &node.state.lock().attr, caller);
+        drop_privileges(&mut changes, &vnode.state.lock().attr, caller);
         if changes.mtime.is_some() {
-            self.wait_sealed(&node)?;
+            self.wait_sealed(&vnode)?;
         }
-        self.set_plain(caller, &node, &changes)?;
-        let state = node.state.lock();
-        Ok(self.found(&node, &state))
+        self.set_plain(caller, &vnode, &changes)?;
+        let state = vnode.state.lock();
+        Ok(self.found(&vnode, &state))
     }
 
     /// Removes set-user-id and set-group-id when a user other than root opens the file for writing. The kernel does not report writes to a
@@ -310,10 +310,10 @@ impl Fs {
     pub(super) fn drop_privileges(
         &self,
         caller: Caller,
-        node: &Arc<Node>,
+        vnode: &Arc<Vnode>,
         pace: Pace,
     ) -> Result<(), Error> {
-        let mode = without_privileges(&node.state.lock().attr);
+        let mode = without_privileges(&vnode.state.lock().attr);
         if caller.uid == 0 || mode.is_none() {
             return Ok(());
         }
@@ -322,13 +322,18 @@ impl Fs {
             mode,
             ..Changes::default()
         };
-        self.set_plain(caller, node, &changes)
+        self.set_plain(caller, vnode, &changes)
     }
 
     /// Sets all attributes except the size.
-    fn set_plain(&self, caller: Caller, node: &Arc<Node>, changes: &Changes) -> Result<(), Error> {
+    fn set_plain(
+        &self,
+        caller: Caller,
+        vnode: &Arc<Vnode>,
+        changes: &Changes,
+    ) -> Result<(), Error> {
         let set = v1::SetAttr {
-            ino: node.ino,
+            ino: vnode.ino,
             mode: changes.mode,
             uid: changes.uid,
             gid: changes.gid,
@@ -337,15 +342,15 @@ impl Fs {
             ..v1::SetAttr::default()
         };
         let nothing = v1::SetAttr {
-            ino: node.ino,
+            ino: vnode.ino,
             ..v1::SetAttr::default()
         };
-        if set == nothing || self.keep_back(caller, node, changes)? {
+        if set == nothing || self.keep_back(caller, vnode, changes)? {
             return Ok(());
         }
         let asked = self.table.now();
         let gone = {
-            let state = node.state.lock();
+            let state = vnode.state.lock();
             if let Some(mtime) = changes.mtime
                 && let Some(object) = state.writing.as_ref().and_then(|w| w.object.as_ref())
             {
@@ -361,12 +366,12 @@ impl Fs {
         let attr = match answer.and_then(attr_of) {
             Ok(attr) => attr,
             // The file has no name any more but is open here: only this mount can see it.
-            Err(error) if error.is(Errno::NOENT) && node.state.lock().opens > 0 => {
-                changed_here(node.state.lock().attr, changes)
+            Err(error) if error.is(Errno::NOENT) && vnode.state.lock().opens > 0 => {
+                changed_here(vnode.state.lock().attr, changes)
             }
             Err(error) => return Err(error),
         };
-        let mut state = node.state.lock();
+        let mut state = vnode.state.lock();
         if let Some(writing) = state.writing.as_mut()
             && changes.mtime.is_some()
         {
@@ -398,8 +403,8 @@ impl Fs {
 
     /// Notes that the entries of a directory were changed from here at `time`.
     pub(super) fn touched(&self, directory: u64, time: i64, subdirectories: i32) {
-        if let Some(node) = self.table.get(directory) {
-            let mut state = node.state.lock();
+        if let Some(vnode) = self.table.get(directory) {
+            let mut state = vnode.state.lock();
             state.stamp = self.table.tick();
             state.attr.mtime = state.attr.mtime.max(time);
             state.attr.ctime = state.attr.ctime.max(time);
@@ -408,8 +413,8 @@ impl Fs {
     }
 
     pub(crate) fn readlink(&self, caller: Caller, ino: u64, pace: Pace) -> Result<Vec<u8>, Error> {
-        let node = self.node(ino);
-        let target = node.state.lock().target.clone();
+        let vnode = self.vnode(ino);
+        let target = vnode.state.lock().target.clone();
         if !target.is_empty() {
             return Ok(target);
         }
@@ -485,10 +490,10 @@ impl Fs {
         let change = self.table.begin(&[(parent, name)]);
         let attr = self.backend.one(caller, op).and_then(attr_of)?;
         self.touched(parent, time, 0);
-        let node = self.table.hold(ino);
-        let mut state = node.state.lock();
+        let vnode = self.table.hold(ino);
+        let mut state = vnode.state.lock();
         self.adopt_change(&mut state, attr, change.asked);
-        let mut found = self.found(&node, &state);
+        let mut found = self.found(&vnode, &state);
         drop(state);
         found.entry = Some(Slot::of(parent, name));
         found.asked = change.settle(&[Known::Is(ino)]).unwrap_or(0);
@@ -500,26 +505,26 @@ impl Fs {
     /// attributes that were held back.
     fn wait_published(&self, caller: Caller, ino: u64) -> Result<(), Error> {
         // This mount knows all files that it is sealing.
-        let Some(node) = self.table.get(ino) else {
+        let Some(vnode) = self.table.get(ino) else {
             return Ok(());
         };
-        if !is_dir(&node.state.lock().attr) {
-            self.tell_pending(caller, &node)?;
-            return self.wait_if_sealing(&node);
+        if !is_dir(&vnode.state.lock().attr) {
+            self.tell_pending(caller, &vnode)?;
+            return self.wait_if_sealing(&vnode);
         }
-        let sealing = |node: &Node| node.state.lock().is_sealing();
-        let below = |node: &Node| self.table.may_be_below(node.ino, ino);
-        for node in self.table.all() {
-            if sealing(&node) && below(&node) {
-                self.wait_if_sealing(&node)?;
+        let sealing = |vnode: &Vnode| vnode.state.lock().is_sealing();
+        let below = |vnode: &Vnode| self.table.may_be_below(vnode.ino, ino);
+        for vnode in self.table.all() {
+            if sealing(&vnode) && below(&vnode) {
+                self.wait_if_sealing(&vnode)?;
             }
         }
         Ok(())
     }
 
-    fn wait_if_sealing(&self, node: &Node) -> Result<(), Error> {
-        if node.state.lock().is_sealing() {
-            self.wait_sealed(node)?;
+    fn wait_if_sealing(&self, vnode: &Vnode) -> Result<(), Error> {
+        if vnode.state.lock().is_sealing() {
+            self.wait_sealed(vnode)?;
         }
         Ok(())
     }
@@ -634,22 +639,22 @@ impl Fs {
         Ok(self.backend.one(caller, op).and_then(attr_of)?.ino)
     }
 
-    /// Marks the attributes of a node as outdated: only the server knows them.
+    /// Marks the attributes of an inode as outdated: only the server knows them.
     fn outdate(&self, ino: u64) {
-        if let Some(node) = self.table.get(ino) {
-            let mut state = node.state.lock();
+        if let Some(vnode) = self.table.get(ino) {
+            let mut state = vnode.state.lock();
             state.stamp = self.table.tick();
             state.fresh = None;
         }
     }
 
-    /// Notes that the node got or lost a name by a change from here that was requested at `asked`.
+    /// Notes that the inode got or lost a name by a change from here that was requested at `asked`.
     fn changed_names(&self, attr: Attr, asked: u64) {
-        let Some(node) = self.table.get(attr.ino) else {
+        let Some(vnode) = self.table.get(attr.ino) else {
             return;
         };
         {
-            let mut state = node.state.lock();
+            let mut state = vnode.state.lock();
             self.adopt_change(&mut state, attr, asked);
             state.gone = attr.nlink == 0;
             if state.gone {
@@ -666,11 +671,11 @@ impl Fs {
             Known::Is(ino) => self
                 .table
                 .get(*ino)
-                .map_or_else(Vec::new, |node| vec![node]),
+                .map_or_else(Vec::new, |vnode| vec![vnode]),
             _ => self.table.all(),
         });
-        for node in known.flatten() {
-            let mut state = node.state.lock();
+        for vnode in known.flatten() {
+            let mut state = vnode.state.lock();
             state.stamp = self.table.tick();
             state.fresh = None;
         }
@@ -687,7 +692,7 @@ impl Fs {
         pace.wait()?;
         if name.starts_with(b"user.tidemill.") {
             // The server knows these attributes only after the file is sealed.
-            self.wait_sealed(&self.node(ino))?;
+            self.wait_sealed(&self.vnode(ino))?;
         }
         let op = Op::GetXattr(v1::GetXattr {
             ino,
@@ -710,7 +715,7 @@ impl Fs {
     ) -> Result<(), Error> {
         known_attribute(name, Errno::OPNOTSUPP)?;
         pace.wait()?;
-        self.tell_pending(caller, &self.node(ino))?;
+        self.tell_pending(caller, &self.vnode(ino))?;
         let op = Op::SetXattr(v1::SetXattr {
             ino,
             name: name.to_vec(),
@@ -751,7 +756,7 @@ impl Fs {
     ) -> Result<(), Error> {
         known_attribute(name, Errno::NODATA)?;
         pace.wait()?;
-        self.tell_pending(caller, &self.node(ino))?;
+        self.tell_pending(caller, &self.vnode(ino))?;
         let op = Op::RemoveXattr(v1::RemoveXattr {
             ino,
             name: name.to_vec(),

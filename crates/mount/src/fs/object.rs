@@ -36,19 +36,19 @@ fn tells_writes(stat: &Metadata, mtime: i64) -> bool {
 #[derive(Debug)]
 pub(crate) struct Object {
     pub(crate) id: u64,
-    pub(crate) element: u32,
+    pub(crate) node: u32,
     pub(crate) data: Data,
     pub(crate) right: Arc<Right>,
     /// Another opening of its file, which the kernel may use.
     pub(crate) opened_first: Option<Arc<File>>,
     /// For a version on another host that begins as the version before: that version, until the first write. Until then the object does not
-    /// exist. Reads use the version before, and its element copies it when necessary.
+    /// exist. Reads use the version before, and its node copies it when necessary.
     begun_as: Mutex<Option<Begin>>,
-    /// Whether the entry of its file, in the folder of its element, survives power loss.
+    /// Whether the entry of its file, in the folder of its node, survives power loss.
     pub(crate) entry_durable: AtomicBool,
 }
 
-/// The first bytes of a sealed object of the same element.
+/// The first bytes of a sealed object of the same node.
 #[derive(Debug)]
 struct Begin {
     object: Arc<Object>,
@@ -60,13 +60,13 @@ struct Begin {
 pub(crate) enum Data {
     /// A file on this host.
     Local(Arc<File>),
-    /// An element, by requests.
+    /// A node, by requests.
     Remote(Remote),
-    /// Several elements.
+    /// Several nodes.
     Striped(Striped),
     /// Pieces that several mounts write.
     Together(Box<Together>),
-    /// An element in memory of this host, or another element since that one was full; or a room with a quota.
+    /// A node in memory of this host, or another node since that one was full; or a room with a quota.
     Memory(Box<Memory>),
     /// No bytes: a file that has no version yet is empty.
     Nothing,
@@ -83,10 +83,10 @@ pub(crate) struct Stat {
 }
 
 impl Object {
-    pub(crate) fn new(id: u64, element: u32, data: Data, right: Arc<Right>) -> Self {
+    pub(crate) fn new(id: u64, node: u32, data: Data, right: Arc<Right>) -> Self {
         Self {
             id,
-            element,
+            node,
             data,
             right,
             opened_first: None,
@@ -140,11 +140,11 @@ impl Object {
         itself.into_iter().chain(several.iter().map(Arc::as_ref))
     }
 
-    /// Returns the element that stores the object now.
+    /// Returns the node that stores the object now.
     pub(crate) fn place(&self) -> u32 {
         match &self.data {
-            Data::Memory(memory) => memory.now().element,
-            _ => self.element,
+            Data::Memory(memory) => memory.now().node,
+            _ => self.node,
         }
     }
 
@@ -158,7 +158,7 @@ impl Object {
         matches!(self.data, Data::Striped(_))
     }
 
-    /// Returns a version that begins with the first bytes of another version on the same element, with the mtime `mtime`.
+    /// Returns a version that begins with the first bytes of another version on the same node, with the mtime `mtime`.
     pub(crate) fn begin_as(self, before: Arc<Self>, bytes: u64, mtime: i64) -> Self {
         if let Data::Remote(remote) = &self.data {
             remote.begin_at(bytes, mtime);

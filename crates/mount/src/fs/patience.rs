@@ -12,7 +12,7 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Total time that an operation waits for an unreachable server or element, by default.
+/// Total time that an operation waits for an unreachable server or node, by default.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 /// Practically without limit.
 const FOREVER: Duration = Duration::from_secs(100 * 365 * 86_400);
@@ -55,7 +55,7 @@ fn bounded(patience: Option<Duration>) -> Duration {
     patience.map_or(FOREVER, |patience| patience.min(FOREVER))
 }
 
-/// Returns the total time that an operation waits for an unreachable server or element.
+/// Returns the total time that an operation waits for an unreachable server or node.
 pub(crate) fn limit() -> Duration {
     Duration::from_millis(SET_MS.load(Ordering::Relaxed))
 }

@@ -8,7 +8,7 @@
 
 use super::names::Changes;
 use super::remote::now_ns;
-use super::table::{Node, Phase, State, Writing};
+use super::table::{Phase, State, Vnode, Writing};
 use super::{Caller, Fs};
 use crate::error::Error;
 use std::sync::Arc;
@@ -107,11 +107,11 @@ impl Fs {
     pub(super) fn keep_back(
         &self,
         caller: Caller,
-        node: &Arc<Node>,
+        vnode: &Arc<Vnode>,
         changes: &Changes,
     ) -> Result<bool, Error> {
         let sealing = {
-            let mut state = node.state.lock();
+            let mut state = vnode.state.lock();
             if state.keep_back(changes)? {
                 state.stamp = self.table.tick();
                 return Ok(true);
@@ -121,16 +121,16 @@ impl Fs {
         };
         if sealing {
             // The attributes of the seal are older than these.
-            self.wait_sealed(node)?;
+            self.wait_sealed(vnode)?;
         }
-        self.tell_pending(caller, node)?;
+        self.tell_pending(caller, vnode)?;
         Ok(false)
     }
 
     /// Sends the changes that were held back for a file that stays open.
-    pub(super) fn tell_pending(&self, caller: Caller, node: &Arc<Node>) -> Result<(), Error> {
+    pub(super) fn tell_pending(&self, caller: Caller, vnode: &Arc<Vnode>) -> Result<(), Error> {
         let kept = {
-            let mut state = node.state.lock();
+            let mut state = vnode.state.lock();
             let open = state.writing.as_mut().filter(|w| w.phase == Phase::Open);
             let Some((writing, kept)) = open.and_then(|w| w.pending.map(|kept| (w, kept))) else {
                 return Ok(());
@@ -139,16 +139,16 @@ impl Fs {
             writing.writers += 1;
             kept
         };
-        let told = self.tell_kept(caller, node, &kept);
-        self.left(caller, node, &mut node.state.lock(), true);
+        let told = self.tell_kept(caller, vnode, &kept);
+        self.left(caller, vnode, &mut vnode.state.lock(), true);
         told
     }
 
-    fn tell_kept(&self, caller: Caller, node: &Node, kept: &Pending) -> Result<(), Error> {
+    fn tell_kept(&self, caller: Caller, vnode: &Vnode, kept: &Pending) -> Result<(), Error> {
         let asked = self.table.now();
-        let answer = self.backend.one(caller, Op::SetAttr(kept.told(node.ino)));
+        let answer = self.backend.one(caller, Op::SetAttr(kept.told(vnode.ino)));
         let attr = answer.and_then(super::backend::attr_of)?;
-        let mut state = node.state.lock();
+        let mut state = vnode.state.lock();
         if let Some(writing) = state.writing.as_mut() {
             writing.not_told(kept, &attr);
         }

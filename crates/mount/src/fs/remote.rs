@@ -1,7 +1,7 @@
-//! An object on another host. Reads fetch large pieces ahead, and writes are sent later in large pieces. Requests are sent to its element
-//! (next: `element/src`).
+//! An object on another host. Reads fetch large pieces ahead, and writes are sent later in large pieces. Requests are sent to its node
+//! (next: `node/src`).
 //!
-//! All calls may wait for the element.
+//! All calls may wait for the node.
 
 mod state;
 
@@ -24,7 +24,7 @@ use tokio::sync::Notify;
 #[derive(Debug)]
 pub(crate) struct Remote {
     backend: Arc<Backend>,
-    element: u32,
+    node: u32,
     right: Arc<Right>,
     out: Arc<Out>,
 }
@@ -33,7 +33,7 @@ pub(crate) struct Remote {
 #[derive(Debug)]
 struct Out {
     state: Mutex<State>,
-    /// Signalled when bytes arrived at the element or failed.
+    /// Signalled when bytes arrived at the node or failed.
     changed: Condvar,
     /// The same, for async code.
     settled: Notify,
@@ -47,10 +47,10 @@ pub(crate) fn now_ns() -> i64 {
 
 impl Remote {
     /// Returns an object of `size` bytes.
-    pub(crate) fn new(backend: Arc<Backend>, element: u32, right: Arc<Right>, size: u64) -> Self {
+    pub(crate) fn new(backend: Arc<Backend>, node: u32, right: Arc<Right>, size: u64) -> Self {
         Self {
             backend,
-            element,
+            node,
             right,
             out: Arc::new(Out {
                 state: Mutex::new(State::new(size, now_ns())),
@@ -135,7 +135,7 @@ impl Remote {
             start,
             bytes,
         } = state.dispatch();
-        let (backend, right, element) = (self.backend.clone(), self.right.clone(), self.element);
+        let (backend, right, node) = (self.backend.clone(), self.right.clone(), self.node);
         let out = self.out.clone();
         self.backend.runtime.spawn(async move {
             let objects = &backend.objects;
@@ -145,7 +145,7 @@ impl Remote {
             };
             let outcome = right.ask(&backend, None, write).await;
             if let Err(error) = &outcome {
-                tracing::warn!(element, "a write failed: {error}");
+                tracing::warn!(node, "a write failed: {error}");
             }
             out.arrived(number, outcome.err().map(|error| error.errno()));
         });
@@ -190,7 +190,7 @@ impl Remote {
         }
     }
 
-    /// Sends the buffered bytes and makes the element store them durably.
+    /// Sends the buffered bytes and makes the node store them durably.
     pub(crate) fn sync(&self) -> Result<(), Error> {
         self.flush()?;
         let objects = &self.backend.objects;
@@ -233,7 +233,7 @@ impl Remote {
         outcome
     }
 
-    /// Makes the element create the object, which does not exist yet, from the first bytes of a sealed object of the same element.
+    /// Makes the node create the object, which does not exist yet, from the first bytes of a sealed object of the same node.
     pub(crate) fn copy(&self, source: u64, right: &Right, bytes: u64) -> Result<(), Error> {
         let objects = &self.backend.objects;
         let mut renewed = false;
@@ -264,7 +264,7 @@ impl Remote {
             |address| async move { objects.allocate(&address, (offset, length), mode).await };
         let size = self.ask_now(allocate)?;
         let mut state = self.out.state.lock();
-        // The element may not have received the last bytes: they are a hole.
+        // The node may not have received the last bytes: they are a hole.
         state.size = state.size.max(size);
         state.mtime = now_ns();
         // Pieces may have been requested before.
@@ -318,11 +318,10 @@ impl Remote {
         }
     }
 
-    /// Requests pieces from the element.
+    /// Requests pieces from the node.
     fn ask(&self, pieces: Vec<Arc<Piece>>) {
         for piece in pieces {
-            let (backend, right, element) =
-                (self.backend.clone(), self.right.clone(), self.element);
+            let (backend, right, node) = (self.backend.clone(), self.right.clone(), self.node);
             let until = Some(patience::deadline());
             self.backend.runtime.spawn(async move {
                 let (objects, start, length) =
@@ -330,7 +329,7 @@ impl Remote {
                 let read = |address| async move { objects.read(&address, start, length).await };
                 let answer = right.ask(&backend, until, read).await;
                 piece.answer(answer.map_err(|error| {
-                    tracing::warn!(element, "a read failed: {error}");
+                    tracing::warn!(node, "a read failed: {error}");
                     error.errno()
                 }));
             });

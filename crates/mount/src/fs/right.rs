@@ -1,5 +1,5 @@
-//! The server's permission to read or write an object, renewed when it expires, and requests to the element that survive its restart (next:
-//! `element/src`).
+//! The server's permission to read or write an object, renewed when it expires, and requests to the node that survive its restart (next:
+//! `node/src`).
 
 use super::Caller;
 use super::backend::Backend;
@@ -9,13 +9,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemill_client::Error as ClientError;
 use tidemill_client::objects::Remote as Address;
-use tidemill_core::id::{ElementId, ObjectId};
+use tidemill_core::id::{NodeId, ObjectId};
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
-/// Time that an element may take to answer before it counts as unreachable.
+/// Time that a node may take to answer before it counts as unreachable.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Time that a reader waits for an element's answer before it asks whether another element has a copy.
+/// Time that a reader waits for a node's answer before it asks whether another node has a copy.
 const OTHERS_AFTER: Duration = Duration::from_secs(6);
 
 /// A right to one object.
@@ -31,7 +31,7 @@ pub(crate) struct Right {
     /// Whether the version is read while several mounts write it.
     together: bool,
     caller: Caller,
-    /// The element to ask, and the capability for it.
+    /// The node to ask, and the capability for it.
     place: Mutex<(u32, Vec<u8>)>,
 }
 
@@ -45,7 +45,7 @@ impl Right {
             version,
             together: false,
             caller,
-            place: Mutex::new((opened.element, opened.capability.clone())),
+            place: Mutex::new((opened.node, opened.capability.clone())),
         })
     }
 
@@ -63,7 +63,7 @@ impl Right {
             version,
             together: false,
             caller,
-            place: Mutex::new((part.element, part.capability.clone())),
+            place: Mutex::new((part.node, part.capability.clone())),
         })
     }
 
@@ -82,7 +82,7 @@ impl Right {
             version: Some(version),
             together: !sealed,
             caller,
-            place: Mutex::new((part.element, part.capability.clone())),
+            place: Mutex::new((part.node, part.capability.clone())),
         })
     }
 
@@ -104,7 +104,7 @@ impl Right {
         })
     }
 
-    /// Returns the capability to show to the element.
+    /// Returns the capability to show to the node.
     pub(crate) fn capability(&self) -> Vec<u8> {
         self.place.lock().1.clone()
     }
@@ -156,14 +156,14 @@ impl Right {
 
     fn place_in(&self, opened: v1::Opened) -> Option<(u32, Vec<u8>)> {
         let Some(object) = self.part else {
-            return Some((opened.element, opened.capability));
+            return Some((opened.node, opened.capability));
         };
         let parts = match (opened.layout, opened.together) {
             (Some(layout), _) => layout.parts,
             (None, together) => together?.parts,
         };
         let part = parts.into_iter().find(|part| part.object == object)?;
-        Some((part.element, part.capability))
+        Some((part.node, part.capability))
     }
 
     /// Returns the message to the server that the object is no longer read here.
@@ -174,7 +174,7 @@ impl Right {
         }
     }
 
-    /// Whether another element has a copy of the version that is read. If so, later requests are sent to that element.
+    /// Whether another node has a copy of the version that is read. If so, later requests are sent to that node.
     async fn turn_elsewhere(
         &self,
         backend: &Backend,
@@ -192,8 +192,8 @@ impl Right {
         }
     }
 
-    /// Sends a request to an element that holds the object. The request is repeated if the element is offline or the right has expired. If
-    /// another element has a copy of the version that is read, the request is sent there at once. Without an end it is repeated for as long
+    /// Sends a request to a node that holds the object. The request is repeated if the node is offline or the right has expired. If
+    /// another node has a copy of the version that is read, the request is sent there at once. Without an end it is repeated for as long
     /// as the mount runs.
     pub(crate) async fn ask<T, F>(
         &self,
@@ -206,23 +206,23 @@ impl Right {
     {
         let mut pauses = Pauses::until(until);
         let mut renewed = false;
-        // Elements that did not answer since the last pause.
+        // Nodes that did not answer since the last pause.
         let mut silent = Vec::new();
         let mut patient = self.version.is_none();
         loop {
-            let element = self.place.lock().0;
+            let node = self.place.lock().0;
             let attempt = self.attempt(backend, patient, until, &request).await;
             let error = match attempt {
                 Ok(answer) => return Ok(answer),
-                Err(ClientError::ElementRefused { status: 403, .. }) if !renewed => {
+                Err(ClientError::NodeRefused { status: 403, .. }) if !renewed => {
                     renewed = true;
                     self.renew(backend, until).await?;
                     continue;
                 }
                 Err(error) if error.is_lost() => error,
-                // The element may have lost the object.
+                // The node may have lost the object.
                 Err(error) if error.is_elsewhere() && self.version.is_some() => {
-                    silent.push(element);
+                    silent.push(node);
                     if self.turn_elsewhere(backend, until, &silent).await {
                         continue;
                     }
@@ -230,19 +230,19 @@ impl Right {
                 }
                 Err(error) => return Err(error),
             };
-            silent.push(element);
+            silent.push(node);
             if self.turn_elsewhere(backend, until, &silent).await {
-                tracing::info!(element, "a copy on another element is read: {error}");
+                tracing::info!(node, "a copy on another node is read: {error}");
                 continue;
             }
             patient = true;
             let Some(pause) = pauses.next() else {
                 return Err(error);
             };
-            tracing::debug!("waiting for an element: {error}");
+            tracing::debug!("waiting for a node: {error}");
             patience::pause(pause).await;
-            for element in silent.drain(..) {
-                backend.forget_element(element);
+            for node in silent.drain(..) {
+                backend.forget_node(node);
             }
         }
     }
@@ -257,14 +257,14 @@ impl Right {
     where
         F: Future<Output = Result<T, ClientError>>,
     {
-        let (element, capability) = self.place.lock().clone();
+        let (node, capability) = self.place.lock().clone();
         let found = match self.version {
-            Some(_) => backend.look(element, until).await,
-            None => backend.find(element, until).await,
+            Some(_) => backend.look(node, until).await,
+            None => backend.find(node, until).await,
         };
         let url = found?.url;
         let address = Address {
-            element: ElementId(element),
+            node: NodeId(node),
             url: url.clone(),
             object: ObjectId(self.part.unwrap_or(self.object)),
             capability,
@@ -281,9 +281,9 @@ impl Right {
     }
 }
 
-/// Returns the error of an element that does not answer.
+/// Returns the error of a node that does not answer.
 pub(super) fn silent(url: &str) -> ClientError {
-    ClientError::Element {
+    ClientError::Node {
         url: url.to_owned(),
         reason: "it does not answer".into(),
     }

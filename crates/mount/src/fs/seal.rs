@@ -1,8 +1,8 @@
-//! Seals versions after their last close, in batches. First the element seals the objects, then the server switches the name (next:
-//! `element/src`, `server/src`).
+//! Seals versions after their last close, in batches. First the node seals the objects, then the server switches the name (next:
+//! `node/src`, `server/src`).
 //!
 //! The sealer tries a version again for as long as the mount runs. It stops only when the server answers that the version cannot be sealed
-//! any more. Until then this mount reads its files as they were written. Every element has a lane of its own, so that an offline element
+//! any more. Until then this mount reads its files as they were written. Every node has a lane of its own, so that an offline node
 //! delays no other files.
 
 use super::Caller;
@@ -19,7 +19,7 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemill_client::Error as ClientError;
-use tidemill_core::id::{ElementId, ObjectId};
+use tidemill_core::id::{NodeId, ObjectId};
 use tidemill_core::layout::PartOf;
 use tidemill_core::shown::escaped;
 use tidemill_wire::route::{SealBody, SealItem, SealResult};
@@ -30,11 +30,11 @@ use tokio::sync::{Notify, Semaphore, mpsc};
 const BATCH_MAX: usize = 256;
 /// Time that a version waits for others to be sealed with it, unless a caller waits for the seal.
 const GATHER: Duration = Duration::from_millis(8);
-/// Maximum number of batches of one element under way at once.
+/// Maximum number of batches of one node under way at once.
 const BATCHES_MAX: usize = 2;
-/// Time that an element or the server may take for a batch before it is tried again.
+/// Time that a node or the server may take for a batch before it is tried again.
 const ATTEMPT: Duration = Duration::from_secs(10);
-/// Time that the server is asked for the address of an offline element, before the pause.
+/// Time that the server is asked for the address of an offline node, before the pause.
 const FIND: Duration = Duration::from_secs(1);
 /// Pause before the server is asked again whether a version has its copies.
 const COPYING: Duration = Duration::from_millis(100);
@@ -72,7 +72,7 @@ struct Worker {
     backend: Arc<Backend>,
     table: Arc<Table>,
     unsealed: Unsealed,
-    /// One lane for each element, and one lane for requests to the server alone.
+    /// One lane for each node, and one lane for requests to the server alone.
     lanes: Mutex<HashMap<Option<u32>, Lane>>,
     /// Wakes versions that pause before they are tried again.
     again: Notify,
@@ -89,7 +89,7 @@ struct Lane {
 #[derive(Debug)]
 struct Version {
     job: Job,
-    /// Lengths of its objects that elements have sealed so far, in order of the parts.
+    /// Lengths of its objects that nodes have sealed so far, in order of the parts.
     lengths: Vec<u64>,
     /// Length and mtime, once all objects are sealed. `None` before, and for versions that are dropped.
     sealed: Option<(u64, i64)>,
@@ -117,7 +117,7 @@ impl Sealer {
         }
     }
 
-    /// Tries all pausing versions again at once, because an offline element or the server is back.
+    /// Tries all pausing versions again at once, because an offline node or the server is back.
     pub(crate) fn retry(&self) {
         self.0.again.notify_waiters();
     }
@@ -171,10 +171,10 @@ impl Sealer {
 impl Worker {
     /// Puts a version in its lane.
     fn queue(self: &Arc<Self>, version: Version) {
-        let element = version.element();
+        let node = version.node();
         let lane = {
             let mut lanes = self.lanes.lock();
-            let lane = lanes.entry(element).or_insert_with(|| self.lane());
+            let lane = lanes.entry(node).or_insert_with(|| self.lane());
             lane.clone()
         };
         if lane.versions.send(version).is_err() {
@@ -220,15 +220,10 @@ impl Worker {
     async fn arrive(self: Arc<Self>, version: Version) {
         if version.job.object.flushed().await.is_err() {
             // The writer got this error from the write, `fsync` or close.
-            self.unsealed.lost(
-                version.job.object.id,
-                "not all of it has reached its element",
-            );
+            self.unsealed
+                .lost(version.job.object.id, "not all of it has reached its node");
             let path = self.path(&version.job);
-            tracing::warn!(
-                path,
-                "a file is sealed at the length that reached its element"
-            );
+            tracing::warn!(path, "a file is sealed at the length that reached its node");
         }
         self.queue(version);
     }
@@ -244,21 +239,21 @@ impl Worker {
 
     async fn end_batch(self: &Arc<Self>, versions: Vec<Version>) {
         let mut ready = Vec::new();
-        match versions.first().and_then(Version::element) {
-            Some(element) => self.at_element(element, versions, &mut ready).await,
+        match versions.first().and_then(Version::node) {
+            Some(node) => self.at_node(node, versions, &mut ready).await,
             None => ready = versions,
         }
         self.at_server(ready).await;
     }
 
-    /// Asks an element to seal objects. Expired rights are renewed once.
-    async fn at_element(
+    /// Asks a node to seal objects. Expired rights are renewed once.
+    async fn at_node(
         self: &Arc<Self>,
-        element: u32,
+        node: u32,
         versions: Vec<Version>,
         ready: &mut Vec<Version>,
     ) {
-        let refused = self.seal_all(element, versions, ready).await;
+        let refused = self.seal_all(node, versions, ready).await;
         if refused.is_empty() {
             return;
         }
@@ -269,25 +264,22 @@ impl Worker {
                 tracing::debug!(ino = job.ino, "no new right to seal: {error}");
             }
         }
-        let refused = self.seal_all(element, refused, ready).await;
-        self.later(
-            refused,
-            &refusal(element, 403, "it refuses the right to seal"),
-        );
+        let refused = self.seal_all(node, refused, ready).await;
+        self.later(refused, &refusal(node, 403, "it refuses the right to seal"));
     }
 
-    /// Asks an element to seal objects. Returns the versions whose capability the element refuses.
+    /// Asks a node to seal objects. Returns the versions whose capability the node refuses.
     async fn seal_all(
         self: &Arc<Self>,
-        element: u32,
+        node: u32,
         versions: Vec<Version>,
         ready: &mut Vec<Version>,
     ) -> Vec<Version> {
-        // Read before the seal: the element's own change of the file must not count.
+        // Read before the seal: the node's own change of the file must not count.
         let stats = versions.iter().map(|v| v.part().stat());
         let stats: Vec<_> = stats.map(Result::unwrap_or_default).collect();
         let items: Vec<_> = versions.iter().map(|v| self.item(v)).collect();
-        let results = match self.ask_element(element, &items).await {
+        let results = match self.ask_node(node, &items).await {
             Ok(results) => results,
             Err(error) => {
                 self.later(versions, &error);
@@ -313,7 +305,7 @@ impl Worker {
                 }
                 Some(result) if result.status == 403 => refused.push(version),
                 Some(result) => {
-                    let why = refusal(element, result.status, &result.message);
+                    let why = refusal(node, result.status, &result.message);
                     self.later(vec![version], &why);
                 }
                 None => self.later(vec![version], &ClientError::Answer("seal")),
@@ -347,28 +339,24 @@ impl Worker {
         }
     }
 
-    async fn ask_element(
+    async fn ask_node(
         &self,
-        element: u32,
+        node: u32,
         items: &[SealItem],
     ) -> Result<Vec<SealResult>, ClientError> {
         let end = Instant::now() + ATTEMPT;
-        let url = match self
-            .backend
-            .find(element, Some(patience::now() + FIND))
-            .await
-        {
+        let url = match self.backend.find(node, Some(patience::now() + FIND)).await {
             Ok(place) => place.url,
-            // A server that has just started may not know the element yet.
-            Err(error) => self.backend.last_url(element).ok_or(error)?,
+            // A server that has just started may not know the node yet.
+            Err(error) => self.backend.last_url(node).ok_or(error)?,
         };
         let objects = &self.backend.objects;
-        let asked = objects.seal_all(ElementId(element), &url, items);
+        let asked = objects.seal_all(NodeId(node), &url, items);
         let answer = tokio::time::timeout_at(end.into(), asked).await;
         let answer = answer.unwrap_or_else(|_| Err(right::silent(&url)));
         if answer.as_ref().is_err_and(ClientError::is_lost) {
-            // The element may return with another address.
-            self.backend.forget_element(element);
+            // The node may return with another address.
+            self.backend.forget_node(node);
         }
         answer
     }
@@ -416,9 +404,9 @@ impl Worker {
             (Some((size, mtime)), _) => {
                 let job = &version.job;
                 let known = self.table.get(job.ino);
-                let mut attr = known.map_or(job.attr, |node| node.state.lock().attr);
+                let mut attr = known.map_or(job.attr, |vnode| vnode.state.lock().attr);
                 attr.object = job.object.id;
-                attr.element = job.object.place();
+                attr.node = job.object.place();
                 attr.parts = job.object.is_striped();
                 attr.size = size;
                 attr.mtime = mtime;
@@ -430,7 +418,7 @@ impl Worker {
         self.finish(&version.job, attr);
     }
 
-    /// Tries versions again after a pause, or earlier if an offline element or the server returns.
+    /// Tries versions again after a pause, or earlier if an offline node or the server returns.
     fn later(self: &Arc<Self>, mut versions: Vec<Version>, why: &ClientError) {
         let Some(pause) = versions.iter().map(|version| version.pause).max() else {
             return;
@@ -452,7 +440,7 @@ impl Worker {
         self.after(versions, pause);
     }
 
-    /// Queues versions again after a pause, or earlier if an offline element or the server returns.
+    /// Queues versions again after a pause, or earlier if an offline node or the server returns.
     fn after(self: &Arc<Self>, versions: Vec<Version>, pause: Duration) {
         let worker = self.clone();
         self.backend.runtime.spawn(async move {
@@ -469,7 +457,7 @@ impl Worker {
         tracing::error!(
             path = self.path(job),
             object = format_args!("{:016x}", job.object.id),
-            element = job.object.place(),
+            node = job.object.place(),
             "what was written to a file is not all in the array: {why}"
         );
     }
@@ -483,8 +471,8 @@ impl Worker {
 
     /// Ends the writing of a version in the table. Without `attr`, the next use asks the server for the attributes.
     fn finish(&self, job: &Job, attr: Option<Attr>) {
-        if let Some(node) = self.table.get(job.ino) {
-            let mut state = node.state.lock();
+        if let Some(vnode) = self.table.get(job.ino) {
+            let mut state = vnode.state.lock();
             state.writing = None;
             state.kept = None;
             state.stamp = self.table.tick();
@@ -495,7 +483,7 @@ impl Worker {
                 Some(sealed) if state.attr.ino == sealed.ino => {
                     let attr = &mut state.attr;
                     attr.object = sealed.object;
-                    attr.element = sealed.element;
+                    attr.node = sealed.node;
                     attr.parts = sealed.parts;
                     attr.size = sealed.size;
                     attr.mtime = sealed.mtime;
@@ -507,16 +495,16 @@ impl Worker {
                 Some(sealed) => state.attr = sealed,
                 None => state.fresh = None,
             }
-            node.changed.notify_all();
+            vnode.changed.notify_all();
         }
         self.table.drop_unused(job.ino);
         self.unsealed.done(job.object.id);
     }
 }
 
-fn refusal(element: u32, status: u16, message: &str) -> ClientError {
-    ClientError::ElementRefused {
-        url: format!("number {element}"),
+fn refusal(node: u32, status: u16, message: &str) -> ClientError {
+    ClientError::NodeRefused {
+        url: format!("number {node}"),
         status,
         message: message.to_owned(),
     }
@@ -536,10 +524,10 @@ fn is_final(errno: i32) -> bool {
 }
 
 impl Version {
-    /// Returns the element that has to seal its object first.
-    fn element(&self) -> Option<u32> {
+    /// Returns the node that has to seal its object first.
+    fn node(&self) -> Option<u32> {
         let unsealed = self.job.ending == Ending::Seal && self.sealed.is_none();
-        unsealed.then_some(self.part().element)
+        unsealed.then_some(self.part().node)
     }
 
     /// Returns the object that is sealed next.
@@ -559,7 +547,7 @@ impl Version {
         Some(striped.part_of(version, self.lengths.len()))
     }
 
-    /// Notes that an element has sealed the next object. Returns whether it was the last one.
+    /// Notes that a node has sealed the next object. Returns whether it was the last one.
     fn is_sealed(&mut self, length: u64, mtime: i64) -> bool {
         self.lengths.push(length);
         if !self.job.object.is_striped() {

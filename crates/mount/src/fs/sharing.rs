@@ -7,7 +7,7 @@
 use super::backend::attr_of;
 use super::file::Handle;
 use super::object::{Data, Object};
-use super::table::{Key, Node, Phase, Way, Writing};
+use super::table::{Key, Phase, Vnode, Way, Writing};
 use super::together::Together;
 use super::version::WRITER_PATIENCE;
 use super::{Caller, Fs, Pace, patience};
@@ -25,12 +25,12 @@ const REFRESH_TRIES: u32 = 40;
 
 impl Fs {
     /// Opens a file for writing that another mount writes now: as for reading, until the first write.
-    pub(super) fn bind_idle(&self, caller: Caller, key: Key, node: &Node) -> Result<(), Error> {
+    pub(super) fn bind_idle(&self, caller: Caller, key: Key, vnode: &Vnode) -> Result<(), Error> {
         let mut tries = 0;
         let (mut state, object) = loop {
-            let object = self.reading_object(caller, node, Pace::MayWait)?;
-            self.follow(node, &object);
-            let state = node.state.lock();
+            let object = self.reading_object(caller, vnode, Pace::MayWait)?;
+            self.follow(vnode, &object);
+            let state = vnode.state.lock();
             tries += 1;
             if state.is_current(object.id) || tries == REFRESH_TRIES {
                 break (state, object);
@@ -47,25 +47,25 @@ impl Fs {
 
     /// Waits for the turn to write, which is blocked while a version is handed on.
     pub(super) fn write_turn(
-        node: &Node,
+        vnode: &Vnode,
         pace: Pace,
     ) -> Result<parking_lot::RwLockReadGuard<'_, ()>, Error> {
-        match node.writes.try_read() {
+        match vnode.writes.try_read() {
             Some(turn) => Ok(turn),
             None => {
                 pace.wait()?;
-                Ok(node.writes.read())
+                Ok(vnode.writes.read())
             }
         }
     }
 
     /// Begins the version that a handle is about to write, if none is open here. The version before may have to be sealed first, here or by
-    /// another mount, and its element may be offline: a program that has the file open waits longer than one that opens it.
+    /// another mount, and its node may be offline: a program that has the file open waits longer than one that opens it.
     pub(super) fn resume(&self, file: &Handle, keep: u64) -> Result<(), Error> {
-        let node = &file.node;
+        let vnode = &file.vnode;
         let (until, until_shared) = (patience::deadline(), patience::now() + WRITER_PATIENCE);
         {
-            let mut state = node.state.lock();
+            let mut state = vnode.state.lock();
             loop {
                 let phase = state.writing.as_ref().map(|writing| writing.phase);
                 match phase {
@@ -74,40 +74,40 @@ impl Fs {
                     Some(Phase::Open) => {
                         let written = state.written().cloned().ok_or(Errno::IO)?;
                         drop(state);
-                        self.follow(node, &written);
+                        self.follow(vnode, &written);
                         return Ok(());
                     }
                     Some(_) => {
                         self.sealer.hurry();
-                        if patience::wait(&node.changed, &mut state, until) {
-                            return Err(self.sealer.errno(node.ino).into());
+                        if patience::wait(&vnode.changed, &mut state, until) {
+                            return Err(self.sealer.errno(vnode.ino).into());
                         }
                     }
                 }
             }
             state.writing = Some(Writing::starting());
         }
-        let follow = self.readers_can_follow(node);
-        let begun = self.begin(file.caller, node, keep, follow, (until, until_shared));
-        let mut state = node.state.lock();
-        node.changed.notify_all();
+        let follow = self.readers_can_follow(vnode);
+        let begun = self.begin(file.caller, vnode, keep, follow, (until, until_shared));
+        let mut state = vnode.state.lock();
+        vnode.changed.notify_all();
         let begun = begun.inspect_err(|error| state.not_begun(error))?;
         state.begin(&begun, 0);
         drop(state);
-        self.follow(node, &begun.object);
+        self.follow(vnode, &begun.object);
         Ok(())
     }
 
     /// Moves handles that could write to an object: the version that is written here, or the one that they are going to write.
-    pub(super) fn follow(&self, node: &Node, object: &Arc<Object>) {
-        let aliases = self.aliases_of_writers(node.ino);
-        let mut state = node.state.lock();
+    pub(super) fn follow(&self, vnode: &Vnode, object: &Arc<Object>) {
+        let aliases = self.aliases_of_writers(vnode.ino);
+        let mut state = vnode.state.lock();
         if !state.is_current(object.id) {
             return;
         }
         for alias in aliases {
             if state.rebind(alias, object) {
-                let ino = node.ino;
+                let ino = vnode.ino;
                 self.forget_pages_soon(Key { ino, alias }.pack());
             }
         }
@@ -115,13 +115,13 @@ impl Fs {
 
     /// Seals the writes of programs here, if they have the file open in a way that lets them continue with a later version.
     pub(super) fn publish(&self, ino: u64) -> Result<(), Error> {
-        let Some(node) = self.table.get(ino) else {
+        let Some(vnode) = self.table.get(ino) else {
             return Ok(());
         };
         let arrived = {
-            let all_written = node.writes.write();
+            let all_written = vnode.writes.write();
             let aliases = self.aliases_of_writers(ino);
-            let mut state = node.state.lock();
+            let mut state = vnode.state.lock();
             let direct = |alias| {
                 state
                     .bound
@@ -139,38 +139,38 @@ impl Fs {
             let open = state.writing.as_mut().filter(|w| w.phase == Phase::Open);
             let Some(object) = open.filter(|_| !stays).and_then(|w| w.object.clone()) else {
                 drop(state);
-                return self.wait_sealed(&node);
+                return self.wait_sealed(&vnode);
             };
             drop(state);
             // A failed write is reported now: its writers continue with another version.
             let arrived = object.flush();
-            let mut state = node.state.lock();
+            let mut state = vnode.state.lock();
             if let Some(writing) = state.writing.as_mut().filter(|w| w.phase == Phase::Open) {
                 let idle = std::mem::take(&mut writing.writers);
                 state.idle_writers += idle;
-                self.end_writing(Caller::default(), &node, &mut state, None);
+                self.end_writing(Caller::default(), &vnode, &mut state, None);
             }
             arrived
         };
-        self.wait_sealed(&node)?;
+        self.wait_sealed(&vnode)?;
         arrived
     }
 
     /// Lets another mount write the file that is written here: from now on each write is noted and reported to the server. Not for files
     /// that the kernel writes by itself, nor for files with locks, which are handed on as a whole.
     pub(super) fn share(&self, ino: u64) {
-        let Some(node) = self.table.get(ino) else {
+        let Some(vnode) = self.table.get(ino) else {
             return;
         };
-        let _all_written = node.writes.write();
-        let mut state = node.state.lock();
+        let _all_written = vnode.writes.write();
+        let mut state = vnode.state.lock();
         let open = state.writing.as_ref().filter(|w| w.phase == Phase::Open);
         let Some(object) = open.and_then(|writing| writing.object.clone()) else {
             return;
         };
         let mut bound = state.bound.values();
         let direct = bound.any(|bound| bound.is_direct() && bound.object.id == object.id);
-        // Nor for a version that may have to move to another element, or has a limit of its size.
+        // Nor for a version that may have to move to another node, or has a limit of its size.
         let one = !object.is_striped() && object.together().is_none() && !object.is_bounded();
         if direct || !one || state.gone || state.idle_writers > 0 || self.locks.knows(ino) {
             return;
@@ -188,11 +188,11 @@ impl Fs {
         if !state.is_current(object.id) {
             return;
         }
-        let (id, element, right) = (object.id, object.element, object.right.clone());
+        let (id, node, right) = (object.id, object.node, object.right.clone());
         let file = (ino, Caller::default());
         let together = Together::sharing(self.backend.clone(), file, object, stat);
         let data = Data::Together(Box::new(together));
-        state.share(&Arc::new(Object::new(id, element, data, right)));
+        state.share(&Arc::new(Object::new(id, node, data, right)));
     }
 
     /// Returns the aliases by which programs have a file open for writing.
@@ -204,11 +204,11 @@ impl Fs {
 
     /// Waits a moment for a close that has begun, so that the version it ends is sealed.
     pub(super) fn hear_close(&self, ino: u64) {
-        let Some(node) = self.table.get(ino) else {
+        let Some(vnode) = self.table.get(ino) else {
             return;
         };
         for _ in 0..CLOSE_PAUSES {
-            let state = node.state.lock();
+            let state = vnode.state.lock();
             let open = state.writing.as_ref().map(|w| w.phase) == Some(Phase::Open);
             if !open || !state.bound.values().any(|bound| bound.is_direct()) {
                 return;
@@ -220,13 +220,13 @@ impl Fs {
 
     /// Brings a file that is open here up to the version that was sealed last, on whichever mount.
     pub(super) fn refresh(&self, ino: u64) -> Result<(), Error> {
-        let Some(node) = self.table.get(ino) else {
+        let Some(vnode) = self.table.get(ino) else {
             return Ok(());
         };
-        let together = node.state.lock().open_together();
+        let together = vnode.state.lock().open_together();
         if let Some(together) = together.as_ref().and_then(|object| object.together()) {
             together.refresh(false)?;
-            let aliases: Vec<u16> = node.state.lock().bound.keys().copied().collect();
+            let aliases: Vec<u16> = vnode.state.lock().bound.keys().copied().collect();
             for alias in aliases {
                 self.forget_pages(Key { ino, alias }.pack());
             }
@@ -235,7 +235,7 @@ impl Fs {
         let mut tries = 0;
         loop {
             tries += 1;
-            match self.refresh_once(ino, &node) {
+            match self.refresh_once(ino, &vnode) {
                 // Another version was sealed in the meantime, and the one before was removed.
                 Err(error) if tries < REFRESH_TRIES => {
                     tracing::debug!(ino, "a file is looked at again: {error}");
@@ -250,15 +250,15 @@ impl Fs {
         }
     }
 
-    fn refresh_once(&self, ino: u64, node: &Node) -> Result<(), Error> {
+    fn refresh_once(&self, ino: u64, vnode: &Vnode) -> Result<(), Error> {
         // Others may have written since the version that was closed here, though its seal is not known here yet.
-        self.wait_sealed(node)?;
+        self.wait_sealed(vnode)?;
         let asked = self.table.now();
         let content = true;
         let op = Op::GetAttr(v1::GetAttr { ino, content });
         let attr = attr_of(self.backend.one(Caller::default(), op)?)?;
         {
-            let mut state = node.state.lock();
+            let mut state = vnode.state.lock();
             self.adopt(&mut state, attr, asked);
             if state.written().is_none() && state.attr.object != attr.object {
                 // A concurrent change from here keeps the answer from being used.
@@ -271,10 +271,10 @@ impl Fs {
             }
         }
         // Another version may be sealed in the meantime.
-        let object = self.reading_object(Caller::default(), node, Pace::MayWait)?;
-        let aliases: Vec<u16> = node.state.lock().bound.keys().copied().collect();
+        let object = self.reading_object(Caller::default(), vnode, Pace::MayWait)?;
+        let aliases: Vec<u16> = vnode.state.lock().bound.keys().copied().collect();
         for alias in aliases {
-            let mut state = node.state.lock();
+            let mut state = vnode.state.lock();
             if !state.is_current(object.id) {
                 return Err(Errno::STALE.into());
             }
@@ -292,7 +292,7 @@ impl Fs {
         let Ok(file) = self.file(handle) else {
             return false;
         };
-        let state = file.node.state.lock();
+        let state = file.vnode.state.lock();
         let bound = state.bound.get(&file.key.alias);
         bound.is_some_and(|bound| bound.is_direct() && !state.is_current(bound.object.id))
     }

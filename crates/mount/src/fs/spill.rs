@@ -1,6 +1,6 @@
-//! Files that are written on an element in memory, in place on this host. The memory is bounded: when it is full, the written bytes are
-//! copied to another element. The same handles then write there, and no write fails. Requests for room are sent to the element, and a move
-//! is reported to the server (next: `element/src`, `server/src`).
+//! Files that are written on a node in memory, in place on this host. The memory is bounded: when it is full, the written bytes are
+//! copied to another node. The same handles then write there, and no write fails. Requests for room are sent to the node, and a move
+//! is reported to the server (next: `node/src`, `server/src`).
 //!
 //! So the kernel does not write such files by itself. Once they are sealed it reads them in place, as all other files.
 
@@ -21,23 +21,23 @@ use std::sync::{Arc, OnceLock};
 use tidemill_client::{Error as ClientError, object_file};
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
-/// Bytes copied at once to another element.
+/// Bytes copied at once to another node.
 const COPY_BYTES: usize = 4 << 20;
 /// Where room has to be requested, the request is ahead of the writes: twice the size, and at most this much more.
 const AHEAD_BYTES_MAX: u64 = 4 << 20;
-/// HTTP status of an element that has no more room.
+/// HTTP status of a node that has no more room.
 const FULL: u16 = 507;
 
-/// A version on a bounded element; see the module.
+/// A version on a bounded node; see the module.
 #[derive(Debug)]
 pub(crate) struct Memory {
     backend: Arc<Backend>,
     caller: Caller,
     ino: u64,
     first: Arc<Object>,
-    /// Object of the other element, once the first element was full.
+    /// Object of the other node, once the first node was full.
     spilled: OnceLock<Arc<Object>>,
-    /// Held, shared, by each reader and writer, and exclusively during the copy to another element.
+    /// Held, shared, by each reader and writer, and exclusively during the copy to another node.
     turns: RwLock<()>,
     /// Length for which room is reserved, where room has to be requested.
     room: Option<Mutex<u64>>,
@@ -51,7 +51,7 @@ impl Memory {
         self.spilled.get().unwrap_or(&self.first)
     }
 
-    /// Whether the version can still move to another element.
+    /// Whether the version can still move to another node.
     pub(crate) fn spills(&self) -> bool {
         self.spilled.get().is_none()
     }
@@ -146,7 +146,7 @@ impl Memory {
         };
         *room = match ask(ahead).or_else(|_| ask(size)) {
             Ok(size) => size,
-            Err(ClientError::ElementRefused { status: FULL, .. }) => {
+            Err(ClientError::NodeRefused { status: FULL, .. }) => {
                 return Err(Errno::NOSPC.into());
             }
             Err(error) => return Err(error.into()),
@@ -154,7 +154,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Copies the written bytes to another element, where later writes are made.
+    /// Copies the written bytes to another node, where later writes are made.
     fn spill(&self) -> Result<(), Error> {
         let _alone = self.turns.write();
         if !self.spills() {
@@ -172,12 +172,12 @@ impl Memory {
             let _ = std::fs::remove_file(&path);
             object_file::name(file, &path)?;
         }
-        self.settle(stat.size, opened.element)?;
+        self.settle(stat.size, opened.node)?;
         tracing::info!(
             ino = self.ino,
             bytes = stat.size,
-            from = self.first.element,
-            to = opened.element,
+            from = self.first.node,
+            to = opened.node,
             "a file that is written goes on elsewhere: there is no more room in memory"
         );
         // The value is set for the first time.
@@ -189,11 +189,11 @@ impl Memory {
         Ok(())
     }
 
-    /// Reports to the server that all written bytes are at the new element. The outcome must be known before the next write, so the report
+    /// Reports to the server that all written bytes are at the new node. The outcome must be known before the next write, so the report
     /// is repeated for as long as the server is unreachable.
-    fn settle(&self, bytes: u64, element: u32) -> Result<(), Error> {
+    fn settle(&self, bytes: u64, node: u32) -> Result<(), Error> {
         loop {
-            match self.ask(bytes, Some(element)) {
+            match self.ask(bytes, Some(node)) {
                 Err(Error::Client(error)) if error.is_lost() => {
                     tracing::warn!(
                         ino = self.ino,
@@ -206,11 +206,11 @@ impl Memory {
         }
     }
 
-    fn ask(&self, bytes: u64, element: Option<u32>) -> Result<v1::Opened, Error> {
+    fn ask(&self, bytes: u64, node: Option<u32>) -> Result<v1::Opened, Error> {
         let op = Op::Spill(v1::Spill {
             ino: self.ino,
             object: self.first.id,
-            element,
+            node,
             bytes,
         });
         match self.backend.one_placed(self.caller, &op)? {
@@ -224,11 +224,11 @@ impl Memory {
     fn make(&self, opened: &v1::Opened) -> Result<(Object, Option<PathBuf>), Error> {
         let mut unnamed = None;
         let right = Right::new(self.caller, opened, None);
-        let place = self.backend.place(opened.element, Pace::MayWait)?;
+        let place = self.backend.place(opened.node, Pace::MayWait)?;
         let data = match &place.folder {
             None => Data::Remote(Remote::new(
                 self.backend.clone(),
-                opened.element,
+                opened.node,
                 right.clone(),
                 0,
             )),
@@ -249,7 +249,7 @@ impl Memory {
                 Data::Local(Arc::new(file))
             }
         };
-        let object = Object::new(opened.object, opened.element, data, right);
+        let object = Object::new(opened.object, opened.node, data, right);
         object.truncate(0)?;
         Ok((object, unnamed))
     }
@@ -296,7 +296,7 @@ fn write_at(file: &File, offset: u64, bytes: &[u8]) -> (u64, Result<(), Error>) 
 }
 
 impl Fs {
-    /// Wraps a version that is begun on an element in memory, in place, or in a room with a quota.
+    /// Wraps a version that is begun on a node in memory, in place, or in a room with a quota.
     pub(super) fn begin_bounded(
         &self,
         caller: Caller,
@@ -304,7 +304,7 @@ impl Fs {
         opened: &v1::Opened,
         counts_room: bool,
     ) -> Object {
-        let (id, element, right) = (object.id, object.element, object.right.clone());
+        let (id, node, right) = (object.id, object.node, object.right.clone());
         let memory = Memory {
             backend: self.backend.clone(),
             caller,
@@ -315,10 +315,10 @@ impl Fs {
             room: counts_room.then(Mutex::default),
             size_max: opened.size_max,
         };
-        Object::new(id, element, Data::Memory(Box::new(memory)), right)
+        Object::new(id, node, Data::Memory(Box::new(memory)), right)
     }
 
-    /// Handles a lack of room for a change of an object: an object that is written in place here moves to another element, and the caller
+    /// Handles a lack of room for a change of an object: an object that is written in place here moves to another node, and the caller
     /// repeats the change.
     pub(super) fn make_room(&self, object: &Object, error: Error, pace: Pace) -> Result<(), Error> {
         match &object.data {

@@ -1,4 +1,4 @@
-//! A version that is spread over several elements: reads and writes are sent to all that hold the bytes (next: `mount/src/fs/object.rs`).
+//! A version that is spread over several nodes: reads and writes are sent to all that hold the bytes (next: `mount/src/fs/object.rs`).
 
 use super::backend::Backend;
 use super::object::{Data, Object, Stat};

@@ -1,4 +1,4 @@
-//! Opens versions that are spread over several elements: object files in place, others by requests (next: `mount/src/fs/striped.rs`).
+//! Opens versions that are spread over several nodes: object files in place, others by requests (next: `mount/src/fs/striped.rs`).
 
 use super::backend::Place;
 use super::object::{Data, Object};
@@ -41,7 +41,7 @@ impl Fs {
         let version = opened.attr.map(|attr| attr.version);
         let open = |part: &v1::LayoutPart| -> Result<Arc<Object>, Error> {
             let right = Right::of_part(caller, opened, part, version);
-            let place = self.backend.place(part.element, pace);
+            let place = self.backend.place(part.node, pace);
             let local = match place {
                 Ok(Place {
                     folder: Some(folder),
@@ -49,17 +49,12 @@ impl Fs {
                 }) => object_file::open(&object_path(&folder, part.object)).ok(),
                 _ => None,
             };
-            // A request is also sent to an element that is offline or has lost the part: it then turns to elements that have a copy.
+            // A request is also sent to a node that is offline or has lost the part: it then turns to nodes that have a copy.
             let data = match local {
                 Some(file) => Data::Local(Arc::new(file)),
                 None => Data::Remote(self.remote_part(part, right.clone())),
             };
-            Ok(Arc::new(Object::new(
-                part.object,
-                part.element,
-                data,
-                right,
-            )))
+            Ok(Arc::new(Object::new(part.object, part.node, data, right)))
         };
         let parts: Result<Vec<_>, Error> = told.parts.iter().map(open).collect();
         let (layout, parts) = match (read(opened, told), parts) {
@@ -84,7 +79,7 @@ impl Fs {
     ) -> Result<Object, Error> {
         let make = |part: &v1::LayoutPart| -> Result<Arc<Object>, Error> {
             let right = Right::of_part(caller, opened, part, None);
-            let place = self.backend.place(part.element, Pace::MayWait)?;
+            let place = self.backend.place(part.node, Pace::MayWait)?;
             let data = match &place.folder {
                 None => Data::Remote(self.remote_part(part, right.clone())),
                 Some(folder) => {
@@ -95,7 +90,7 @@ impl Fs {
                     Data::Local(Arc::new(file))
                 }
             };
-            let object = Object::new(part.object, part.element, data, right);
+            let object = Object::new(part.object, part.node, data, right);
             if object.waits() {
                 // The object has to exist even if nothing is ever written.
                 object.truncate(0)?;
@@ -114,6 +109,6 @@ impl Fs {
     }
 
     fn remote_part(&self, part: &v1::LayoutPart, right: Arc<Right>) -> Remote {
-        Remote::new(self.backend.clone(), part.element, right, part.size)
+        Remote::new(self.backend.clone(), part.node, right, part.size)
     }
 }

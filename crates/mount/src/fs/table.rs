@@ -72,7 +72,7 @@ impl Key {
 
 /// One inode.
 #[derive(Debug)]
-pub(crate) struct Node {
+pub(crate) struct Vnode {
     pub(crate) ino: u64,
     /// Number of references that the kernel holds.
     lookups: AtomicU64,
@@ -190,7 +190,7 @@ pub(crate) struct Bound {
     pub(crate) seen: Attr,
 }
 
-impl Node {
+impl Vnode {
     fn new(ino: u64) -> Self {
         Self {
             ino,
@@ -329,7 +329,7 @@ impl State {
         }
         let attr = self.attr;
         if let Some(bound) = self.bound.get_mut(&key.alias) {
-            // The element may have sealed a copy of the object, since its writer may still exist.
+            // The node may have sealed a copy of the object, since its writer may still exist.
             let same = || Arc::ptr_eq(&bound.object, object) || !bound.object.is_replaced();
             if bound.object.id == object.id && same() {
                 bound.opens += 1;
@@ -443,14 +443,14 @@ impl Foreign {
 
 #[derive(Debug, Default)]
 struct Inner {
-    nodes: HashMap<u64, Arc<Node>>,
+    vnodes: HashMap<u64, Arc<Vnode>>,
     entries: Entries,
 }
 
 impl Inner {
-    fn node(&mut self, ino: u64) -> &Arc<Node> {
-        let made = || Arc::new(Node::new(ino));
-        self.nodes.entry(ino).or_insert_with(made)
+    fn vnode(&mut self, ino: u64) -> &Arc<Vnode> {
+        let made = || Arc::new(Vnode::new(ino));
+        self.vnodes.entry(ino).or_insert_with(made)
     }
 }
 
@@ -504,11 +504,11 @@ impl Table {
     /// Notes that another client changed an inode: answers to earlier questions are not used any more.
     pub(crate) fn foreign_change(&self, ino: u64) {
         let slot = self.foreign.of(ino);
-        // Set before the change, for answers that create the node concurrently, and after it, for answers that have read the slot already.
+        // Set before the change, for answers that create the inode concurrently, and after it, for answers that have read the slot already.
         slot.store(self.tick(), Ordering::Release);
-        if let Some(node) = self.get(ino) {
+        if let Some(vnode) = self.get(ino) {
             // An answer that is under way is newer than the cached state, though it is not valid for long.
-            let mut state = node.state.lock();
+            let mut state = vnode.state.lock();
             state.fresh = None;
             state.kept = None;
             state.mark_stale();
@@ -533,27 +533,27 @@ impl Table {
         self.inner.lock().entries.changed_since(entry, asked)
     }
 
-    pub(crate) fn get(&self, ino: u64) -> Option<Arc<Node>> {
-        self.inner.lock().nodes.get(&ino).cloned()
+    pub(crate) fn get(&self, ino: u64) -> Option<Arc<Vnode>> {
+        self.inner.lock().vnodes.get(&ino).cloned()
     }
 
-    pub(crate) fn get_or_make(&self, ino: u64) -> Arc<Node> {
-        self.inner.lock().node(ino).clone()
+    pub(crate) fn get_or_make(&self, ino: u64) -> Arc<Vnode> {
+        self.inner.lock().vnode(ino).clone()
     }
 
-    /// Returns the node and counts a reference that the kernel is going to hold.
-    pub(crate) fn hold(&self, ino: u64) -> Arc<Node> {
+    /// Returns the inode and counts a reference that the kernel is going to hold.
+    pub(crate) fn hold(&self, ino: u64) -> Arc<Vnode> {
         let mut inner = self.inner.lock();
-        let node = inner.node(ino).clone();
-        node.lookups.fetch_add(1, Ordering::AcqRel);
-        node
+        let vnode = inner.vnode(ino).clone();
+        vnode.lookups.fetch_add(1, Ordering::AcqRel);
+        vnode
     }
 
-    /// Drops `lookups` references of the kernel. The node is dropped from the table with the last one.
+    /// Drops `lookups` references of the kernel. The inode is dropped from the table with the last one.
     pub(crate) fn let_go(&self, ino: u64, lookups: u64) {
-        let Some(node) = self.get(ino) else { return };
+        let Some(vnode) = self.get(ino) else { return };
         let less = |held: u64| Some(held.saturating_sub(lookups));
-        let held = node
+        let held = vnode
             .lookups
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, less);
         if held.is_ok_and(|held| held <= lookups) {
@@ -577,18 +577,18 @@ impl Table {
         (inner.entries.known(parent, name), self.now())
     }
 
-    /// Returns the cached value of an entry. If the entry exists, counts a reference of the kernel to its node.
-    pub(crate) fn hold_entry(&self, parent: u64, name: &[u8]) -> (Known, Option<Arc<Node>>, u64) {
+    /// Returns the cached value of an entry. If the entry exists, counts a reference of the kernel to its inode.
+    pub(crate) fn hold_entry(&self, parent: u64, name: &[u8]) -> (Known, Option<Arc<Vnode>>, u64) {
         let inner = self.inner.lock();
         let known = inner.entries.known(parent, name);
-        let node = match known {
-            Known::Is(ino) => inner.nodes.get(&ino).cloned(),
+        let vnode = match known {
+            Known::Is(ino) => inner.vnodes.get(&ino).cloned(),
             _ => None,
         };
-        if let Some(node) = &node {
-            node.lookups.fetch_add(1, Ordering::AcqRel);
+        if let Some(vnode) = &vnode {
+            vnode.lookups.fetch_add(1, Ordering::AcqRel);
         }
-        (known, node, self.now())
+        (known, vnode, self.now())
     }
 
     /// Notes the result of a look-up. Returns whether the result can be cached.
@@ -617,7 +617,7 @@ impl Table {
         self.inner.lock().entries.made(directory, asked);
     }
 
-    /// Drops the node from the table if nothing holds it, and then the directories above it that were kept for it.
+    /// Drops the inode from the table if nothing holds it, and then the directories above it that were kept for it.
     pub(crate) fn drop_unused(&self, ino: u64) {
         let mut inner = self.inner.lock();
         let mut next = Some(ino);
@@ -626,16 +626,16 @@ impl Table {
         }
     }
 
-    /// Drops a node if nothing holds it. Returns the directory that contained it.
+    /// Drops an inode if nothing holds it. Returns the directory that contained it.
     fn drop_one(&self, inner: &mut Inner, ino: u64) -> Option<u64> {
-        let node = inner.nodes.get(&ino)?;
-        let state = node.state.lock();
-        let held = node.lookups.load(Ordering::Acquire) > 0 || ino == Inode::ROOT.0;
+        let vnode = inner.vnodes.get(&ino)?;
+        let state = vnode.state.lock();
+        let held = vnode.lookups.load(Ordering::Acquire) > 0 || ino == Inode::ROOT.0;
         if held || state.opens > 0 || state.writing.is_some() {
             return None;
         }
         // Files below the directory that are not sealed yet keep their path.
-        let is_kept = |child| inner.nodes.contains_key(&child);
+        let is_kept = |child| inner.vnodes.contains_key(&child);
         if inner.entries.within(ino).any(is_kept) {
             return None;
         }
@@ -645,7 +645,7 @@ impl Table {
             .fetch_max(state.stamp, Ordering::AcqRel);
         drop(state);
         let parent = inner.entries.name_of(ino).map(|&(parent, _)| parent);
-        inner.nodes.remove(&ino);
+        inner.vnodes.remove(&ino);
         inner.entries.forget(ino);
         parent
     }
@@ -655,22 +655,22 @@ impl Table {
     pub(crate) fn doubt(&self, heard: u64) -> (Vec<u64>, Vec<(u64, Vec<u8>)>) {
         self.foreign.heard.store(heard, Ordering::Release);
         let mut inner = self.inner.lock();
-        for node in inner.nodes.values() {
-            let mut state = node.state.lock();
+        for vnode in inner.vnodes.values() {
+            let mut state = vnode.state.lock();
             state.fresh = None;
             state.kept = None;
             state.mark_stale();
         }
-        let inodes = inner.nodes.keys().copied().collect();
+        let inodes = inner.vnodes.keys().copied().collect();
         (inodes, inner.entries.doubt(heard))
     }
 
-    /// Returns all nodes.
-    pub(crate) fn all(&self) -> Vec<Arc<Node>> {
-        self.inner.lock().nodes.values().cloned().collect()
+    /// Returns all inodes.
+    pub(crate) fn all(&self) -> Vec<Arc<Vnode>> {
+        self.inner.lock().vnodes.values().cloned().collect()
     }
 
-    /// Returns the path of a node, if all names up to the root are known here.
+    /// Returns the path of an inode, if all names up to the root are known here.
     pub(crate) fn path(&self, ino: u64) -> Option<Vec<u8>> {
         let inner = self.inner.lock();
         let mut parts: Vec<&[u8]> = Vec::new();
@@ -783,12 +783,12 @@ mod tests {
         let table = Table::default();
         let asked = table.now();
         table.hold(5);
-        let node = table.hold(6);
+        let vnode = table.hold(6);
         table.learned(1, b"d", 5, asked);
         table.learned(5, b"f", 6, asked);
         assert_eq!(table.path(6).unwrap(), b"/d/f");
         assert_eq!(table.path(1).unwrap(), b"/");
-        node.state.lock().stamp = table.tick();
+        vnode.state.lock().stamp = table.tick();
         table.hold(6);
         table.let_go(6, 1);
         assert!(table.get(6).is_some());

@@ -1,5 +1,5 @@
 //! The file of a version that programs here have open becomes the file of the next version, which is written here. It renames object files
-//! in an element's folder on this host.
+//! in a node's folder on this host.
 //!
 //! The kernel reads and writes files in place, and lets an inode have one file only. For readers and writers to share the inode, the writer
 //! must get the file that the readers have. So the new version's file is made a copy of the old one, and the two exchange their names: the
@@ -8,7 +8,7 @@
 
 use super::holders::held_by_others;
 use super::object::{Data, Object};
-use super::table::Node;
+use super::table::Vnode;
 use super::version::object_path;
 use super::{Fs, Pace};
 use crate::error::Error;
@@ -25,8 +25,8 @@ pub(super) const UNSEALED_MODE: u32 = 0o600;
 
 impl Fs {
     /// Whether programs here that have the file open in place can continue with the next version.
-    pub(super) fn readers_can_follow(&self, node: &Node) -> bool {
-        let reader = node.state.lock().bound_now();
+    pub(super) fn readers_can_follow(&self, vnode: &Vnode) -> bool {
+        let reader = vnode.state.lock().bound_now();
         match reader {
             Some((object, true)) => object
                 .local()
@@ -53,8 +53,8 @@ impl Fs {
             // Programs may have kept descriptors of the old version.
             return Ok(None);
         }
-        let place = self.backend.place(to.element, Pace::MayWait)?;
-        let Some(folder) = place.folder.filter(|_| to.element == from.element) else {
+        let place = self.backend.place(to.node, Pace::MayWait)?;
+        let Some(folder) = place.folder.filter(|_| to.node == from.node) else {
             return Ok(None);
         };
         if !is_ours(read, from) {
@@ -77,7 +77,7 @@ impl Fs {
         }
         let (file, opened_first) = writable(read, from, &new)?;
         open_to_writers(&file, place.owner)?;
-        let mut object = Object::new(to.id, to.element, Data::Local(file), to.right.clone());
+        let mut object = Object::new(to.id, to.node, Data::Local(file), to.right.clone());
         object.opened_first = opened_first;
         if object.stat()?.size != kept {
             object.truncate(kept)?;

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tidemill_client::published::Visible;
 use tidemill_client::{Error as ClientError, object_file};
-use tidemill_core::id::{ElementId, ObjectId};
+use tidemill_core::id::{NodeId, ObjectId};
 use tidemill_core::layout::{Extent, Part, PartOf, UNTOLD_MAX};
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
@@ -69,9 +69,9 @@ impl Together {
     ) -> Self {
         let mut seen = Seen::default();
         seen.visible.mtime = stat.mtime;
-        let (id, element) = (ObjectId(object.id), ElementId(object.element));
+        let (id, node) = (ObjectId(object.id), NodeId(object.node));
         let extents = &mut seen.visible.extents;
-        extents.parts.push(Part::on(id, stat.size, element));
+        extents.parts.push(Part::on(id, stat.size, node));
         seen.parts.push(object.clone());
         if all_of(stat.size).is_some_and(|all| extents.put(all).is_err()) {
             tracing::error!(ino, size = stat.size, "a file of an impossible size");
@@ -317,7 +317,7 @@ impl Together {
                 ..v1::Opened::default()
             };
             let right = Right::of_piece(self.caller, &opened, part, sealed);
-            let local = match self.backend.place(part.element, Pace::MayWait) {
+            let local = match self.backend.place(part.node, Pace::MayWait) {
                 Ok(Place {
                     folder: Some(folder),
                     ..
@@ -328,12 +328,12 @@ impl Together {
                 Some(file) => Data::Local(Arc::new(file)),
                 None => Data::Remote(Remote::new(
                     self.backend.clone(),
-                    part.element,
+                    part.node,
                     right.clone(),
                     part.size,
                 )),
             };
-            Arc::new(Object::new(part.object, part.element, data, right))
+            Arc::new(Object::new(part.object, part.node, data, right))
         };
         parts.iter().map(open).collect()
     }

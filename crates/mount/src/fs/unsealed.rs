@@ -166,7 +166,7 @@ mod tests {
         assert_eq!(unsealed.standing(), Standing::default());
         unsealed.enter(7, 70);
         assert_eq!(unsealed.errno(70), Errno::TXTBSY);
-        let why = ClientError::ElementDown(tidemill_core::id::ElementId(3));
+        let why = ClientError::NodeDown(tidemill_core::id::NodeId(3));
         assert!(unsealed.failed(7, &why));
         assert!(!unsealed.failed(7, &why));
         assert_eq!(unsealed.errno(70), Errno::HOSTUNREACH);

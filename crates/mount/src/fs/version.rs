@@ -8,7 +8,7 @@ use super::patience;
 use super::remote::{Remote, now_ns};
 use super::right::Right;
 use super::seal::{Ending, Job};
-use super::table::{Key, Node, Phase, State, Writing};
+use super::table::{Key, Phase, State, Vnode, Writing};
 use super::takeover::{UNSEALED_MODE, open_to_writers};
 use super::together::Together;
 use super::{Caller, Found, Fs, Pace};
@@ -28,9 +28,9 @@ use tidemill_wire::v1::{self, Kind, name_op::Op, name_result::Result as Answer};
 pub(super) const WRITER_PATIENCE: Duration = Duration::from_secs(5);
 /// Pause before the server is asked again for a busy file.
 const WRITER_PAUSE: Duration = Duration::from_millis(20);
-/// Longest silence of an element that is chosen for a new file. After that time the server is asked for another element.
+/// Longest silence of a node that is chosen for a new file. After that time the server is asked for another node.
 const PASS_OVER: Duration = Duration::from_secs(3);
-/// The same limit for an element that was chosen a second time: the server is about to notice the failure.
+/// The same limit for a node that was chosen a second time: the server is about to notice the failure.
 const PASS_AGAIN: Duration = Duration::from_secs(1);
 /// Maximum number of openers that wait for busy files at once; others are refused. Each takes a thread, and other operations need some.
 const BUSY_WAITERS_MAX: usize = 32;
@@ -55,34 +55,34 @@ impl Fs {
     pub(super) fn reading_object(
         &self,
         caller: Caller,
-        node: &Node,
+        vnode: &Vnode,
         pace: Pace,
     ) -> Result<Arc<Object>, Error> {
         let mut tries = 3;
         loop {
-            self.fetch(caller, node, pace)?;
-            if node.state.lock().is_written_elsewhere() {
+            self.fetch(caller, vnode, pace)?;
+            if vnode.state.lock().is_written_elsewhere() {
                 pace.wait()?;
-                self.ask_what_was_closed(caller, node)?;
+                self.ask_what_was_closed(caller, vnode)?;
             }
             let (id, place) = {
-                let state = node.state.lock();
+                let state = vnode.state.lock();
                 if let Some(object) = state.written() {
                     return Ok(object.clone());
                 }
                 match state.attr.together {
-                    0 => (state.attr.object, element_of(&state.attr)),
+                    0 => (state.attr.object, node_of(&state.attr)),
                     together => (together, None),
                 }
             };
-            match self.sealed_object(caller, node, (id, place), pace) {
+            match self.sealed_object(caller, vnode, (id, place), pace) {
                 Ok(object) => return Ok(object),
-                // Another version was sealed in the meantime, or the element moved.
+                // Another version was sealed in the meantime, or the node moved.
                 Err(error) if error.is(Errno::NOENT) && tries > 0 => {
                     pace.wait()?;
                     tries -= 1;
-                    node.state.lock().fresh = None;
-                    self.backend.forget_elements();
+                    vnode.state.lock().fresh = None;
+                    self.backend.forget_nodes();
                 }
                 Err(error) if error.is(Errno::NOENT) => return Err(Errno::IO.into()),
                 Err(error) => return Err(error),
@@ -94,21 +94,21 @@ impl Fs {
     fn sealed_object(
         &self,
         caller: Caller,
-        node: &Node,
-        (id, element): (u64, Option<u32>),
+        vnode: &Vnode,
+        (id, node): (u64, Option<u32>),
         pace: Pace,
     ) -> Result<Arc<Object>, Error> {
-        // The element may have sealed a copy of the object, so the object itself may still have a writer.
+        // The node may have sealed a copy of the object, so the object itself may still have a writer.
         let is_its_own = |object: &Arc<Object>| !self.backend.lends() || !object.is_replaced();
-        if let Some(object) = node.state.lock().open_object(id)
+        if let Some(object) = vnode.state.lock().open_object(id)
             && is_its_own(&object)
         {
             return Ok(object);
         }
         let asked = self.table.now();
-        let object = Arc::new(self.open_sealed(caller, node.ino, id, element, pace)?);
+        let object = Arc::new(self.open_sealed(caller, vnode.ino, id, node, pace)?);
         {
-            let mut state = node.state.lock();
+            let mut state = vnode.state.lock();
             if let Some(other) = state.open_object(id)
                 && is_its_own(&other)
             {
@@ -116,19 +116,19 @@ impl Fs {
             }
             state.objects.push(Arc::downgrade(&object));
         }
-        self.keep(node, &object, asked);
+        self.keep(vnode, &object, asked);
         Ok(object)
     }
 
     /// Asks the server which object holds the content that was closed last, for a file that another client writes.
-    fn ask_what_was_closed(&self, caller: Caller, node: &Node) -> Result<(), Error> {
+    fn ask_what_was_closed(&self, caller: Caller, vnode: &Vnode) -> Result<(), Error> {
         let asked = self.table.now();
         let op = Op::GetAttr(v1::GetAttr {
-            ino: node.ino,
+            ino: vnode.ino,
             content: true,
         });
         let attr = attr_of(self.backend.one(caller, op)?)?;
-        self.adopt(&mut node.state.lock(), attr, asked);
+        self.adopt(&mut vnode.state.lock(), attr, asked);
         Ok(())
     }
 
@@ -137,7 +137,7 @@ impl Fs {
         caller: Caller,
         ino: u64,
         id: u64,
-        element: Option<u32>,
+        node: Option<u32>,
         pace: Pace,
     ) -> Result<Object, Error> {
         let in_place = Right::none(ino, id);
@@ -145,23 +145,23 @@ impl Fs {
             return Ok(Object::new(id, 0, Data::Nothing, in_place));
         }
         let mut avoid = Vec::new();
-        if let Some(element) = element
-            && let Some(folder) = self.backend.folder(element, pace)?
+        if let Some(node) = node
+            && let Some(folder) = self.backend.folder(node, pace)?
         {
             match object_file::open(&object_path(&folder, id)) {
                 Ok(file) => {
                     let data = Data::Local(Arc::new(file));
-                    return Ok(Object::new(id, element, data, in_place));
+                    return Ok(Object::new(id, node, data, in_place));
                 }
-                // Another element may have a copy.
-                Err(error) if error.kind() == std::io::ErrorKind::NotFound => avoid.push(element),
+                // Another node may have a copy.
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => avoid.push(node),
                 Err(error) => return Err(error.into()),
             }
         }
         self.open_asked(caller, (ino, id), avoid, pace)
     }
 
-    /// Opens an object at the element that the server names for reading.
+    /// Opens an object at the node that the server names for reading.
     fn open_asked(
         &self,
         caller: Caller,
@@ -195,15 +195,15 @@ impl Fs {
         {
             return self.open_striped(caller, (&opened, layout), right, pace);
         }
-        let element = opened.element;
+        let node = opened.node;
         if opened.object != id {
             self.backend.released(right.release());
             return Err(Errno::NOENT.into());
         }
-        if missing.contains(&element) {
+        if missing.contains(&node) {
             // Intermediate results that tasks keep in memory have no path that this mount knows.
             let data = Data::Remote(self.remote(&opened, right.clone()));
-            let object = Object::new(id, element, data, right.clone());
+            let object = Object::new(id, node, data, right.clone());
             return match object.read(0, 1) {
                 Ok(_) => Ok(object),
                 Err(_) => {
@@ -212,7 +212,7 @@ impl Fs {
                 }
             };
         }
-        let place = match self.backend.place(element, pace) {
+        let place = match self.backend.place(node, pace) {
             Ok(place) => place,
             Err(error) => {
                 self.backend.released(right.release());
@@ -221,17 +221,17 @@ impl Fs {
         };
         let Some(folder) = &place.folder else {
             let remote = self.remote(&opened, right.clone());
-            return Ok(Object::new(id, element, Data::Remote(remote), right));
+            return Ok(Object::new(id, node, Data::Remote(remote), right));
         };
         let file = object_file::open(&object_path(folder, id));
         // An open file does not need the right that keeps its object alive.
         self.backend.released(right.release());
         let data = Data::Local(Arc::new(file?));
-        Ok(Object::new(id, element, data, Right::none(ino, id)))
+        Ok(Object::new(id, node, data, Right::none(ino, id)))
     }
 
     fn remote(&self, opened: &v1::Opened, right: Arc<Right>) -> Remote {
-        Remote::new(self.backend.clone(), opened.element, right, opened.size)
+        Remote::new(self.backend.clone(), opened.node, right, opened.size)
     }
 
     /// Creates the empty object that a version is written to.
@@ -247,11 +247,11 @@ impl Fs {
         told: v1::Together,
     ) -> Result<Object, Error> {
         let part = Arc::new(self.writable(caller, opened)?);
-        let (right, element) = (part.right.clone(), part.element);
+        let (right, node) = (part.right.clone(), part.node);
         let file = (opened.attr.map_or(0, |attr| attr.ino), caller);
         let together = Together::new(self.backend.clone(), file, Some(part), told)?;
         let data = Data::Together(Box::new(together));
-        Ok(Object::new(opened.object, element, data, right))
+        Ok(Object::new(opened.object, node, data, right))
     }
 
     /// Creates the object that a version is written to. The object begins with the given number of bytes of the version before, and exists
@@ -266,8 +266,8 @@ impl Fs {
         if let Some(layout) = &opened.layout {
             return self.writable_striped(caller, (opened, layout), right, begin);
         }
-        let place = self.backend.place(opened.element, Pace::MayWait)?;
-        let object = |data| Object::new(opened.object, opened.element, data, right.clone());
+        let place = self.backend.place(opened.node, Pace::MayWait)?;
+        let object = |data| Object::new(opened.object, opened.node, data, right.clone());
         let Some(folder) = &place.folder else {
             let remote = self.remote(opened, right.clone());
             let object = self.begin_remote(caller, object(Data::Remote(remote)), begin)?;
@@ -315,7 +315,7 @@ impl Fs {
             return Ok(object);
         };
         let before = self.base_object(caller, base)?;
-        if before.element == object.element && !base.parts {
+        if before.node == object.node && !base.parts {
             return Ok(object.begin_as(before, bytes, base.mtime));
         }
         object.truncate(0)?;
@@ -323,14 +323,14 @@ impl Fs {
         Ok(object)
     }
 
-    /// Creates a file and opens its first version for writing. The new node is bound to its object.
+    /// Creates a file and opens its first version for writing. The new inode is bound to its object.
     pub(super) fn create_open(
         &self,
         caller: Caller,
         parent: u64,
         name: &[u8],
         mode: u32,
-    ) -> Result<(Arc<Node>, Found), Error> {
+    ) -> Result<(Arc<Vnode>, Found), Error> {
         let time = now_ns();
         let here = self.backend.here();
         let create = |ino, object| {
@@ -353,9 +353,9 @@ impl Fs {
         let make = |opened: &v1::Opened| self.writable(caller, opened);
         let (opened, object) = self.begin_somewhere(caller, create, ask, make)?;
         let (ino, object) = (opened.attr.map_or(0, |attr| attr.ino), Arc::new(object));
-        let node = self.node(ino);
+        let vnode = self.vnode(ino);
         {
-            let mut state = node.state.lock();
+            let mut state = vnode.state.lock();
             state.writing = Some(Writing::open(object.clone(), 1, None));
             state.objects.push(Arc::downgrade(&object));
             // If the kernel writes the file by itself, this mount cannot report those writes to other mounts.
@@ -372,11 +372,11 @@ impl Fs {
             ..v1::Entry::default()
         };
         let found = self.learn_made(parent, name, entry, change)?;
-        Ok((node, found))
+        Ok((vnode, found))
     }
 
-    /// Begins a version by an operation with new ids. If the chosen element does not answer, the operation is repeated with new ids: the
-    /// server then chooses another element, unless the folder asks for that element. No byte has been written at that point.
+    /// Begins a version by an operation with new ids. If the chosen node does not answer, the operation is repeated with new ids: the
+    /// server then chooses another node, unless the folder asks for that node. No byte has been written at that point.
     fn begin_somewhere<T>(
         &self,
         caller: Caller,
@@ -398,8 +398,8 @@ impl Fs {
             if !error.is(Errno::HOSTUNREACH) || patience::now() >= deadline {
                 return Err(error);
             }
-            let element = opened.element;
-            tracing::info!(element, "a new version looks for another element: {error}");
+            let node = opened.node;
+            tracing::info!(node, "a new version looks for another node: {error}");
             limit = PASS_AGAIN;
         }
     }
@@ -428,7 +428,7 @@ impl Fs {
         &self,
         caller: Caller,
         key: Key,
-        node: &Node,
+        vnode: &Vnode,
         how: OpenHow,
         pace: Pace,
     ) -> Result<bool, Error> {
@@ -436,28 +436,28 @@ impl Fs {
         let (until, at_once) = (patience::now() + WRITER_PATIENCE, patience::now());
         {
             // A truncation excludes that the version is published to other mounts at the same time.
-            let turn = truncate.then(|| Self::write_turn(node, pace));
+            let turn = truncate.then(|| Self::write_turn(vnode, pace));
             let _turn = turn.transpose()?;
-            if self.join(&mut node.state.lock(), key, node, truncate, until, pace)? {
+            if self.join(&mut vnode.state.lock(), key, vnode, truncate, until, pace)? {
                 if truncate {
-                    self.forget_twins_soon(node, key.alias);
+                    self.forget_twins_soon(vnode, key.alias);
                 }
                 return Ok(false);
             }
         }
         let keep = if truncate { 0 } else { u64::MAX };
-        let begun = if self.readers_can_follow(node) {
-            self.begin(caller, node, keep, true, (until, at_once))
+        let begun = if self.readers_can_follow(vnode) {
+            self.begin(caller, vnode, keep, true, (until, at_once))
         } else {
             Err(Errno::STALE.into())
         };
-        let mut state = node.state.lock();
-        node.changed.notify_all();
+        let mut state = vnode.state.lock();
+        vnode.changed.notify_all();
         let begun = match begun {
             Err(error) if error.is(Errno::BUSY) => {
                 state.not_begun(&error);
                 drop(state);
-                self.bind_idle(caller, key, node)?;
+                self.bind_idle(caller, key, vnode)?;
                 return Ok(truncate);
             }
             begun => begun.inspect_err(|error| state.not_begun(error))?,
@@ -466,8 +466,8 @@ impl Fs {
         state.begin(&begun, 1);
         if idle {
             drop(state);
-            self.follow(node, &begun.object);
-            state = node.state.lock();
+            self.follow(vnode, &begun.object);
+            state = vnode.state.lock();
         }
         let shared = begun.others || state.attr.locked;
         let way = self.way(&begun.object, shared);
@@ -478,13 +478,13 @@ impl Fs {
                 .writing
                 .as_mut()
                 .map_or(0, |w| w.writers.saturating_sub(1));
-            self.end_writing(caller, node, &mut state, Some(Ending::Abandon));
+            self.end_writing(caller, vnode, &mut state, Some(Ending::Abandon));
             state.idle_writers += others;
             return Err(error);
         }
         drop(state);
         if truncate {
-            self.forget_twins_soon(node, key.alias);
+            self.forget_twins_soon(vnode, key.alias);
         }
         Ok(false)
     }
@@ -495,7 +495,7 @@ impl Fs {
         &self,
         state: &mut parking_lot::MutexGuard<'_, State>,
         key: Key,
-        node: &Node,
+        vnode: &Vnode,
         truncate: bool,
         until: Instant,
         pace: Pace,
@@ -520,7 +520,7 @@ impl Fs {
                         let cut = || object.truncate(0);
                         let cut = parking_lot::MutexGuard::unlocked(state, cut);
                         if let Err(error) = cut {
-                            self.not_joined(node, state, key.alias);
+                            self.not_joined(vnode, state, key.alias);
                             return Err(error);
                         }
                     }
@@ -528,13 +528,13 @@ impl Fs {
                 }
                 Some((Phase::Busy, _)) => {
                     pace.wait()?;
-                    self.wait_busy(node, state, until)?;
+                    self.wait_busy(vnode, state, until)?;
                 }
                 Some(_) => {
                     pace.wait()?;
                     self.sealer.hurry();
-                    if patience::wait(&node.changed, state, deadline) {
-                        return Err(self.sealer.errno(node.ino).into());
+                    if patience::wait(&vnode.changed, state, deadline) {
+                        return Err(self.sealer.errno(vnode.ino).into());
                     }
                 }
                 None => {
@@ -547,26 +547,26 @@ impl Fs {
     }
 
     /// Undoes the join of a handle.
-    fn not_joined(&self, node: &Node, state: &mut State, alias: u16) {
+    fn not_joined(&self, vnode: &Vnode, state: &mut State, alias: u16) {
         state.unbind(alias);
         let Some(writing) = state.writing.as_mut() else {
             return;
         };
         writing.writers = writing.writers.saturating_sub(1);
         if writing.writers == 0 && writing.phase == Phase::Open {
-            self.end_writing(Caller::default(), node, state, None);
+            self.end_writing(Caller::default(), vnode, state, None);
         }
     }
 
     /// Waits until a file that another client writes can be written here, or until `until`.
     fn wait_busy(
         &self,
-        node: &Node,
+        vnode: &Vnode,
         state: &mut parking_lot::MutexGuard<'_, State>,
         until: Instant,
     ) -> Result<(), Error> {
         let waiting = self.busy_waiters.fetch_add(1, Ordering::Relaxed);
-        let over = waiting >= BUSY_WAITERS_MAX || patience::wait(&node.changed, state, until);
+        let over = waiting >= BUSY_WAITERS_MAX || patience::wait(&vnode.changed, state, until);
         self.busy_waiters.fetch_sub(1, Ordering::Relaxed);
         if over {
             return Err(Errno::TXTBSY.into());
@@ -580,28 +580,28 @@ impl Fs {
     pub(super) fn begin(
         &self,
         caller: Caller,
-        node: &Node,
+        vnode: &Vnode,
         keep: u64,
         follow: bool,
         until: (Instant, Instant),
     ) -> Result<Begun, Error> {
-        self.fetch(caller, node, Pace::MayWait)?;
-        let attr = node.state.lock().attr;
-        let reader = node.state.lock().bound_now().filter(|_| follow);
+        self.fetch(caller, vnode, Pace::MayWait)?;
+        let attr = vnode.state.lock().attr;
+        let reader = vnode.state.lock().bound_now().filter(|_| follow);
         let stays = (keep > 0 || reader.is_some()) && attr.object != 0 && !attr.parts;
         let here = self.backend.here();
         let new = |_, object| {
             Op::NewVersion(v1::NewVersion {
-                ino: node.ino,
+                ino: vnode.ino,
                 object,
-                element: stays.then_some(attr.element),
+                node: stays.then_some(attr.node),
                 near: self.backend.near(),
                 here: here.clone(),
                 bytes: keep.min(attr.size),
                 ..v1::NewVersion::default()
             })
         };
-        let ask = |op: &Op| self.ask_version(caller, node, op, until);
+        let ask = |op: &Op| self.ask_version(caller, vnode, op, until);
         let make = |opened: &v1::Opened| {
             // The answer is newer than the cached attributes: another client may have sealed a version in the meantime.
             let base = opened.attr.unwrap_or(attr);
@@ -667,16 +667,16 @@ impl Fs {
     fn ask_version(
         &self,
         caller: Caller,
-        node: &Node,
+        vnode: &Vnode,
         op: &Op,
         (until, until_shared): (Instant, Instant),
     ) -> Result<v1::Opened, Error> {
         let left = |until: Instant| patience::now() < until.min(patience::deadline());
         let note = |phase| {
-            if let Some(writing) = node.state.lock().writing.as_mut() {
+            if let Some(writing) = vnode.state.lock().writing.as_mut() {
                 writing.phase = phase;
             }
-            node.changed.notify_all();
+            vnode.changed.notify_all();
         };
         let mut busy = false;
         loop {
@@ -703,8 +703,8 @@ impl Fs {
     }
 
     fn base_object(&self, caller: Caller, base: &v1::Attr) -> Result<Arc<Object>, Error> {
-        let (node, object) = (self.node(base.ino), (base.object, element_of(base)));
-        self.sealed_object(caller, &node, object, Pace::MayWait)
+        let (vnode, object) = (self.vnode(base.ino), (base.object, node_of(base)));
+        self.sealed_object(caller, &vnode, object, Pace::MayWait)
     }
 
     pub(super) fn copy_base(
@@ -742,13 +742,13 @@ impl Fs {
         &self,
         caller: Caller,
         key: Key,
-        node: &Arc<Node>,
+        vnode: &Arc<Vnode>,
         size: u64,
     ) -> Result<(), Error> {
         let until = patience::now() + WRITER_PATIENCE;
-        let turn = Self::write_turn(node, Pace::MayWait)?;
+        let turn = Self::write_turn(vnode, Pace::MayWait)?;
         {
-            let mut state = node.state.lock();
+            let mut state = vnode.state.lock();
             let deadline = patience::deadline();
             loop {
                 if key.alias != state.alias && !state.bound.contains_key(&key.alias) {
@@ -756,13 +756,13 @@ impl Fs {
                 }
                 match state.writing.as_ref().map(|w| (w.phase, w.object.clone())) {
                     Some((Phase::Open, Some(object))) => {
-                        return self.truncate_open(caller, node, &mut state, &object, size);
+                        return self.truncate_open(caller, vnode, &mut state, &object, size);
                     }
-                    Some((Phase::Busy, _)) => self.wait_busy(node, &mut state, until)?,
+                    Some((Phase::Busy, _)) => self.wait_busy(vnode, &mut state, until)?,
                     Some(_) => {
                         self.sealer.hurry();
-                        if patience::wait(&node.changed, &mut state, deadline) {
-                            return Err(self.sealer.errno(node.ino).into());
+                        if patience::wait(&vnode.changed, &mut state, deadline) {
+                            return Err(self.sealer.errno(vnode.ino).into());
                         }
                     }
                     None => break,
@@ -770,30 +770,30 @@ impl Fs {
             }
             state.writing = Some(Writing::starting());
         }
-        let follow = self.readers_can_follow(node);
+        let follow = self.readers_can_follow(vnode);
         let begun = self
-            .begin(caller, node, size, follow, (until, until))
+            .begin(caller, vnode, size, follow, (until, until))
             .and_then(|begun| {
                 let set = begun.object.truncate(size);
                 let set = set.and_then(|()| begun.object.set_mtime(now_ns()));
-                set.inspect_err(|_| self.drop_version(caller, node.ino, begun.object.id))?;
+                set.inspect_err(|_| self.drop_version(caller, vnode.ino, begun.object.id))?;
                 Ok(Begun {
                     untouched: None,
                     ..begun
                 })
             });
-        let mut state = node.state.lock();
-        node.changed.notify_all();
+        let mut state = vnode.state.lock();
+        vnode.changed.notify_all();
         let begun = begun.inspect_err(|error| state.not_begun(error))?;
         state.begin(&begun, 0);
         if state.writing.as_ref().is_some_and(|w| w.writers == 0) {
-            self.end_writing(caller, node, &mut state, None);
+            self.end_writing(caller, vnode, &mut state, None);
             return Ok(());
         }
         drop(state);
         drop(turn);
-        self.follow(node, &begun.object);
-        self.forget_twins_soon(node, key.alias);
+        self.follow(vnode, &begun.object);
+        self.forget_twins_soon(vnode, key.alias);
         Ok(())
     }
 
@@ -802,7 +802,7 @@ impl Fs {
     fn truncate_open(
         &self,
         caller: Caller,
-        node: &Arc<Node>,
+        vnode: &Arc<Vnode>,
         state: &mut parking_lot::MutexGuard<'_, State>,
         object: &Object,
         size: u64,
@@ -812,20 +812,20 @@ impl Fs {
         }
         let cut = || object.truncate(size);
         let outcome = parking_lot::MutexGuard::unlocked(state, cut);
-        self.left(caller, node, state, true);
+        self.left(caller, vnode, state, true);
         outcome
     }
 
     /// Notes that a handle was closed.
-    pub(super) fn close_handle(&self, caller: Caller, node: &Arc<Node>, alias: u16, write: bool) {
-        let mut state = node.state.lock();
+    pub(super) fn close_handle(&self, caller: Caller, vnode: &Arc<Vnode>, alias: u16, write: bool) {
+        let mut state = vnode.state.lock();
         state.unbind(alias);
         state.rest();
-        self.left(caller, node, &mut state, write);
+        self.left(caller, vnode, &mut state, write);
     }
 
     /// Notes that one handle less has the file open. `write` says whether that handle could write.
-    pub(super) fn left(&self, caller: Caller, node: &Arc<Node>, state: &mut State, write: bool) {
+    pub(super) fn left(&self, caller: Caller, vnode: &Arc<Vnode>, state: &mut State, write: bool) {
         let gone = state.gone;
         let read = state
             .written()
@@ -841,20 +841,20 @@ impl Fs {
             return;
         }
         let object = writing.object.clone().filter(|object| object.waits());
-        self.end_writing(caller, node, state, None);
+        self.end_writing(caller, vnode, state, None);
         if let Some(object) = object.filter(|_| read) {
-            self.hold_after_seal(caller, node.clone(), object.id);
+            self.hold_after_seal(caller, vnode.clone(), object.id);
         }
     }
 
-    /// Reports to the server, once the version is sealed, that programs read it here. Its element then keeps the version until they close
+    /// Reports to the server, once the version is sealed, that programs read it here. Its node then keeps the version until they close
     /// it, whatever version follows.
-    pub(super) fn hold_after_seal(&self, caller: Caller, node: Arc<Node>, object: u64) {
+    pub(super) fn hold_after_seal(&self, caller: Caller, vnode: Arc<Vnode>, object: u64) {
         let backend = self.backend.clone();
         self.backend.runtime.spawn_blocking(move || {
-            let mut state = node.state.lock();
+            let mut state = vnode.state.lock();
             while state.written().is_some_and(|written| written.id == object) {
-                if node
+                if vnode
                     .changed
                     .wait_for(&mut state, patience::PATIENCE)
                     .timed_out()
@@ -863,7 +863,7 @@ impl Fs {
                 }
             }
             drop(state);
-            let ino = node.ino;
+            let ino = vnode.ino;
             let open = v1::Open {
                 ino,
                 ..v1::Open::default()
@@ -871,7 +871,7 @@ impl Fs {
             match backend.one(caller, Op::Open(open)) {
                 // The file was closed in the meantime, and no other code would release the right.
                 Ok(Answer::Opened(v1::Opened { object, .. }))
-                    if node.state.lock().open_object(object).is_none() =>
+                    if vnode.state.lock().open_object(object).is_none() =>
                 {
                     backend.released(v1::Release { ino, object });
                 }
@@ -885,7 +885,7 @@ impl Fs {
     pub(super) fn end_writing(
         &self,
         caller: Caller,
-        node: &Node,
+        vnode: &Vnode,
         state: &mut State,
         ending: Option<Ending>,
     ) {
@@ -924,7 +924,7 @@ impl Fs {
         writing.given_up = unchanged && ending == Ending::Abandon;
         let pending = writing.pending;
         self.sealer.submit(Job {
-            ino: node.ino,
+            ino: vnode.ino,
             object,
             caller,
             ending,
@@ -936,20 +936,20 @@ impl Fs {
     /// Ends all versions that are still being written, in their present state. Writers that continue write to bytes that no longer belong
     /// to the object.
     pub(crate) fn close_all(&self) {
-        for node in self.table.all() {
-            let mut state = node.state.lock();
+        for vnode in self.table.all() {
+            let mut state = vnode.state.lock();
             let open = state.writing.as_ref().filter(|w| w.phase == Phase::Open);
             let Some(object) = open.and_then(|w| w.object.clone()) else {
                 continue;
             };
             if let Err(error) = self.part_from_writers(&object) {
                 tracing::error!(
-                    ino = node.ino,
+                    ino = vnode.ino,
                     "a file still being written can't be sealed: {error}"
                 );
                 continue;
             }
-            self.end_writing(Caller::default(), &node, &mut state, None);
+            self.end_writing(Caller::default(), &vnode, &mut state, None);
         }
     }
 
@@ -958,7 +958,7 @@ impl Fs {
         if object.local().is_none() {
             return Ok(());
         }
-        let place = self.backend.place(object.element, Pace::MayWait)?;
+        let place = self.backend.place(object.node, Pace::MayWait)?;
         let folder = place.folder.ok_or(Errno::HOSTUNREACH)?;
         let path = object_path(&folder, object.id);
         let parted = path.with_extension("parted");
@@ -966,24 +966,24 @@ impl Fs {
         open_to_writers(&copy, place.owner)?;
         let stat = object.stat()?;
         let copy = Data::Local(Arc::new(copy));
-        let target = Object::new(object.id, object.element, copy, object.right.clone());
+        let target = Object::new(object.id, object.node, copy, object.right.clone());
         target.copy_data(object, 0, stat.size)?;
         target.set_mtime(stat.mtime)?;
         Ok(std::fs::rename(parted, path)?)
     }
 
     /// Waits until a version that was closed here is sealed.
-    pub(super) fn wait_sealed(&self, node: &Node) -> Result<(), Error> {
+    pub(super) fn wait_sealed(&self, vnode: &Vnode) -> Result<(), Error> {
         let deadline = patience::deadline();
-        let mut state = node.state.lock();
+        let mut state = vnode.state.lock();
         while state
             .writing
             .as_ref()
             .is_some_and(|w| w.phase == Phase::Sealing)
         {
             self.sealer.hurry();
-            if patience::wait(&node.changed, &mut state, deadline) {
-                return Err(self.sealer.errno(node.ino).into());
+            if patience::wait(&vnode.changed, &mut state, deadline) {
+                return Err(self.sealer.errno(vnode.ino).into());
             }
         }
         Ok(())
@@ -1033,12 +1033,12 @@ impl State {
     }
 }
 
-/// Returns the element that has all of a file's version. `None`: the version is spread over several elements.
-fn element_of(attr: &v1::Attr) -> Option<u32> {
-    (!attr.parts).then_some(attr.element)
+/// Returns the node that has all of a file's version. `None`: the version is spread over several nodes.
+fn node_of(attr: &v1::Attr) -> Option<u32> {
+    (!attr.parts).then_some(attr.node)
 }
 
-/// Returns the path at which an element stores an object.
+/// Returns the path at which a node stores an object.
 pub(super) fn object_path(folder: &Path, object: u64) -> PathBuf {
     folder.join(ObjectId(object).relative_path())
 }

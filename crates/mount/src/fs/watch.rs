@@ -156,7 +156,7 @@ impl Fs {
             if std::mem::take(&mut hears) {
                 self.on_everything(u64::MAX, &notices);
             }
-            self.backend.forget_elements();
+            self.backend.forget_nodes();
             tokio::time::sleep(PAUSE).await;
         }
     }
@@ -180,15 +180,15 @@ impl Fs {
             self.share(ino);
         }
         // The asking client sees all writes up to now.
-        let node = self.table.get(ino);
-        let object = node.and_then(|node| node.state.lock().open_together());
+        let vnode = self.table.get(ino);
+        let object = vnode.and_then(|vnode| vnode.state.lock().open_together());
         if let Some(together) = object.as_ref().and_then(|object| object.together())
             && let Err(error) = together.publish()
         {
             tracing::warn!(ino, "new bytes can't be made visible: {error}");
         }
-        let phase = self.table.get(ino).and_then(|node| {
-            let state = node.state.lock();
+        let phase = self.table.get(ino).and_then(|vnode| {
+            let state = vnode.state.lock();
             state.writing.as_ref().map(|writing| writing.phase)
         });
         if phase == Some(Phase::Sealing) {
@@ -222,10 +222,10 @@ impl Fs {
             return true;
         }
         let name = OsStr::from_bytes(FOLDER);
-        let elements = self.mountpoint.join(name).join("elements");
+        let nodes = self.mountpoint.join(name).join("nodes");
         self.control.asked.lock().insert(question, false);
         // The name does not exist.
-        let _ = std::fs::symlink_metadata(elements.join(control::question(question)));
+        let _ = std::fs::symlink_metadata(nodes.join(control::question(question)));
         let heard = self.control.asked.lock().remove(&question);
         heard == Some(true)
     }
@@ -270,8 +270,8 @@ impl Fs {
     }
 
     fn notice_inode(&self, ino: u64, notices: &Notices) {
-        let aliases = self.table.get(ino).map_or(vec![0], |node| {
-            let state = node.state.lock();
+        let aliases = self.table.get(ino).map_or(vec![0], |vnode| {
+            let state = vnode.state.lock();
             let together = |bound: &Bound| bound.object.together().is_some();
             let others = state.bound.iter().filter(|(_, bound)| together(bound));
             let others = others.map(|(&alias, _)| alias);

@@ -156,7 +156,7 @@ impl Inner {
                     self.fs.not_direct();
                     return Ok(None);
                 }
-                // The file is on a stacked file system, unlike the files of other elements.
+                // The file is on a stacked file system, unlike the files of other nodes.
                 Err(error) if is_stacked(&error) && !backings.by_inode.contains_key(&number) => {
                     tracing::debug!("a file is read and written through the mount: {error}");
                     return Ok(None);

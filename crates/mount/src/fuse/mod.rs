@@ -1,7 +1,7 @@
 //! The adapter between the kernel and [`crate::fs`]: translates requests and answers, decides nothing else (next: `mount/src/fs/mod.rs`).
 //!
 //! One thread reads requests. It answers a request itself if that needs no wait. A request that has to wait for a server is given to a
-//! pool, so that a slow element delays no other requests.
+//! pool, so that a slow node delays no other requests.
 
 mod backing;
 mod bridged;
@@ -411,13 +411,13 @@ impl Filesystem for Adapter {
         newname: &OsStr,
         reply: ReplyEntry,
     ) {
-        let (node, parent) = (key(ino), key(newparent));
-        if node.is_special() || parent.is_special() {
-            return reply.error(self.not_here(&[node, parent]));
+        let (vnode, parent) = (key(ino), key(newparent));
+        if vnode.is_special() || parent.is_special() {
+            return reply.error(self.not_here(&[vnode, parent]));
         }
         let (caller, name) = (caller(request), newname.to_owned());
         self.serve_entry(request.pid(), reply, move |fs, pace| {
-            fs.link(caller, node.ino, parent.ino, name.as_bytes(), pace)
+            fs.link(caller, vnode.ino, parent.ino, name.as_bytes(), pace)
         });
     }
 

@@ -1,4 +1,4 @@
-//! Requests of the kernel that wait for a server or an element. A program that has to end does not wait with them. It reads `/proc` and
+//! Requests of the kernel that wait for a server or a node. A program that has to end does not wait with them. It reads `/proc` and
 //! sends EINTR to the kernel.
 //!
 //! The kernel reports signals by INTERRUPT requests. The FUSE library answers the first of them itself, with ENOSYS, and the kernel sends

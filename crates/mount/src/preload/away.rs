@@ -1,6 +1,6 @@
 //! Files that programs hand over (`tidemill preload --async`): this process stores them after their close (next: `mount/src/fs/seal.rs`).
 //!
-//! Until then their bytes are in `shelf`. This module decides which files are stored again, by which thread and for how long. If an element
+//! Until then their bytes are in `shelf`. This module decides which files are stored again, by which thread and for how long. If a node
 //! or the server is offline, the file waits. If the file is refused, it is tried again as well, and `tidemill preload --wait` reports the
 //! reason. A file is abandoned only if another client has written it since.
 
@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemill_wire::v1::Kind;
 
-/// Number of threads that store: an offline element blocks one of them for a while.
+/// Number of threads that store: an offline node blocks one of them for a while.
 pub(super) const WORKERS: usize = 4;
 /// Maximum number of handed-over files that are not stored: each is open here.
 const FILES_MAX: usize = 1024;
@@ -64,7 +64,7 @@ struct Item {
     pause: Duration,
 }
 
-/// File whose bytes are all at its element, and which is being sealed as that object.
+/// File whose bytes are all at its node, and which is being sealed as that object.
 #[derive(Debug)]
 struct Sealing {
     copy: Arc<Copy>,
@@ -107,7 +107,7 @@ struct Items {
 /// Report about a file that is not stored.
 #[derive(Debug)]
 pub(super) struct Told {
-    /// Whether the file waits for an element or the server.
+    /// Whether the file waits for a node or the server.
     pub(super) waits: bool,
     pub(super) path: Vec<u8>,
     pub(super) why: String,
@@ -184,7 +184,7 @@ impl Item {
     }
 }
 
-/// Whether an error means that an element or the server is offline: the present attempt then continues later, and does not start over.
+/// Whether an error means that a node or the server is offline: the present attempt then continues later, and does not start over.
 fn is_passing(errno: Errno) -> bool {
     [
         Errno::HOSTUNREACH,
@@ -397,7 +397,7 @@ impl Away {
         self.changed.notify_all();
     }
 
-    /// Waits until the present bytes of a file are at its element, or returns the error of the file's last attempt.
+    /// Waits until the present bytes of a file are at its node, or returns the error of the file's last attempt.
     fn wait(&self, ino: u64, store: impl Fn(u64, What)) -> Result<(), Error> {
         let deadline = patience::deadline();
         let mut items = self.items.lock();
@@ -499,7 +499,7 @@ impl Given {
         self.away.end(number, outcome);
     }
 
-    /// Sends the bytes written to a closed file to its element.
+    /// Sends the bytes written to a closed file to its node.
     fn store_open(&self, lent: &Arc<Lent>) -> Outcome {
         let Some(copy) = lent.written_copy() else {
             return Outcome::Done;
@@ -646,7 +646,7 @@ impl Given {
         stored.map(|copy| Some((Arc::new(copy), opened.object)))
     }
 
-    /// Waits until the closed bytes of a file are at its element; fails if that is impossible.
+    /// Waits until the closed bytes of a file are at its node; fails if that is impossible.
     pub(super) fn settle_stored(&self, ino: u64) -> Result<(), Error> {
         self.settle(ino);
         self.away.wait(ino, |number, what| self.store(number, what))
@@ -667,7 +667,7 @@ impl Given {
         self.away.clear(ino, write, store);
     }
 
-    /// Waits until all closed bytes are at their elements, as far as possible.
+    /// Waits until all closed bytes are at their nodes, as far as possible.
     pub(super) fn store_all(&self) {
         self.settle_all();
         let inodes: BTreeSet<_> = {

@@ -1,7 +1,7 @@
 //! The adapter between programs under `tidemill preload` and `fs`, as `fuse` is for the kernel (next: `mount/src/fs/mod.rs`).
 //!
 //! Programs talk to it over a Unix socket. Names and attributes are requested. To open a file, a program gets a descriptor: of the object's
-//! file in its element's folder, or of a copy if the object is on another host. It then reads and writes the file without this process
+//! file in its node's folder, or of a copy if the object is on another host. It then reads and writes the file without this process
 //! (`docs/decisions/0044-preload-client.md`).
 //!
 //! | file | subject |
@@ -82,7 +82,7 @@ pub struct Config {
     pub folder: PathBuf,
     /// Path at which programs see the array, for messages.
     pub prefix: PathBuf,
-    /// Whether object files of elements on this host are opened in place.
+    /// Whether object files of nodes on this host are opened in place.
     pub in_place: bool,
     /// Whether users other than the serving user may use it.
     pub allow_other: bool,
@@ -391,7 +391,7 @@ impl Serving {
     /// Serves until SIGTERM or SIGINT arrives, or the process was unused for long enough; then seals all written versions.
     ///
     /// # Errors
-    /// Some versions could not be sealed in time; the server then seals the bytes that reached the elements.
+    /// Some versions could not be sealed in time; the server then seals the bytes that reached the nodes.
     pub fn run(self) -> Result<(), Error> {
         let shared = self.shared.clone();
         let idle = self.idle;
@@ -465,7 +465,7 @@ fn ask(socket: &OwnedFd, request: Request, text: &[u8]) -> Result<(Answer, Vec<u
 /// A file that could not be stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NotStored {
-    /// Whether the file waits for an offline element or server.
+    /// Whether the file waits for an offline node or server.
     pub waits: bool,
     /// Its path in the array.
     pub path: PathBuf,

@@ -1,4 +1,4 @@
-//! A real array in this process: a server, two elements, and as many mounts as a test asks for.
+//! A real array in this process: a server, two nodes, and as many mounts as a test asks for.
 
 #![allow(
     dead_code,
@@ -15,15 +15,15 @@ use parking_lot::{ReentrantMutex, ReentrantMutexGuard};
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 use tidemill_client::Endpoint;
-use tidemill_core::id::ElementId;
-use tidemill_element::Element;
+use tidemill_core::id::NodeId;
 use tidemill_mount::{Config, Error, Session, mount};
+use tidemill_node::Node;
 use tidemill_server::Server;
 use tokio::runtime::Runtime;
 
 pub mod loss;
 
-/// Arrays of different tests do not exist at the same time: an element's start forks this process, and the copies keep descriptors open
+/// Arrays of different tests do not exist at the same time: a node's start forks this process, and the copies keep descriptors open
 /// that this process closes in the meantime.
 static ONE: ReentrantMutex<()> = ReentrantMutex::new(());
 
@@ -31,7 +31,7 @@ pub struct Array {
     runtime: Runtime,
     /// The server, on a runtime of its own, whose connections end with it as those of a process do.
     server: Option<(Runtime, Server)>,
-    elements: Vec<Option<Element>>,
+    nodes: Vec<Option<Node>>,
     folder: TempDir,
     mounts: u32,
     _one: ReentrantMutexGuard<'static, ()>,
@@ -88,39 +88,39 @@ impl Array {
         let mut array = Self {
             runtime,
             server: None,
-            elements: Vec::new(),
+            nodes: Vec::new(),
             folder,
             mounts: 0,
             _one: one,
         };
         array.start_server();
-        array.elements.resize_with(2, || None);
+        array.nodes.resize_with(2, || None);
         for number in 0..2 {
-            array.start_element(number);
+            array.start_node(number);
         }
-        array.wait_elements(2);
+        array.wait_nodes(2);
         array
     }
 
-    pub fn start_element(&mut self, number: usize) {
+    pub fn start_node(&mut self, number: usize) {
         let folder = self.folder.path().join(format!("e{number}"));
-        let id = ElementId(number.try_into().unwrap());
-        let config = tidemill_element::Config::new(id, folder, self.endpoint());
-        let element = self.runtime.block_on(Element::start(config)).unwrap();
-        self.elements[number] = Some(element);
+        let id = NodeId(number.try_into().unwrap());
+        let config = tidemill_node::Config::new(id, folder, self.endpoint());
+        let node = self.runtime.block_on(Node::start(config)).unwrap();
+        self.nodes[number] = Some(node);
     }
 
-    /// Ends an element. The server knows it when this returns.
-    pub fn stop_element(&mut self, number: usize) {
-        let element = self.elements[number].take().unwrap();
-        self.runtime.block_on(element.stop());
-        let left = self.elements.iter().flatten().count();
+    /// Ends a node. The server knows it when this returns.
+    pub fn stop_node(&mut self, number: usize) {
+        let node = self.nodes[number].take().unwrap();
+        self.runtime.block_on(node.stop());
+        let left = self.nodes.iter().flatten().count();
         if self.server.is_some() {
-            self.wait_elements(left);
+            self.wait_nodes(left);
         }
     }
 
-    pub fn wait_elements(&self, count: usize) {
+    pub fn wait_nodes(&self, count: usize) {
         let endpoint = self.endpoint();
         self.runtime.block_on(async {
             let client = tidemill_client::Server::connect(&endpoint, None)
@@ -128,7 +128,7 @@ impl Array {
                 .unwrap();
             loop {
                 let status = client.status().await.unwrap();
-                if status.elements.iter().filter(|element| element.up).count() == count {
+                if status.nodes.iter().filter(|node| node.up).count() == count {
                     return;
                 }
                 tokio::time::sleep(std::time::Duration::from_millis(10)).await;
@@ -182,8 +182,8 @@ impl Array {
 
 impl Drop for Array {
     fn drop(&mut self) {
-        for element in self.elements.drain(..).flatten() {
-            self.runtime.block_on(element.stop());
+        for node in self.nodes.drain(..).flatten() {
+            self.runtime.block_on(node.stop());
         }
         if self.server.is_some() {
             self.stop_server();

@@ -11,8 +11,8 @@ use thiserror::Error;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Place {
-    /// Element that holds the input.
-    Element,
+    /// Node that holds the input.
+    Node,
     /// Machine of the reader.
     Host,
 }
@@ -20,7 +20,7 @@ pub enum Place {
 impl fmt::Display for Place {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(match self {
-            Self::Element => "element",
+            Self::Node => "node",
             Self::Host => "host",
         })
     }
@@ -81,7 +81,7 @@ impl Side {
     }
 }
 
-/// Link between host and element, with the same properties in both directions at once.
+/// Link between host and node, with the same properties in both directions at once.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Link {
     /// Bandwidth of the link.
@@ -102,8 +102,8 @@ pub struct Power {
 /// Powers during a run. No program can measure them, so the user must supply them.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Powers {
-    /// Power of a core of the element.
-    pub element: Power,
+    /// Power of a core of the node.
+    pub node: Power,
     /// Power of a core of the host.
     pub host: Power,
     /// Energy of moving a byte over the link.
@@ -124,7 +124,7 @@ impl Link {
 /// Question to the advisor.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Case {
-    /// Size of the input data, which is stored on the element.
+    /// Size of the input data, which is stored on the node.
     pub input: Bytes,
     /// Size of the result per byte of input.
     pub output_ratio: f64,
@@ -132,8 +132,8 @@ pub struct Case {
     pub splittable: bool,
     /// Place where the result is wanted.
     pub result: Place,
-    /// Element that holds the input.
-    pub element: Side,
+    /// Node that holds the input.
+    pub node: Side,
     /// Machine of the reader.
     pub host: Side,
     /// Link between the two sides.
@@ -180,10 +180,10 @@ pub enum CaseError {
         busy: Watts,
     },
     /// Neither side can run the kernel.
-    #[error("nothing can run this: {element}; {host}")]
+    #[error("nothing can run this: {node}; {host}")]
     Nowhere {
-        /// Reason of the element.
-        element: Infeasible,
+        /// Reason of the node.
+        node: Infeasible,
         /// Reason of the host.
         host: Infeasible,
     },
@@ -201,10 +201,10 @@ impl Case {
         not_negative("the link's latency", self.link.latency.get())?;
         if let Some(powers) = &self.powers {
             not_negative("the link's energy", powers.link.get())?;
-            powers.element.check(Place::Element)?;
+            powers.node.check(Place::Node)?;
             powers.host.check(Place::Host)?;
         }
-        for (place, side) in [(Place::Element, &self.element), (Place::Host, &self.host)] {
+        for (place, side) in [(Place::Node, &self.node), (Place::Host, &self.host)] {
             side_makes_sense(place, side)?;
         }
         Ok(())

@@ -15,7 +15,7 @@ pub const TIE_SECONDS: Seconds = Seconds::new(0.005);
 pub const SPLIT_SAVED_MIN: Seconds = Seconds::new(0.25);
 
 /// Minimum gain of a split over the better side alone. The equations do not contain the time for cutting the input, for joining results,
-/// and for sending the host its part from the element's cores while the kernel runs.
+/// and for sending the host its part from the node's cores while the kernel runs.
 pub const SPLIT_GAIN_MIN: f64 = 0.2;
 
 /// Way to run a kernel.
@@ -23,7 +23,7 @@ pub const SPLIT_GAIN_MIN: f64 = 0.2;
 #[serde(rename_all = "kebab-case")]
 pub enum Choice {
     /// In place; the result is moved if it is wanted elsewhere.
-    Element,
+    Node,
     /// On the host; the input is moved.
     Host,
     /// A part of the input stays and the rest is moved, at the same time.
@@ -33,7 +33,7 @@ pub enum Choice {
 impl fmt::Display for Choice {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(match self {
-            Self::Element => "element",
+            Self::Node => "node",
             Self::Host => "host",
             Self::Split => "split",
         })
@@ -44,7 +44,7 @@ impl fmt::Display for Choice {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Advice {
     /// Prediction for running in place.
-    pub element: Result<Prediction, Infeasible>,
+    pub node: Result<Prediction, Infeasible>,
     /// Prediction for running on the host.
     pub host: Result<Prediction, Infeasible>,
     /// Prediction for the best split; equal to one of the others if its best share is all or nothing.
@@ -62,7 +62,7 @@ impl Advice {
     /// The reason for which it is infeasible.
     pub fn of(&self, choice: Choice) -> Result<Prediction, Infeasible> {
         match choice {
-            Choice::Element => self.element,
+            Choice::Node => self.node,
             Choice::Host => self.host,
             Choice::Split => self.split,
         }
@@ -77,25 +77,25 @@ impl Advice {
 /// An invalid number in the case, or both sides are infeasible.
 pub fn advise(case: &Case) -> Result<Advice, CaseError> {
     case.check()?;
-    let (element, host) = (case.predict(1.0), case.predict(0.0));
+    let (node, host) = (case.predict(1.0), case.predict(0.0));
     let split = case.best_split();
-    let whole = match (element, host) {
-        (Err(element), Err(host)) => match split {
+    let whole = match (node, host) {
+        (Err(node), Err(host)) => match split {
             Ok(_) => Choice::Split,
-            Err(_) => return Err(CaseError::Nowhere { element, host }),
+            Err(_) => return Err(CaseError::Nowhere { node, host }),
         },
-        (Ok(_), Err(_)) => Choice::Element,
+        (Ok(_), Err(_)) => Choice::Node,
         (Err(_), Ok(_)) => Choice::Host,
-        (Ok(element), Ok(host)) => better(&element, &host),
+        (Ok(node), Ok(host)) => better(&node, &host),
     };
     let mut advice = Advice {
-        element,
+        node,
         host,
         split,
         best: whole,
         reason: String::new(),
     };
-    let fastest = element.into_iter().chain(host).map(|one| one.time.get());
+    let fastest = node.into_iter().chain(host).map(|one| one.time.get());
     let fastest = fastest.fold(f64::INFINITY, f64::min);
     if let Ok(split) = split
         && split.time.get() < fastest * (1.0 - SPLIT_GAIN_MIN)
@@ -113,21 +113,21 @@ fn tied(one: &Prediction, other: &Prediction) -> bool {
     more <= less * (1.0 + TIE) || more - less <= TIE_SECONDS.get()
 }
 
-fn better(element: &Prediction, host: &Prediction) -> Choice {
-    let host_wins = match (tied(element, host), element.energy, host.energy) {
+fn better(node: &Prediction, host: &Prediction) -> Choice {
+    let host_wins = match (tied(node, host), node.energy, host.energy) {
         (true, Some(there), Some(here)) => here < there,
-        (true, _, _) => host.moved < element.moved,
-        (false, _, _) => host.time < element.time,
+        (true, _, _) => host.moved < node.moved,
+        (false, _, _) => host.time < node.time,
     };
     if host_wins {
         Choice::Host
     } else {
-        Choice::Element
+        Choice::Node
     }
 }
 
 impl Case {
-    /// Returns the prediction with `share` of the input on the element and the rest on the host (A3 to A9).
+    /// Returns the prediction with `share` of the input on the node and the rest on the host (A3 to A9).
     ///
     /// # Errors
     /// The reason for which this is infeasible.
@@ -137,9 +137,9 @@ impl Case {
         self.has_space(here, there)?;
         let mut prediction = Prediction {
             time: Seconds::ZERO,
-            element_share: share,
+            node_share: share,
             waiting: Seconds::ZERO,
-            on_element: Seconds::ZERO,
+            on_node: Seconds::ZERO,
             on_host: Seconds::ZERO,
             moving: Seconds::ZERO,
             moved: there,
@@ -165,15 +165,15 @@ impl Case {
             prediction.time = link_free + prediction.on_host + self.link.time(back);
         }
         if here > Bytes::ZERO {
-            prediction.on_element = run(&self.element, Place::Element, here)?;
-            let wait = self.element.load.wait;
+            prediction.on_node = run(&self.node, Place::Node, here)?;
+            let wait = self.node.load.wait;
             prediction.waiting = prediction.waiting + wait;
-            let back = self.returned(Place::Element, here);
+            let back = self.returned(Place::Node, here);
             prediction.moved = prediction.moved + back;
             prediction.moving = prediction.moving + self.link.time(back);
-            let mut end = wait + prediction.on_element;
+            let mut end = wait + prediction.on_node;
             if back > Bytes::ZERO {
-                // The host's input and the element's result use the same link, one after the other.
+                // The host's input and the node's result use the same link, one after the other.
                 end = later(end, link_free) + self.link.time(back);
             }
             prediction.time = later(prediction.time, end);
@@ -181,7 +181,7 @@ impl Case {
         prediction.energy = self.powers.map(|powers| {
             let core =
                 |core: Power, run: Seconds| core.busy * run + core.idle * (prediction.time - run);
-            core(powers.element, prediction.on_element)
+            core(powers.node, prediction.on_node)
                 + core(powers.host, prediction.on_host)
                 + powers.link * prediction.moved
         });
@@ -199,9 +199,9 @@ impl Case {
 
     /// Checks that results fit where they are computed and where they are wanted, and that input fits where it is moved to.
     fn has_space(&self, here: Bytes, there: Bytes) -> Result<(), Infeasible> {
-        let element = here * self.output_ratio + self.returned(Place::Host, there);
-        let host = there * (1.0 + self.output_ratio) + self.returned(Place::Element, here);
-        self.element.holds(Place::Element, element)?;
+        let node = here * self.output_ratio + self.returned(Place::Host, there);
+        let host = there * (1.0 + self.output_ratio) + self.returned(Place::Node, here);
+        self.node.holds(Place::Node, node)?;
         self.host.holds(Place::Host, host)
     }
 
@@ -213,7 +213,7 @@ impl Case {
             return Err(Infeasible::NotSplittable);
         }
         // If one side can't run the kernel at all, there is nothing to split.
-        self.element.run(Place::Element, self.input)?;
+        self.node.run(Place::Node, self.input)?;
         self.host.run(Place::Host, self.input)?;
         let mut shares = vec![1.0, 0.0];
         let lines = self.branches();
@@ -235,16 +235,16 @@ impl Case {
         best
     }
 
-    /// Returns three times as functions of the element's share, between 0 and 1: the end on the host, the end on the element if the link is
-    /// free by then, and the end on the element if it is not.
+    /// Returns three times as functions of the node's share, between 0 and 1: the end on the host, the end on the node if the link is
+    /// free by then, and the end on the node if it is not.
     fn branches(&self) -> Vec<Line> {
         let on_host = |share: f64| {
             let input = self.input * (1.0 - share);
             self.host.run_beside(Place::Host, input)
         };
-        let on_element = |share: f64| {
+        let on_node = |share: f64| {
             let input = self.input * share;
-            self.element.run_beside(Place::Element, input)
+            self.node.run_beside(Place::Node, input)
         };
         let moved = |data: Bytes| data / self.link.bandwidth;
         let latency = |place: Place| {
@@ -262,13 +262,12 @@ impl Case {
         };
         let host =
             |share: f64| Ok(link_free(share) + on_host(share)? + back(Place::Host, 1.0 - share));
-        let element = |share: f64| {
-            Ok(self.element.load.wait + on_element(share)? + back(Place::Element, share))
-        };
-        let delayed = |share: f64| Ok(link_free(share) + back(Place::Element, share));
+        let node =
+            |share: f64| Ok(self.node.load.wait + on_node(share)? + back(Place::Node, share));
+        let delayed = |share: f64| Ok(link_free(share) + back(Place::Node, share));
         [
             Line::through(host),
-            Line::through(element),
+            Line::through(node),
             Line::through(delayed),
         ]
         .into_iter()
@@ -277,7 +276,7 @@ impl Case {
     }
 }
 
-/// Straight line over the element's share.
+/// Straight line over the node's share.
 struct Line {
     start: f64,
     slope: f64,
@@ -310,12 +309,12 @@ fn reason(advice: &Advice, case: &Case) -> String {
         return split_reason(advice);
     }
     let best = advice.best;
-    match (advice.element, advice.host) {
+    match (advice.node, advice.host) {
         (Err(why), _) | (_, Err(why)) => format!("only the {best} can run it: {why}"),
-        (Ok(element), Ok(host)) if best == Choice::Element => {
-            whole_reason(case, best, &element, Choice::Host, &host)
+        (Ok(node), Ok(host)) if best == Choice::Node => {
+            whole_reason(case, best, &node, Choice::Host, &host)
         }
-        (Ok(element), Ok(host)) => whole_reason(case, best, &host, Choice::Element, &element),
+        (Ok(node), Ok(host)) => whole_reason(case, best, &host, Choice::Node, &node),
     }
 }
 
@@ -351,7 +350,7 @@ fn split_reason(advice: &Advice) -> String {
         Ok(split) => split,
         Err(why) => return why.to_string(),
     };
-    let alone = [Choice::Element, Choice::Host]
+    let alone = [Choice::Node, Choice::Host]
         .into_iter()
         .filter_map(|choice| Some((choice, advice.of(choice).ok()?.time)))
         .min_by(|(_, one), (_, other)| one.get().total_cmp(&other.get()));
@@ -359,8 +358,8 @@ fn split_reason(advice: &Advice) -> String {
         return "neither side has space for all of it, but both together have".to_owned();
     };
     format!(
-        "with {} % of the input on the element and the rest on the host it takes {}, {} % less than on the {name} alone",
-        significant((split.element_share * 1000.0).round() / 10.0),
+        "with {} % of the input on the node and the rest on the host it takes {}, {} % less than on the {name} alone",
+        significant((split.node_share * 1000.0).round() / 10.0),
         split.time,
         significant((100.0 * (1.0 - split.time / time)).round()),
     )
@@ -368,15 +367,15 @@ fn split_reason(advice: &Advice) -> String {
 
 /// Returns a description of the largest part of a run on one side.
 fn most(prediction: &Prediction, case: &Case) -> String {
-    let running = later(prediction.on_element, prediction.on_host);
+    let running = later(prediction.on_node, prediction.on_host);
     if prediction.waiting > running && prediction.waiting > prediction.moving {
         return "waiting for a core".to_owned();
     }
     if prediction.moving > running {
         return format!("moving {}", prediction.moved);
     }
-    let side = if prediction.element_share > 0.0 {
-        &case.element
+    let side = if prediction.node_share > 0.0 {
+        &case.node
     } else {
         &case.host
     };

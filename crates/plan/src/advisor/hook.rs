@@ -1,12 +1,12 @@
 //! Advice on hooks: decides whether the burst tier can map the files of a burst before the next burst begins. Active Flash (FAST 2013,
-//! §3.3) asks the same question: analysis must end within the interval. The model considers each of the elements that share a burst, and
+//! §3.3) asks the same question: analysis must end within the interval. The model considers each of the nodes that share a burst, and
 //! the processors that maps leave to writers. The equations are numbered H1 to H7 as in `docs/advisor.md`. This module only computes.
 
 use crate::units::{Bytes, BytesPerSecond, Seconds};
 use serde::Serialize;
 use thiserror::Error;
 
-/// Input of the advice. Bytes and files are those of one burst, over all elements.
+/// Input of the advice. Bytes and files are those of one burst, over all nodes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct HookCase {
     /// Size of a burst.
@@ -15,11 +15,11 @@ pub struct HookCase {
     pub files: u32,
     /// Time from the begin of one burst to the begin of the next.
     pub every: Seconds,
-    /// Rate at which programs write into one element.
+    /// Rate at which programs write into one node.
     pub write: BytesPerSecond,
-    /// Number of elements of the tier that share a burst.
-    pub elements: u32,
-    /// Number of cores per element that run maps.
+    /// Number of nodes of the tier that share a burst.
+    pub nodes: u32,
+    /// Number of cores per node that run maps.
     pub cores: u32,
     /// Input rate of the map on one free core.
     pub rate: BytesPerSecond,
@@ -33,9 +33,9 @@ pub struct HookCase {
     pub held: Seconds,
     /// Bytes that leave the tier per written byte: 1 if files stay, or the output ratio of the map if only results stay.
     pub leaves: f64,
-    /// Rate at which one element drains, if it is known.
+    /// Rate at which one node drains, if it is known.
     pub drain: Option<BytesPerSecond>,
-    /// Space for bursts on one element, if it is known.
+    /// Space for bursts on one node, if it is known.
     pub room: Option<Bytes>,
 }
 
@@ -53,7 +53,7 @@ pub enum Lack {
     Room,
 }
 
-/// Advice for one element.
+/// Advice for one node.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct HookAdvice {
     /// Whether all work ends before the next burst begins.
@@ -72,10 +72,10 @@ pub struct HookAdvice {
     pub behind_bytes: Bytes,
     /// Number of bursts until the tier is full, if it fills up and its space is known (H6).
     pub bursts_until_full: Option<f64>,
-    /// Rate at which data must drain from an element (H7).
+    /// Rate at which data must drain from a node (H7).
     #[serde(rename = "drains_bytes_per_sec")]
     pub drains: BytesPerSecond,
-    /// Minimum number of cores per element with which maps keep up, if any number does (H5).
+    /// Minimum number of cores per node with which maps keep up, if any number does (H5).
     pub cores_needed: Option<u32>,
 }
 
@@ -97,7 +97,7 @@ impl HookCase {
             ("the rate of writers", self.write.get()),
             ("the kernel's throughput", self.rate.get()),
             ("the number of files", f64::from(self.files)),
-            ("the number of elements", f64::from(self.elements)),
+            ("the number of nodes", f64::from(self.nodes)),
             ("the number of cores", f64::from(self.cores)),
         ];
         let drain = self.drain.map(|rate| ("the drain's rate", rate.get()));
@@ -124,9 +124,9 @@ impl HookCase {
         }
     }
 
-    /// Returns the number of files on the element with the most of them.
+    /// Returns the number of files on the node with the most of them.
     fn files_each(&self) -> u32 {
-        self.files.div_ceil(self.elements)
+        self.files.div_ceil(self.nodes)
     }
 
     /// H3: a file is mapped by one core.
@@ -153,7 +153,7 @@ impl HookCase {
 /// An invalid number in the case.
 pub fn advise_hook(case: &HookCase) -> Result<HookAdvice, HookCaseError> {
     case.check()?;
-    let each = case.burst / f64::from(case.elements);
+    let each = case.burst / f64::from(case.nodes);
     let burst = each / case.write;
     let work = each / case.rate + case.start * f64::from(case.files_each());
     let (within, after) = case.capacity(case.cores, burst);
@@ -216,14 +216,14 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// 100 GB per minute into four elements at 2.5 GB/s each, mapped on four cores of 1 GB/s.
+    /// 100 GB per minute into four nodes at 2.5 GB/s each, mapped on four cores of 1 GB/s.
     fn case() -> HookCase {
         HookCase {
             burst: Bytes::new(100e9),
             files: 64,
             every: Seconds::new(60.0),
             write: BytesPerSecond::new(2.5e9),
-            elements: 4,
+            nodes: 4,
             cores: 4,
             rate: BytesPerSecond::new(1e9),
             start: Seconds::new(0.0625),
@@ -299,10 +299,10 @@ mod tests {
         assert_eq!(advice.lacks, [Lack::Writing, Lack::Cores, Lack::Room]);
     }
 
-    /// Simulates one element step by step. Returns the unmapped bytes at the end of each of many periods.
+    /// Simulates one node step by step. Returns the unmapped bytes at the end of each of many periods.
     fn stepped(case: &HookCase, periods: u32, steps: u32) -> Vec<f64> {
-        let each = case.burst.get() / f64::from(case.elements);
-        let files = f64::from(case.files.div_ceil(case.elements));
+        let each = case.burst.get() / f64::from(case.nodes);
+        let files = f64::from(case.files.div_ceil(case.nodes));
         let total = each / case.rate.get() + case.start.get() * files;
         let burst = each / case.write.get();
         let step = case.every.get() / f64::from(steps);
@@ -338,11 +338,11 @@ mod tests {
         #[test]
         fn hook_advice_matches_simulation_in_small_steps(
             burst in 1e8..1e11_f64, every in 5.0..100.0_f64, part in 0.05..0.95_f64, rate in 1e7..5e9_f64, files in 1_u32..100,
-            elements in 1_u32..8, cores in 1_u32..16, on_write: bool, share in 0.0..0.99_f64,
+            nodes in 1_u32..8, cores in 1_u32..16, on_write: bool, share in 0.0..0.99_f64,
         ) {
-            let each = burst / f64::from(elements);
+            let each = burst / f64::from(nodes);
             let case = HookCase {
-                burst: Bytes::new(burst), files, every: Seconds::new(every), elements, cores, on_write, share,
+                burst: Bytes::new(burst), files, every: Seconds::new(every), nodes, cores, on_write, share,
                 write: BytesPerSecond::new(each / (every * part)),
                 rate: BytesPerSecond::new(rate),
                 start: Seconds::new(0.01),

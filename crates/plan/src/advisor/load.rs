@@ -1,7 +1,7 @@
 //! Load of a side (A1, A2): computes the time until a core is free, and the share of a processor that a kernel then gets.
 //!
-//! Kernels of an element end; other programs of its machine are assumed to run forever. Host and element may be on one machine: then the
-//! element's load reduces the host's share, and both reduce each other's share when they run at once.
+//! Kernels of a node end; other programs of its machine are assumed to run forever. Host and node may be on one machine: then the
+//! node's load reduces the host's share, and both reduce each other's share when they run at once.
 
 use crate::units::Seconds;
 
@@ -14,7 +14,7 @@ pub struct Machine {
     pub share: f64,
     /// The same share while the other side runs one more kernel, too.
     pub share_beside: f64,
-    /// Number of elements' kernels that run on the machine.
+    /// Number of nodes' kernels that run on the machine.
     pub running: u32,
     /// Time until these kernels and all labels that wait for their cores have ended.
     pub left: Seconds,
@@ -40,7 +40,7 @@ impl Machine {
     }
 }
 
-/// Queue of an element.
+/// Queue of a node.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Queue {
     /// Number of kernels that it runs at once.
@@ -96,10 +96,10 @@ impl Load {
         }
     }
 
-    /// Returns the load of an element. If a core is free, the kernel starts at once, in parallel to the running ones. Otherwise the kernel
-    /// waits for its turn: the expected free time of AnalyzeThis §3.2. At that time the element's other kernels have ended, and other
+    /// Returns the load of a node. If a core is free, the kernel starts at once, in parallel to the running ones. Otherwise the kernel
+    /// waits for its turn: the expected free time of AnalyzeThis §3.2. At that time the node's other kernels have ended, and other
     /// programs still run.
-    pub fn of_element(queue: &Queue, machine: &Machine) -> Self {
+    pub fn of_node(queue: &Queue, machine: &Machine) -> Self {
         let share_later = machine.share_without(machine.running);
         let full = queue.running.saturating_add(queue.queued) >= queue.cores;
         let (wait, ended) = if full {

@@ -1,4 +1,4 @@
-//! The advisor: answers whether a kernel should run on the host, on the element that holds its input, or on both.
+//! The advisor: answers whether a kernel should run on the host, on the node that holds its input, or on both.
 //!
 //! [`advise`] predicts time, bytes over the link and energy of each way and returns the best one, with the reason. The equations are
 //! numbered A1 to A9 as in `docs/advisor.md`. Comments name the equations that come from D. Tiwari et al., "Active Flash" (FAST 2013) or
@@ -25,14 +25,14 @@ pub struct Prediction {
     /// Time from now until the result is stored at the wanted place (A7).
     #[serde(rename = "seconds")]
     pub time: Seconds,
-    /// Share of the input that the element processes.
-    pub element_share: f64,
+    /// Share of the input that the node processes.
+    pub node_share: f64,
     /// Time until cores are free, both sides together (A1).
     #[serde(rename = "waiting_seconds")]
     pub waiting: Seconds,
-    /// Time of starting and running on the element (A3).
-    #[serde(rename = "element_seconds")]
-    pub on_element: Seconds,
+    /// Time of starting and running on the node (A3).
+    #[serde(rename = "node_seconds")]
+    pub on_node: Seconds,
     /// Time of starting and running on the host (A3).
     #[serde(rename = "host_seconds")]
     pub on_host: Seconds,

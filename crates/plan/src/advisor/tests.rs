@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 const MB: f64 = 1e6;
 
-/// Returns 1000 MB on an element of 100 MB/s, a host of 400 MB/s and a link of 125 MB/s; the result is a tenth of the input and wanted on
+/// Returns 1000 MB on a node of 100 MB/s, a host of 400 MB/s and a link of 125 MB/s; the result is a tenth of the input and wanted on
 /// the host.
 fn case() -> Case {
     Case {
@@ -14,7 +14,7 @@ fn case() -> Case {
         output_ratio: 0.1,
         splittable: true,
         result: Place::Host,
-        element: Side::idle(BytesPerSecond::new(100.0 * MB)),
+        node: Side::idle(BytesPerSecond::new(100.0 * MB)),
         host: Side::idle(BytesPerSecond::new(400.0 * MB)),
         link: Link {
             bandwidth: BytesPerSecond::new(125.0 * MB),
@@ -32,7 +32,7 @@ fn powers(joules_per_byte: f64) -> Powers {
         idle: Watts::new(idle),
     };
     Powers {
-        element: power(0.75, 0.0225),
+        node: power(0.75, 0.0225),
         host: power(23.75, 7.875),
         link: JoulesPerByte::new(joules_per_byte),
     }
@@ -48,11 +48,11 @@ fn close(value: f64, expected: f64) {
 #[test]
 fn advice_matches_hand_computation_on_each_side() {
     let advice = advise(&case()).unwrap();
-    let (element, host) = (advice.element.unwrap(), advice.host.unwrap());
-    close(element.time.get(), 10.0 + 0.5 + 0.8);
-    close(element.moved.get(), 100.0 * MB);
+    let (node, host) = (advice.node.unwrap(), advice.host.unwrap());
+    close(node.time.get(), 10.0 + 0.5 + 0.8);
+    close(node.moved.get(), 100.0 * MB);
     close(
-        element.energy.unwrap().get(),
+        node.energy.unwrap().get(),
         0.75 * 10.0 + 0.0225 * 1.3 + 7.875 * 11.3 + 0.1,
     );
     close(host.time.get(), 0.5 + 8.0 + 2.5);
@@ -63,17 +63,17 @@ fn advice_matches_hand_computation_on_each_side() {
     );
 }
 
-/// The host ends at 0.5 + 8 (1 − f) + 2.5 (1 − f), the element at 10 f + 0.5 + 0.8 f: equal at f = 10.5 / 21.3. The
-/// link is free before the element has run.
+/// The host ends at 0.5 + 8 (1 − f) + 2.5 (1 − f), the node at 10 f + 0.5 + 0.8 f: equal at f = 10.5 / 21.3. The
+/// link is free before the node has run.
 #[test]
 fn best_split_matches_hand_computation() {
     let advice = advise(&case()).unwrap();
     let split = advice.split.unwrap();
-    close(split.element_share, 10.5 / 21.3);
+    close(split.node_share, 10.5 / 21.3);
     close(split.time.get(), 0.5 + 10.5 * (1.0 - 10.5 / 21.3));
     assert_eq!(advice.best, Choice::Split);
     assert!(
-        advice.reason.contains("49.3 % of the input on the element"),
+        advice.reason.contains("49.3 % of the input on the node"),
         "{}",
         advice.reason
     );
@@ -84,7 +84,7 @@ fn best_split_matches_hand_computation() {
     );
 }
 
-/// The kernel expands its input tenfold: the result of the element takes longer to move than the input.
+/// The kernel expands its input tenfold: the result of the node takes longer to move than the input.
 #[test]
 fn expanding_kernel_runs_on_host_if_result_is_wanted_there() {
     let expands = Case {
@@ -97,24 +97,24 @@ fn expanding_kernel_runs_on_host_if_result_is_wanted_there() {
     assert_eq!(advice.split, Err(Infeasible::NotSplittable));
     assert_eq!(
         advice.reason,
-        "it takes 11 s on the host, most of it moving 1 GB, and 1.508 min on the element, most of it moving 10 GB"
+        "it takes 11 s on the host, most of it moving 1 GB, and 1.508 min on the node, most of it moving 10 GB"
     );
     let stays = Case {
-        result: Place::Element,
+        result: Place::Node,
         ..expands
     };
-    assert_eq!(advise(&stays).unwrap().best, Choice::Element);
+    assert_eq!(advise(&stays).unwrap().best, Choice::Node);
 }
 
 #[test]
-fn result_wanted_on_element_is_moved_from_the_host() {
+fn result_wanted_on_node_is_moved_from_the_host() {
     let stays = Case {
-        result: Place::Element,
+        result: Place::Node,
         ..case()
     };
     let advice = advise(&stays).unwrap();
-    close(advice.element.unwrap().time.get(), 10.0);
-    close(advice.element.unwrap().moved.get(), 0.0);
+    close(advice.node.unwrap().time.get(), 10.0);
+    close(advice.node.unwrap().moved.get(), 0.0);
     close(advice.host.unwrap().time.get(), 0.5 + 8.0 + 2.5 + 0.5 + 0.8);
     close(advice.host.unwrap().moved.get(), 1100.0 * MB);
 }
@@ -123,27 +123,27 @@ fn result_wanted_on_element_is_moved_from_the_host() {
 fn equal_times_are_decided_by_energy_then_moved_bytes() {
     let mut even = case();
     even.splittable = false;
-    even.element.rate = Some(BytesPerSecond::new(1000.0 / 9.72 * MB));
+    even.node.rate = Some(BytesPerSecond::new(1000.0 / 9.72 * MB));
     let advice = advise(&even).unwrap();
-    let (element, host) = (advice.element.unwrap(), advice.host.unwrap());
-    assert!(element.time > host.time && element.energy < host.energy);
-    assert_eq!(advice.best, Choice::Element);
+    let (node, host) = (advice.node.unwrap(), advice.host.unwrap());
+    assert!(node.time > host.time && node.energy < host.energy);
+    assert_eq!(advice.best, Choice::Node);
     assert!(
         advice.reason.starts_with("both take 11.02 s within 1 % or"),
         "{}",
         advice.reason
     );
-    even.powers.as_mut().unwrap().element.busy = Watts::new(100.0);
+    even.powers.as_mut().unwrap().node.busy = Watts::new(100.0);
     assert_eq!(advise(&even).unwrap().best, Choice::Host);
     // Without known powers, no energy is made up.
     even.powers = None;
     let advice = advise(&even).unwrap();
-    assert_eq!(advice.element.unwrap().energy, None);
-    assert_eq!(advice.best, Choice::Element);
+    assert_eq!(advice.node.unwrap().energy, None);
+    assert_eq!(advice.best, Choice::Node);
     assert!(
         advice
             .reason
-            .ends_with("the element moves 100 MB against 1 GB"),
+            .ends_with("the node moves 100 MB against 1 GB"),
         "{}",
         advice.reason
     );
@@ -164,13 +164,13 @@ fn load_delays_only_the_side_of_its_machine() {
         left: queue.left,
         ..Machine::idle(2)
     };
-    busy.element.load = Load::of_element(&queue, &elsewhere);
+    busy.node.load = Load::of_node(&queue, &elsewhere);
     busy.host.load = Load::of_host(&Machine {
         share: 0.5,
         ..Machine::idle(2)
     });
     let advice = advise(&busy).unwrap();
-    close(advice.element.unwrap().time.get(), 8.0 + 11.3);
+    close(advice.node.unwrap().time.get(), 8.0 + 11.3);
     close(advice.host.unwrap().time.get(), 0.5 + 8.0 + 5.0);
 }
 
@@ -194,24 +194,24 @@ fn shared_processors_slow_both_sides_until_kernels_end() {
         queued: 0,
         left: Seconds::new(3.0),
     };
-    shared.element.load = Load::of_element(&queue, &machine);
-    let element = advise(&shared).unwrap().element.unwrap();
-    close(element.waiting.get(), 0.0);
-    close(element.on_element.get(), 3.0 + 8.0);
+    shared.node.load = Load::of_node(&queue, &machine);
+    let node = advise(&shared).unwrap().node.unwrap();
+    close(node.waiting.get(), 0.0);
+    close(node.on_node.get(), 3.0 + 8.0);
     queue.cores = 2;
-    shared.element.load = Load::of_element(&queue, &machine);
-    let element = advise(&shared).unwrap().element.unwrap();
-    close(element.waiting.get(), 3.0);
-    close(element.on_element.get(), 10.0);
+    shared.node.load = Load::of_node(&queue, &machine);
+    let node = advise(&shared).unwrap().node.unwrap();
+    close(node.waiting.get(), 3.0);
+    close(node.on_node.get(), 10.0);
     // Each of both sides has half a processor if they run at once.
     let split = shared.predict(0.5).unwrap();
     close(split.on_host.get(), 2.5);
-    close(split.on_element.get(), 10.0);
+    close(split.on_node.get(), 10.0);
 }
 
-/// The element is full, and other elements load its machine. Their load continues when the kernel starts.
+/// The node is full, and other nodes load its machine. Their load continues when the kernel starts.
 #[test]
-fn load_of_other_elements_continues_after_the_wait() {
+fn load_of_other_nodes_continues_after_the_wait() {
     let machine = Machine {
         share: 0.4,
         share_beside: 0.3,
@@ -225,18 +225,18 @@ fn load_of_other_elements_continues_after_the_wait() {
         queued: 0,
         left: Seconds::new(4.0),
     };
-    let load = Load::of_element(&queue, &machine);
+    let load = Load::of_node(&queue, &machine);
     close(load.wait.get(), 4.0);
     close(load.share, 0.5);
     close(load.crowded.get(), 6.0);
     close(load.share_later, 1.0);
 }
 
-/// With 49 % on the element, its result would be ready before the host has its input: both share the link.
+/// With 49 % on the node, its result would be ready before the host has its input: both share the link.
 #[test]
-fn split_moves_host_input_before_element_result() {
+fn split_moves_host_input_before_node_result() {
     let mut fast = case();
-    fast.element.rate = Some(BytesPerSecond::new(10_000.0 * MB));
+    fast.node.rate = Some(BytesPerSecond::new(10_000.0 * MB));
     let half = fast.predict(0.5).unwrap();
     close(half.time.get(), (0.5 + 4.0) + 0.5 + 0.4_f64.max(0.75));
 }
@@ -246,17 +246,17 @@ fn infeasible_side_is_explained() {
     let mut one = case();
     one.host.rate = None;
     let advice = advise(&one).unwrap();
-    assert_eq!(advice.best, Choice::Element);
+    assert_eq!(advice.best, Choice::Node);
     assert_eq!(advice.split, Err(Infeasible::NotMeasured(Place::Host)));
     assert_eq!(
         advice.reason,
-        "only the element can run it: the kernel was never measured on the host"
+        "only the node can run it: the kernel was never measured on the host"
     );
-    one.element.load = Load::none(0);
+    one.node.load = Load::none(0);
     let error = advise(&one).unwrap_err().to_string();
     assert_eq!(
         error,
-        "nothing can run this: the element has no cores for kernels; the kernel was never measured on the host"
+        "nothing can run this: the node has no cores for kernels; the kernel was never measured on the host"
     );
     let mut full = case();
     full.splittable = false;
@@ -268,10 +268,10 @@ fn infeasible_side_is_explained() {
 #[test]
 fn split_is_feasible_where_neither_side_has_space() {
     let mut tight = case();
-    tight.element.free = Some(Bytes::new(60.0 * MB));
+    tight.node.free = Some(Bytes::new(60.0 * MB));
     tight.host.free = Some(Bytes::new(700.0 * MB));
     let advice = advise(&tight).unwrap();
-    assert!(advice.element.is_err() && advice.host.is_err());
+    assert!(advice.node.is_err() && advice.host.is_err());
     assert_eq!(advice.best, Choice::Split);
     assert!(advice.reason.contains("both together"), "{}", advice.reason);
 }
@@ -302,7 +302,7 @@ fn invalid_case_values_are_named() {
         "the kernel's throughput is -1",
     );
     check(
-        |case| case.element.start = Seconds::new(-1.0),
+        |case| case.node.start = Seconds::new(-1.0),
         "the time to start is -1",
     );
     check(
@@ -310,11 +310,11 @@ fn invalid_case_values_are_named() {
         "the shares of a processor on the host",
     );
     check(
-        |case| case.element.load.share_beside = 0.0,
-        "the shares of a processor on the element",
+        |case| case.node.load.share_beside = 0.0,
+        "the shares of a processor on the node",
     );
     check(
-        |case| case.element.load.wait = Seconds::new(f64::NAN),
+        |case| case.node.load.wait = Seconds::new(f64::NAN),
         "the wait for a core",
     );
     check(
@@ -354,7 +354,7 @@ fn side(host: bool) -> impl Strategy<Value = Side> {
             let load = if host {
                 Load::of_host(&machine)
             } else {
-                Load::of_element(&queue, &machine)
+                Load::of_node(&queue, &machine)
             };
             Side {
                 start: Seconds::new(start),
@@ -373,12 +373,12 @@ fn cases() -> impl Strategy<Value = Case> {
         any::<bool>(),
     );
     (asked, side(false), side(true), link).prop_map(
-        |((input, output_ratio, stays), element, host, (bandwidth, latency, energy))| Case {
+        |((input, output_ratio, stays), node, host, (bandwidth, latency, energy))| Case {
             input: Bytes::new(input),
             output_ratio,
             splittable: true,
-            result: if stays { Place::Element } else { Place::Host },
-            element,
+            result: if stays { Place::Node } else { Place::Host },
+            node,
             host,
             link: Link {
                 bandwidth: BytesPerSecond::new(bandwidth),
@@ -396,19 +396,19 @@ fn not_later(one: Seconds, other: Seconds) -> bool {
 
 fn all(case: &Case) -> [Prediction; 3] {
     let advice = advise(case).unwrap();
-    [advice.element, advice.host, advice.split].map(Result::unwrap)
+    [advice.node, advice.host, advice.split].map(Result::unwrap)
 }
 
 proptest! {
     /// A split is never later than the better side, nor than any other share.
     #[test]
     fn best_split_is_at_least_as_fast_as_any_share(case in cases()) {
-        let [element, host, split] = all(&case);
-        prop_assert!(split.time <= element.time && split.time <= host.time);
+        let [node, host, split] = all(&case);
+        prop_assert!(split.time <= node.time && split.time <= host.time);
         for step in 0..=200 {
             let other = case.predict(f64::from(step) / 200.0).unwrap();
             prop_assert!(not_later(split.time, other.time), "{} at {}, {} at {step}/200",
-                split.time, split.element_share, other.time);
+                split.time, split.node_share, other.time);
         }
     }
 
@@ -418,7 +418,7 @@ proptest! {
         let before = all(&case);
         let better: [fn(&mut Case, f64); 4] = [
             |case, more| case.link.bandwidth = case.link.bandwidth * more,
-            |case, more| case.element.rate = case.element.rate.map(|rate| rate * more),
+            |case, more| case.node.rate = case.node.rate.map(|rate| rate * more),
             |case, more| case.host.rate = case.host.rate.map(|rate| rate * more),
             |case, more| case.link.latency = case.link.latency / more,
         ];
@@ -432,7 +432,7 @@ proptest! {
         let worse: [fn(&mut Case, f64); 3] = [
             |case, more| case.input = case.input * more,
             |case, more| case.output_ratio *= more,
-            |case, more| case.element.start = case.element.start * more,
+            |case, more| case.node.start = case.node.start * more,
         ];
         for change in worse {
             let mut changed = case;
@@ -454,13 +454,13 @@ proptest! {
             load.share_beside *= part;
             load.wait = load.wait + Seconds::new(wait);
         };
-        let (mut element, mut host) = (case, case);
-        lower(&mut element.element.load);
+        let (mut node, mut host) = (case, case);
+        lower(&mut node.node.load);
         lower(&mut host.host.load);
-        let (with_element, with_host) = (all(&element), all(&host));
-        prop_assert_eq!(with_element[1], before[1]);
+        let (with_node, with_host) = (all(&node), all(&host));
+        prop_assert_eq!(with_node[1], before[1]);
         prop_assert_eq!(with_host[0], before[0]);
-        for after in [with_element, with_host] {
+        for after in [with_node, with_host] {
             for (after, before) in after.iter().zip(&before) {
                 prop_assert!(not_later(before.time, after.time));
             }
@@ -475,14 +475,14 @@ proptest! {
         let best = advice.of(advice.best).unwrap();
         for one in all(&case) {
             let slack = if advice.best == Choice::Split { 1.0 } else { 1.0 + TIE };
-            let slack = if one.element_share > 0.0 && one.element_share < 1.0 { slack / (1.0 - SPLIT_GAIN_MIN) } else { slack };
-            let whole = one.element_share <= 0.0 || one.element_share >= 1.0;
+            let slack = if one.node_share > 0.0 && one.node_share < 1.0 { slack / (1.0 - SPLIT_GAIN_MIN) } else { slack };
+            let whole = one.node_share <= 0.0 || one.node_share >= 1.0;
             let scatter = if whole { TIE_SECONDS } else { SPLIT_SAVED_MIN };
             let most = (one.time.get() * slack).max(one.time.get() + scatter.get());
             prop_assert!(best.time.get() <= most * (1.0 + 1e-9));
-            prop_assert!(one.on_element <= one.time && one.on_host <= one.time);
+            prop_assert!(one.on_node <= one.time && one.on_host <= one.time);
             prop_assert!(one.energy >= Some(Joules::ZERO) && one.moved >= Bytes::ZERO);
-            prop_assert!((0.0..=1.0).contains(&one.element_share));
+            prop_assert!((0.0..=1.0).contains(&one.node_share));
         }
         prop_assert!(!advice.reason.is_empty() && !advice.reason.contains("NaN"));
     }
@@ -495,10 +495,10 @@ proptest! {
         let mut odd = case();
         odd.input = Bytes::new(input);
         odd.output_ratio = ratio;
-        odd.element.rate = Some(BytesPerSecond::new(rate));
+        odd.node.rate = Some(BytesPerSecond::new(rate));
         odd.link.bandwidth = BytesPerSecond::new(bandwidth);
         odd.host.load.share = busy;
-        odd.element.load.wait = Seconds::new(busy);
+        odd.node.load.wait = Seconds::new(busy);
         if let Ok(advice) = advise(&odd) {
             prop_assert!(!advice.of(advice.best).unwrap().time.get().is_nan());
         }

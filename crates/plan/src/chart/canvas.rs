@@ -1,4 +1,4 @@
-//! Canvas: writes SVG elements, one after the other, into a document of fixed size.
+//! Canvas: writes SVG nodes, one after the other, into a document of fixed size.
 
 use super::Area;
 use std::fmt::Write;
@@ -73,13 +73,13 @@ impl Canvas {
         self.height
     }
 
-    fn element(&mut self, element: std::fmt::Arguments<'_>) {
-        writeln!(self.body, "{element}").expect("a string takes everything");
+    fn node(&mut self, node: std::fmt::Arguments<'_>) {
+        writeln!(self.body, "{node}").expect("a string takes everything");
     }
 
     /// Draws the heading of the page.
     pub fn title(&mut self, text: &str) {
-        self.element(format_args!(
+        self.node(format_args!(
             r#"<text x="24" y="28" font-size="16" font-weight="600">{}</text>"#,
             escaped(text)
         ));
@@ -87,7 +87,7 @@ impl Canvas {
 
     /// Draws a text of this size in pixels.
     pub fn text(&mut self, (x, y): (f64, f64), text: &str, size: f64, anchor: Anchor) {
-        self.element(format_args!(
+        self.node(format_args!(
             r#"<text x="{x:.1}" y="{y:.1}" font-size="{size}" text-anchor="{}">{}</text>"#,
             anchor.name(),
             escaped(text)
@@ -103,7 +103,7 @@ impl Canvas {
         degrees: f64,
         anchor: Anchor,
     ) {
-        self.element(format_args!(
+        self.node(format_args!(
             r#"<text transform="translate({x:.1} {y:.1}) rotate({degrees})" font-size="{size}" text-anchor="{}">{}</text>"#,
             anchor.name(),
             escaped(text)
@@ -112,7 +112,7 @@ impl Canvas {
 
     /// Draws a straight line.
     pub fn line(&mut self, (x1, y1): (f64, f64), (x2, y2): (f64, f64), color: &str, width: f64) {
-        self.element(format_args!(
+        self.node(format_args!(
             r#"<line x1="{x1:.1}" y1="{y1:.1}" x2="{x2:.1}" y2="{y2:.1}" stroke="{color}" stroke-width="{width}"/>"#
         ));
     }
@@ -129,7 +129,7 @@ impl Canvas {
 
     /// Draws a dashed line.
     pub fn dashes(&mut self, (x1, y1): (f64, f64), (x2, y2): (f64, f64)) {
-        self.element(format_args!(
+        self.node(format_args!(
             r#"<line x1="{x1:.1}" y1="{y1:.1}" x2="{x2:.1}" y2="{y2:.1}" stroke="{LEVEL}" stroke-width="1" stroke-dasharray="5 4"/>"#
         ));
     }
@@ -151,7 +151,7 @@ impl Canvas {
             ),
         };
         // A nested document clips its content, without ids that could clash.
-        self.element(format_args!(
+        self.node(format_args!(
             r#"<svg x="{:.1}" y="{:.1}" width="{:.1}" height="{:.1}" overflow="hidden"><polyline points="{}" fill="none" stroke="{color}" stroke-width="2.4" stroke-linejoin="round"{dashes}/></svg>"#,
             area.x,
             area.y,
@@ -163,14 +163,14 @@ impl Canvas {
 
     /// Draws a filled circle.
     pub fn dot(&mut self, (x, y): (f64, f64), radius: f64, color: &str) {
-        self.element(format_args!(
+        self.node(format_args!(
             r#"<circle cx="{x:.1}" cy="{y:.1}" r="{radius}" fill="{color}"/>"#
         ));
     }
 
     /// Draws a small cross, for a missing value.
     pub fn cross(&mut self, (x, y): (f64, f64), color: &str, hint: &str) {
-        self.element(format_args!(
+        self.node(format_args!(
             r#"<path d="M{:.1} {:.1}l6 6m0 -6l-6 6" stroke="{color}" stroke-width="1.6" fill="none"><title>{}</title></path>"#,
             x - 3.0,
             y - 3.0,
@@ -189,7 +189,7 @@ impl Canvas {
         let title = hint.map_or(String::new(), |hint| {
             format!("<title>{}</title>", escaped(hint))
         });
-        self.element(format_args!(
+        self.node(format_args!(
             r#"<rect x="{x:.1}" y="{y:.1}" width="{width:.1}" height="{height:.1}" fill="{color}">{title}</rect>"#
         ));
     }

@@ -7,7 +7,7 @@
 //! use tidemill_plan::chart::{Axis, Line, LineChart};
 //! let chart = LineChart {
 //!     title: "Makespan".into(),
-//!     x: Axis::linear("elements"),
+//!     x: Axis::linear("nodes"),
 //!     y: Axis::log("seconds"),
 //!     lines: vec![Line::new("min-wait", vec![(1.0, 400.0), (2.0, 210.0), (4.0, 120.0)])],
 //!     levels: vec![],

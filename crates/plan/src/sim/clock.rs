@@ -8,9 +8,9 @@ use tidemill_core::time::Time;
 /// Direction of messages; messages in one direction stay in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Direction {
-    /// From the server to elements.
+    /// From the server to nodes.
     Down,
-    /// From elements to the server.
+    /// From nodes to the server.
     Up,
 }
 
@@ -23,9 +23,9 @@ pub(super) enum Wake {
     Flow(FlowId),
     /// The arrival of the oldest message in this direction.
     Mail(Direction),
-    /// A check of the needed elements.
+    /// A check of the needed nodes.
     Look,
-    /// The end of an element's resume.
+    /// The end of a node's resume.
     Up(u32),
 }
 

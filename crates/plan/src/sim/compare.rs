@@ -19,10 +19,10 @@ pub struct Comparison {
     pub policy: String,
     /// Time from submission to the end, in nanoseconds.
     pub makespan_ns: Pair,
-    /// Bytes that moved from one element to another.
+    /// Bytes that moved from one node to another.
     pub moved_bytes: Pair,
-    /// Number of tasks that were predicted on the element that really ran them.
-    pub same_element: usize,
+    /// Number of tasks that were predicted on the node that really ran them.
+    pub same_node: usize,
     /// Mean of the absolute errors of the tasks' run times, in percent.
     pub run_error_mean_percent: f64,
     /// All tasks, in the order of the trace.
@@ -39,8 +39,8 @@ pub struct TaskComparison {
     pub name: String,
     /// Kernel of the task.
     pub kernel: String,
-    /// Element that ran it, by its id in the trace's platform.
-    pub element: Pair,
+    /// Node that ran it, by its id in the trace's platform.
+    pub node: Pair,
     /// Time at which it got a core, in nanoseconds since submission.
     pub start_ns: Pair,
     /// Time from that moment to its end, in nanoseconds.
@@ -97,9 +97,9 @@ pub fn compare(
         .map(|(measured, predicted)| TaskComparison {
             name: measured.name.clone(),
             kernel: measured.kernel.clone(),
-            element: pair(
-                trace.planned_id(measured.element).0.into(),
-                predicted.element.into(),
+            node: pair(
+                trace.planned_id(measured.node).0.into(),
+                predicted.node.into(),
             ),
             start_ns: pair(measured.start_ns, predicted.start_ns),
             run_ns: pair(
@@ -115,13 +115,13 @@ pub fn compare(
     let errors: Vec<f64> = errors.filter(|error| error.is_finite()).collect();
     #[expect(clippy::cast_precision_loss, reason = "a mean for people")]
     let run_error_mean_percent = errors.iter().sum::<f64>() / errors.len().max(1) as f64;
-    let same = |task: &&TaskComparison| task.element.measured == task.element.predicted;
+    let same = |task: &&TaskComparison| task.node.measured == task.node.predicted;
     Ok(Comparison {
         job: trace.job.clone(),
         policy: trace.policy.clone(),
         makespan_ns: pair(trace.makespan_ns, predicted.makespan_ns),
         moved_bytes: pair(moved, predicted.moved_bytes),
-        same_element: tasks.iter().filter(same).count(),
+        same_node: tasks.iter().filter(same).count(),
         run_error_mean_percent,
         tasks,
         predicted,
@@ -151,20 +151,17 @@ impl Comparison {
         line("makespan", self.makespan_ns, &time);
         line("moved", self.moved_bytes, &bytes);
         for task in &self.tasks {
-            let place = if task.element.measured == task.element.predicted {
-                format!("on {}", task.element.measured)
+            let place = if task.node.measured == task.node.predicted {
+                format!("on {}", task.node.measured)
             } else {
-                format!(
-                    "on {}, not {}",
-                    task.element.measured, task.element.predicted
-                )
+                format!("on {}, not {}", task.node.measured, task.node.predicted)
             };
             line(&format!("{} {place}", task.name), task.run_ns, &time);
         }
         let _ = writeln!(
             text,
             "\nrun times differ by {:.1} % in the mean; {} of {count} tasks ran where it was predicted",
-            self.run_error_mean_percent, self.same_element
+            self.run_error_mean_percent, self.same_node
         );
         text
     }
@@ -173,9 +170,9 @@ impl Comparison {
 #[cfg(test)]
 mod tests {
     use super::super::trace::{
-        FORMAT, TraceElement, TraceFile, TraceKernelKind, TraceOutput, TraceTask, VERSION,
+        FORMAT, TraceFile, TraceKernelKind, TraceNode, TraceOutput, TraceTask, VERSION,
     };
-    use super::super::{Element, Reused, Task, TaskReport, job};
+    use super::super::{Node, Reused, Task, TaskReport, job};
     use super::*;
     use tidemill_core::time::Span;
 
@@ -215,7 +212,7 @@ mod tests {
             cores: task.needs.cores,
             memory_bytes: task.needs.memory_bytes,
             resources: task.needs.named.clone(),
-            element: ran.element,
+            node: ran.node,
             sent_ns: ran.sent_ns,
             start_ns: ran.start_ns,
             kernel_start_ns: ran.kernel_start_ns,
@@ -229,30 +226,28 @@ mod tests {
             moved_bytes: ran.moved_bytes,
         };
         let there = workflow.files.iter().filter(|file| file.maker.is_none());
-        let files = there.zip(homes).map(|(file, &element)| TraceFile {
+        let files = there.zip(homes).map(|(file, &node)| TraceFile {
             path: file.name.clone(),
             size_bytes: file.size,
-            element,
+            node,
             unit_bytes: 0,
             parts: Vec::new(),
         });
-        let elements = (0..)
-            .zip(&platform.elements)
-            .map(|(id, element)| TraceElement {
-                element: id,
-                copies: element.copies.clone(),
-                last_turn: element.last_turn,
-                host: false,
-                memory_bytes: element.memory_bytes.unwrap_or(0),
-                resources: element.resources.clone(),
-                programs: element.programs.clone(),
-                cores: element.cores,
-                link_bytes_per_sec: element.link_assumed,
-                device_bytes_per_sec: element.device_bytes_per_sec(),
-                watts_milli: element.watts_milli(),
-                pulled_bytes_max: element.pulled_bytes_max,
-                history: [].into(),
-            });
+        let nodes = (0..).zip(&platform.nodes).map(|(id, node)| TraceNode {
+            node: id,
+            copies: node.copies.clone(),
+            last_turn: node.last_turn,
+            host: false,
+            memory_bytes: node.memory_bytes.unwrap_or(0),
+            resources: node.resources.clone(),
+            programs: node.programs.clone(),
+            cores: node.cores,
+            link_bytes_per_sec: node.link_assumed,
+            device_bytes_per_sec: node.device_bytes_per_sec(),
+            watts_milli: node.watts_milli(),
+            pulled_bytes_max: node.pulled_bytes_max,
+            history: [].into(),
+        });
         Trace {
             format: FORMAT.to_owned(),
             version: VERSION,
@@ -261,7 +256,7 @@ mod tests {
             submitted_ns: 0,
             makespan_ns: report.makespan_ns,
             random_state: None,
-            elements: elements.collect(),
+            nodes: nodes.collect(),
             files: files.collect(),
             tasks: workflow.tasks.iter().zip(&report.tasks).map(task).collect(),
         }
@@ -276,14 +271,14 @@ mod tests {
         let costs = "[files]\n1 = 1000\n2 = 5000\n[kernels]\nk = { rate = \"1 KB/s\", ratio = 0.5 }\n\
                      sum = { time = 1, output = 1000 }";
         let workflow = job::parse("j", script, "c", costs).unwrap();
-        let element = Element {
+        let node = Node {
             read_bandwidth: Some(8000),
             write_bandwidth: Some(8000),
             link_bandwidth: Some(2500),
             link_assumed: 2500,
-            ..Element::default()
+            ..Node::default()
         };
-        let platform = Platform::uniform(2, &element);
+        let platform = Platform::uniform(2, &node);
         let simulation = Simulation::new(&platform, &workflow).policy("round-robin");
         let report = simulation.run().unwrap();
         let trace = trace_of(&workflow, &report, &platform, &[0, 1]);
@@ -293,12 +288,12 @@ mod tests {
         for pair in [compared.makespan_ns, compared.moved_bytes] {
             assert_eq!(pair.measured, pair.predicted);
         }
-        assert_eq!(compared.same_element, 3);
+        assert_eq!(compared.same_node, 3);
         let text = compared.text();
         assert!(text.contains("3 of 3 tasks"), "{text}");
     }
 
-    /// A second job reads the inputs of the first. The inputs that elements pulled before, the next element in turn and
+    /// A second job reads the inputs of the first. The inputs that nodes pulled before, the next node in turn and
     /// the cached results decide its placement and the bytes that it moves.
     #[test]
     fn warm_run_is_replayed_exactly() {
@@ -313,15 +308,15 @@ mod tests {
             time: Span::from_millis(200),
             moved_bytes: 70,
         });
-        let element = Element {
+        let node = Node {
             link_bandwidth: Some(2500),
             link_assumed: 2500,
-            ..Element::default()
+            ..Node::default()
         };
-        let cold = Platform::uniform(2, &element);
+        let cold = Platform::uniform(2, &node);
         let mut warm = cold.clone();
-        warm.elements[1].copies = vec!["/w/1".to_owned()];
-        warm.elements[0].last_turn = true;
+        warm.nodes[1].copies = vec!["/w/1".to_owned()];
+        warm.nodes[0].last_turn = true;
         for policy in ["input-locality", "round-robin", "min-wait", "wa"] {
             let run = |platform| Simulation::new(platform, &workflow).policy(policy).run();
             let (report, other) = (run(&warm).unwrap(), run(&cold).unwrap());
@@ -331,7 +326,7 @@ mod tests {
             let trace = Trace::parse("t", &text).unwrap();
             let mut platform = trace.platform();
             platform
-                .elements
+                .nodes
                 .iter_mut()
                 .for_each(|one| one.link_bandwidth = Some(2500));
             let again = trace.replay().unwrap();
@@ -339,7 +334,7 @@ mod tests {
             for pair in [compared.makespan_ns, compared.moved_bytes] {
                 assert_eq!(pair.measured, pair.predicted, "{policy}");
             }
-            assert_eq!(compared.same_element, 3, "{policy}");
+            assert_eq!(compared.same_node, 3, "{policy}");
             assert_eq!(trace.workflow().unwrap().tasks[2].reused, None);
         }
     }

@@ -1,5 +1,5 @@
-//! Elastic allocation: answers whether resuming elements pays. It simulates one workflow on one array with more and more awake elements in
-//! three ways: these elements alone, all elements, and as many as a running array would resume (LABIOS §4.2.3, Fig. 13).
+//! Elastic allocation: answers whether resuming nodes pays. It simulates one workflow on one array with more and more awake nodes in
+//! three ways: these nodes alone, all nodes, and as many as a running array would resume (LABIOS §4.2.3, Fig. 13).
 
 use super::error::SimError;
 use super::platform::Platform;
@@ -17,18 +17,18 @@ use tidemill_core::time::Span;
 pub struct Went {
     /// Time from submission to the end, in nanoseconds.
     pub makespan_ns: u64,
-    /// Energy of all elements until then in joules; `None` if the platform gives no power.
+    /// Energy of all nodes until then in joules; `None` if the platform gives no power.
     pub energy_joules: Option<f64>,
-    /// Number of times that elements were resumed.
+    /// Number of times that nodes were resumed.
     pub wakes: u64,
 }
 
-/// Results for one number of awake elements.
+/// Results for one number of awake nodes.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Point {
-    /// Number of awake elements.
+    /// Number of awake nodes.
     pub awake: usize,
-    /// The awake elements work alone; others are resumed only for data or programs that no awake element has.
+    /// The awake nodes work alone; others are resumed only for data or programs that no awake node has.
     pub stays: Went,
     /// All others are resumed at once.
     pub all: Went,
@@ -36,7 +36,7 @@ pub struct Point {
     pub elastic: Went,
 }
 
-/// Returns the array as if each element already ran every kernel of the workflow, so that all run times are known.
+/// Returns the array as if each node already ran every kernel of the workflow, so that all run times are known.
 #[must_use]
 pub fn known(mut platform: Platform, workflow: &Workflow) -> Platform {
     let mut history: BTreeMap<String, History> = BTreeMap::new();
@@ -46,21 +46,21 @@ pub fn known(mut platform: Platform, workflow: &Workflow) -> Platform {
         one.total_ns = one.total_ns.saturating_add(task.compute.0);
         one.input_bytes = one.input_bytes.saturating_add(workflow.input_bytes(index));
     }
-    for element in &mut platform.elements {
-        element.history.clone_from(&history);
+    for node in &mut platform.nodes {
+        node.history.clone_from(&history);
     }
     platform
 }
 
 /// Returns the quarters of an array, as in the paper's figure.
 #[must_use]
-pub fn quarters(elements: usize) -> Vec<usize> {
-    let mut awake: Vec<usize> = (1..=4).map(|part| (elements * part / 4).max(1)).collect();
+pub fn quarters(nodes: usize) -> Vec<usize> {
+    let mut awake: Vec<usize> = (1..=4).map(|part| (nodes * part / 4).max(1)).collect();
     awake.dedup();
     awake
 }
 
-/// Simulates each way with this number of awake elements; `given` sets policy, placement and seed.
+/// Simulates each way with this number of awake nodes; `given` sets policy, placement and seed.
 ///
 /// # Errors
 /// [`SimError`] of the first run that can't be run.
@@ -72,7 +72,7 @@ pub fn compare<'a>(
     let mut points = Vec::with_capacity(awake.len());
     for &awake in awake {
         let platform = Platform {
-            asleep: platform.elements.len().saturating_sub(awake),
+            asleep: platform.nodes.len().saturating_sub(awake),
             ..platform.clone()
         };
         let went = |allocation| {
@@ -95,7 +95,7 @@ impl Went {
         Self {
             makespan_ns: report.makespan_ns,
             energy_joules: report.energy_joules,
-            wakes: report.elements.iter().map(|one| one.wakes).sum(),
+            wakes: report.nodes.iter().map(|one| one.wakes).sum(),
         }
     }
 
@@ -109,7 +109,7 @@ impl Went {
 
 impl Point {
     /// Returns the best way: the one with the least energy if the platform gives power, else the one with the least time. Among equally
-    /// good ways, the one with the fewest resumed elements is chosen.
+    /// good ways, the one with the fewest resumed nodes is chosen.
     #[must_use]
     pub fn best(&self) -> &'static str {
         let ways = [

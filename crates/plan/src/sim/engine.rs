@@ -1,18 +1,18 @@
 //! The engine: carries out the dispatcher's decisions in virtual time.
 //!
-//! A label passes through the phases of [`Phase`], as on a running element. It holds its core while its inputs are pulled one after the
+//! A label passes through the phases of [`Phase`], as on a running node. It holds its core while its inputs are pulled one after the
 //! other, and while its kernel reads, computes and writes. It releases the core after its outputs are sealed and, if hashing pays, its
 //! inputs are hashed. A run may fail after it has computed ([`super::faults`]), or because the device is full. Messages between server and
-//! elements take the platform's label latency and stay in order. Messages to elements also take the time that storing the decision takes.
+//! nodes take the platform's label latency and stay in order. Messages to nodes also take the time that storing the decision takes.
 
 mod sleep;
 mod trouble;
 
 use super::clock::{Clock, Direction, Wake};
-use super::element::{Node, Share};
 use super::faults::Dice;
 use super::flow::Network;
-use super::platform::{Element, Platform};
+use super::node::{Share, Station};
+use super::platform::{Node, Platform};
 use super::quantity::whole;
 use super::report::{EventCounts, Lost, Times};
 use super::simulation::Allocation;
@@ -22,15 +22,15 @@ pub(super) use sleep::Slept;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use tidemill_core::content;
 use tidemill_core::dispatch::Dispatcher;
-use tidemill_core::event::{Action, ElementView, Event, JobState, Origin, Role};
-use tidemill_core::id::{ElementId, LabelId, ObjectId, TaskId};
+use tidemill_core::event::{Action, Event, JobState, NodeView, Origin, Role};
+use tidemill_core::id::{LabelId, NodeId, ObjectId, TaskId};
 use tidemill_core::label::{Failure, FailureKind, Input, Label, Operation, Outcome, Sealed};
 use tidemill_core::layout::{Layout, Part, Selection};
 use tidemill_core::object::Placed;
 use tidemill_core::policy::Memory;
 use tidemill_core::time::{Span, Time};
 
-/// Capacity and free space of elements whose devices have no limit, in bytes.
+/// Capacity and free space of nodes whose devices have no limit, in bytes.
 const CAPACITY_BYTES: u64 = 1 << 60;
 
 /// Phase of a label. Each phase begins when the previous one has ended; phases that take no time are skipped.
@@ -38,7 +38,7 @@ const CAPACITY_BYTES: u64 = 1 << 60;
 enum Phase {
     /// Waits for other labels or for a core.
     Queued,
-    /// Looks for its next input on another element.
+    /// Looks for its next input on another node.
     Fetch,
     /// Waits for the latencies of a pull.
     PullDelay,
@@ -62,8 +62,8 @@ enum Phase {
 #[derive(Debug)]
 struct Run {
     task: u32,
-    /// Index of its element's node.
-    node: u32,
+    /// Index of its node's station.
+    station: u32,
     phase: Phase,
     /// Time since which the label is in this phase.
     since: Time,
@@ -71,7 +71,7 @@ struct Run {
     missing: u32,
     /// Labels that wait for this one.
     followers: Vec<u32>,
-    /// Inputs on other elements: object, node that holds it, bytes.
+    /// Inputs on other nodes: object, station that holds it, bytes.
     remote: Vec<(ObjectId, u32, u64)>,
     /// Number of these inputs that have been processed.
     fetched: usize,
@@ -93,14 +93,14 @@ struct Work {
     compute: Span,
 }
 
-/// Message between server and elements.
+/// Message between server and nodes.
 #[derive(Debug)]
 #[expect(
     clippy::large_enum_variant,
     reason = "most are reports, and a box for each would cost more than the room"
 )]
 enum Message {
-    Labels(ElementId, Vec<Label>),
+    Labels(NodeId, Vec<Label>),
     Recall(LabelId),
     Report(Event),
 }
@@ -115,14 +115,14 @@ pub(super) struct Engine<'a> {
     dice: Dice,
     clock: Clock,
     network: Network,
-    nodes: Vec<Node>,
+    stations: Vec<Station>,
     runs: Vec<Run>,
-    /// Messages without latency, and those on their way to elements and to the server.
+    /// Messages without latency, and those on their way to nodes and to the server.
     instant: VecDeque<Message>,
     mail: [VecDeque<Message>; 2],
-    /// Time of each node's last report of free space.
+    /// Time of each station's last report of free space.
     told: Vec<Time>,
-    /// Last failure, and all losses on each node.
+    /// Last failure, and all losses on each station.
     why: Option<String>,
     lost: Vec<Lost>,
     night: Night,
@@ -147,10 +147,10 @@ pub(super) struct Finished {
     /// Times of each task, by its index; `None` if the task did not run.
     pub(super) times: Vec<Option<Times>>,
     pub(super) counts: EventCounts,
-    /// Last failure, and all losses on each node.
+    /// Last failure, and all losses on each station.
     pub(super) why: Option<String>,
     pub(super) lost: Vec<Lost>,
-    /// Suspended times of storage elements; empty if none was suspended.
+    /// Suspended times of storage nodes; empty if none was suspended.
     pub(super) slept: Vec<Slept>,
 }
 
@@ -162,14 +162,14 @@ impl<'a> Engine<'a> {
         (seed, allocation): (u64, Allocation),
     ) -> Self {
         let works = works(workflow);
-        // The elements of the platform in order, with the host's element last.
-        let elements = platform.elements.iter().chain(&platform.host);
-        let elements_count = elements.clone().count();
-        let nodes = elements.clone();
-        let nodes = nodes.map(Node::new);
-        let rates = elements.flat_map(|element| {
-            let link = element.link_bandwidth;
-            [element.read_bandwidth, element.write_bandwidth, link, link]
+        // The nodes of the platform in order, with the host's node last.
+        let nodes = platform.nodes.iter().chain(&platform.host);
+        let nodes_count = nodes.clone().count();
+        let stations = nodes.clone();
+        let stations = stations.map(Station::new);
+        let rates = nodes.flat_map(|node| {
+            let link = node.link_bandwidth;
+            [node.read_bandwidth, node.write_bandwidth, link, link]
         });
         let processors = platform.processors;
         let processors = processors.map(|count| u64::from(count) * PROCESSOR_NS_PER_SEC);
@@ -181,13 +181,13 @@ impl<'a> Engine<'a> {
             dice: Dice::new(seed),
             clock: Clock::default(),
             network: Network::new(rates.chain([processors])),
-            nodes: nodes.collect(),
+            stations: stations.collect(),
             runs: Vec::with_capacity(workflow.tasks.len()),
             instant: VecDeque::new(),
             mail: Default::default(),
-            told: vec![Time(0); elements_count],
+            told: vec![Time(0); nodes_count],
             why: None,
-            lost: vec![Lost::default(); elements_count],
+            lost: vec![Lost::default(); nodes_count],
             night: Night::new(platform, allocation),
             programs: BTreeSet::new(),
             parted: BTreeMap::new(),
@@ -198,14 +198,14 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Connects all elements, submits the job, and runs until no event is left.
+    /// Connects all nodes, submits the job, and runs until no event is left.
     pub(super) fn run(mut self, parted: Vec<(ObjectId, Layout)>, submitted: Event) -> Finished {
         let platform = self.platform;
         self.programs = programs_of(&submitted);
-        for index in 0..self.nodes.len() {
+        for index in 0..self.stations.len() {
             let (id, role) = id_of(platform, index);
-            let view = view(element_at(platform, index), role);
-            self.feed(Event::ElementUp { element: id, view });
+            let view = view(node_at(platform, index), role);
+            self.feed(Event::NodeUp { node: id, view });
             self.tell_programs(index);
         }
         self.begin_night();
@@ -214,8 +214,8 @@ impl<'a> Engine<'a> {
         for (object, layout) in parted {
             self.feed(Event::Parted { object, layout });
         }
-        for node in 0..count(self.nodes.len()) {
-            if let Some(status) = self.status(node) {
+        for station in 0..count(self.stations.len()) {
+            if let Some(status) = self.status(station) {
                 self.feed(status);
             }
         }
@@ -254,24 +254,24 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Reports the job's programs that an element has.
+    /// Reports the job's programs that a node has.
     fn tell_programs(&mut self, index: usize) {
         if self.programs.is_empty() {
             return;
         }
         let wanted = self.programs.clone();
-        let known = element_at(self.platform, index).programs.as_ref();
+        let known = node_at(self.platform, index).programs.as_ref();
         let has = |name: &String| known.is_none_or(|programs| programs.contains(name));
         let (found, missing) = wanted.into_iter().partition(has);
-        let (element, _) = id_of(self.platform, index);
+        let (node, _) = id_of(self.platform, index);
         self.feed(Event::Programs {
-            element,
+            node,
             found,
             missing,
         });
     }
 
-    /// Restores the knowledge of dispatcher and elements from earlier jobs.
+    /// Restores the knowledge of dispatcher and nodes from earlier jobs.
     fn resume(&mut self, submitted: &Event) {
         let Event::Submitted(job) = submitted else {
             return;
@@ -288,8 +288,8 @@ impl<'a> Engine<'a> {
             let layout = self.parted.get(&placed.object).cloned();
             let layout = layout.unwrap_or_else(|| one_object(placed.object, placed));
             for part in layout.parts() {
-                let node = self.node_index(part.copies[0].element) as usize;
-                self.nodes[node].room.holds(part.size);
+                let station = self.station_index(part.copies[0].node) as usize;
+                self.stations[station].room.holds(part.size);
             }
         }
         let mut memory = Memory {
@@ -297,30 +297,30 @@ impl<'a> Engine<'a> {
             source: None,
         };
         let mut copies = Vec::new();
-        for index in 0..self.nodes.len() {
+        for index in 0..self.stations.len() {
             let (id, _) = id_of(self.platform, index);
-            let element = element_at(self.platform, index);
-            if element.last_turn {
+            let node = node_at(self.platform, index);
+            if node.last_turn {
                 memory.last = Some(id);
             }
-            let known = element
+            let known = node
                 .copies
                 .iter()
                 .filter_map(|name| objects.get(name.as_str()));
             let known: Vec<Placed> = known.copied().collect();
             for placed in known {
                 let Some(layout) = self.parted.get(&placed.object).cloned() else {
-                    if placed.element != id {
+                    if placed.node != id {
                         copies.push((id, placed.object, placed.size));
-                        self.nodes[index].pulled.keep(placed.object, placed.size);
+                        self.stations[index].pulled.keep(placed.object, placed.size);
                     }
                     continue;
                 };
                 copies.push((id, placed.object, placed.size));
                 for (part, of) in layout.parts().iter().enumerate() {
-                    if of.copies[0].element != id {
+                    if of.copies[0].node != id {
                         let object = self.pulled_as(placed.object, &Selection::WHOLE, part);
-                        self.nodes[index].pulled.keep(object, of.size);
+                        self.stations[index].pulled.keep(object, of.size);
                     }
                 }
             }
@@ -342,9 +342,9 @@ impl<'a> Engine<'a> {
                 }
             }
             Wake::Look => self.look(),
-            Wake::Up(node) => {
+            Wake::Up(station) => {
                 self.counts.clock += 1;
-                self.on_awake(node);
+                self.on_awake(station);
             }
             Wake::Mail(direction) => {
                 self.counts.clock += 1;
@@ -373,12 +373,12 @@ impl<'a> Engine<'a> {
 
     fn on_message(&mut self, message: Message) {
         match message {
-            Message::Labels(element, labels) => {
-                let node = self.node_index(element);
+            Message::Labels(node, labels) => {
+                let station = self.station_index(node);
                 for label in labels {
-                    self.accept(element, node, label);
+                    self.accept(node, station, label);
                 }
-                self.begin(node);
+                self.begin(station);
             }
             Message::Recall(label) => {
                 let label = index_of(label.0);
@@ -397,11 +397,11 @@ impl<'a> Engine<'a> {
         self.dispatcher.on(event, self.clock.now(), &mut actions);
         for action in actions.drain(..) {
             match action {
-                Action::Send { element, labels } => self.send(Message::Labels(element, labels)),
+                Action::Send { node, labels } => self.send(Message::Labels(node, labels)),
                 Action::Recall { label, .. } => self.send(Message::Recall(label)),
                 Action::Job { state, .. } => self.ended = Some(state),
-                // Names, explanations and states belong to the server. No job is cancelled here and no element is lost, so nothing is
-                // discarded. Only labels that follow a recalled or failed label are aborted, and their element has aborted them already.
+                // Names, explanations and states belong to the server. No job is cancelled here and no node is lost, so nothing is
+                // discarded. Only labels that follow a recalled or failed label are aborted, and their node has aborted them already.
                 Action::Abort { .. }
                 | Action::Decided(_)
                 | Action::Publish { .. }
@@ -414,8 +414,8 @@ impl<'a> Engine<'a> {
         self.look_soon();
     }
 
-    /// Adds a label to its element.
-    fn accept(&mut self, element: ElementId, node: u32, label: Label) {
+    /// Adds a label to its node.
+    fn accept(&mut self, node: NodeId, station: u32, label: Label) {
         let Operation::Analyse(analysis) = label.operation else {
             return;
         };
@@ -427,7 +427,7 @@ impl<'a> Engine<'a> {
         for (input, &file) in analysis.inputs.iter().zip(files) {
             if reused.is_none() {
                 let size = self.workflow.files[file].size;
-                self.add_remote(input, size, element, &mut remote);
+                self.add_remote(input, size, node, &mut remote);
             }
         }
         let mut missing = 0;
@@ -444,20 +444,20 @@ impl<'a> Engine<'a> {
         let outputs = analysis.outputs.iter().map(|output| output.object);
         let run = Run {
             task,
-            node,
+            station,
             since: now,
             missing,
             remote,
             outputs: outputs.collect(),
             times: Times {
-                element,
+                node,
                 sent: now,
                 moved_bytes: reused.map_or(0, |reused| reused.moved_bytes),
                 ..Times::default()
             },
             ..Run::default()
         };
-        // Labels of one event are numbered across elements but arrive by element.
+        // Labels of one event are numbered across nodes but arrive by node.
         if self.runs.len() <= index as usize {
             self.runs.resize_with(index as usize + 1, Run::default);
         }
@@ -469,17 +469,17 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Adds the parts of an input on other elements: object, node that holds it, bytes.
+    /// Adds the parts of an input on other nodes: object, station that holds it, bytes.
     fn add_remote(
         &mut self,
         input: &Input,
         size: u64,
-        here: ElementId,
+        here: NodeId,
         remote: &mut Vec<(ObjectId, u32, u64)>,
     ) {
         let placed = Placed {
             object: input.object,
-            element: input.element,
+            node: input.node,
             size,
         };
         let layout = self.parted.get(&input.object).cloned();
@@ -489,7 +489,7 @@ impl<'a> Engine<'a> {
         };
         for (index, bytes) in selected.bytes_by_part() {
             let part = &layout.parts()[index];
-            let holder = part.copies[0].element;
+            let holder = part.copies[0].node;
             if holder == here {
                 continue;
             }
@@ -500,11 +500,11 @@ impl<'a> Engine<'a> {
                 }
                 _ => input.object,
             };
-            remote.push((object, self.node_index(holder), bytes));
+            remote.push((object, self.station_index(holder), bytes));
         }
         // An empty file is pulled like any other.
-        if layout.size() == 0 && input.selection.is_whole() && input.element != here {
-            remote.push((input.object, self.node_index(input.element), 0));
+        if layout.size() == 0 && input.selection.is_whole() && input.node != here {
+            remote.push((input.object, self.station_index(input.node), 0));
         }
     }
 
@@ -519,7 +519,7 @@ impl<'a> Engine<'a> {
     fn add(&mut self, label: u32) {
         let run = &self.runs[label as usize];
         let needs = &self.workflow.tasks[run.task as usize].needs;
-        self.nodes[run.node as usize].add(label, needs);
+        self.stations[run.station as usize].add(label, needs);
     }
 
     /// Reports that a label and the labels that follow it never began.
@@ -538,25 +538,25 @@ impl<'a> Engine<'a> {
                     .into_iter()
                     .map(|id| (id, FailureKind::Dependency)),
             );
-            let (element, node) = (run.times.element, run.node);
+            let (node, station) = (run.times.node, run.station);
             let needs = &self.workflow.tasks[run.task as usize].needs;
-            self.nodes[node as usize].remove(label, needs);
+            self.stations[station as usize].remove(label, needs);
             let message = String::new();
             let outcome = Outcome::at(self.clock.now(), Err(Failure { kind, message }));
             self.send(Message::Report(Event::Finished {
-                element,
+                node,
                 label: LabelId(label.into()),
                 outcome: Box::new(outcome),
             }));
         }
     }
 
-    /// Begins labels of a node as long as it has cores for them.
-    fn begin(&mut self, node: u32) {
+    /// Begins labels of a station as long as it has cores for them.
+    fn begin(&mut self, station: u32) {
         loop {
             let (runs, tasks) = (&self.runs, &self.workflow.tasks);
             let needs = |label: u32| &tasks[runs[label as usize].task as usize].needs;
-            let Some((label, cores)) = self.nodes[node as usize].take(needs) else {
+            let Some((label, cores)) = self.stations[station as usize].take(needs) else {
                 break;
             };
             let run = &mut self.runs[label as usize];
@@ -564,9 +564,9 @@ impl<'a> Engine<'a> {
             run.times.start = self.clock.now();
             run.phase = Phase::Fetch;
             run.since = self.clock.now();
-            let (element, label_id) = (run.times.element, LabelId(label.into()));
+            let (node, label_id) = (run.times.node, LabelId(label.into()));
             self.send(Message::Report(Event::Started {
-                element,
+                node,
                 label: label_id,
             }));
             self.go_on(label);
@@ -594,17 +594,17 @@ impl<'a> Engine<'a> {
     /// Begins the phase of a label and returns whether the phase takes time.
     fn takes_time(&mut self, label: u32) -> bool {
         let run = &self.runs[label as usize];
-        let element = element_at(self.platform, run.node as usize);
+        let node = node_at(self.platform, run.station as usize);
         let work = self.works[run.task as usize];
-        let here = run.node * RESOURCES;
+        let here = run.station * RESOURCES;
         match run.phase {
             Phase::Queued | Phase::Ended | Phase::Failed | Phase::GivenUp => false,
             Phase::Fetch => self.fetch(label),
             Phase::PullDelay => {
                 let (_, holder, _) = run.remote[run.fetched];
-                let holder = element_at(self.platform, holder as usize);
-                let link = holder.link_latency + element.link_latency;
-                self.wait(label, holder.read_latency + link + element.write_latency)
+                let holder = node_at(self.platform, holder as usize);
+                let link = holder.link_latency + node.link_latency;
+                self.wait(label, holder.read_latency + link + node.write_latency)
             }
             Phase::Pull => {
                 let (_, holder, bytes) = run.remote[run.fetched];
@@ -612,12 +612,12 @@ impl<'a> Engine<'a> {
                 let crossed = [there + READ, there + LINK_OUT, here + LINK_IN, here + WRITE];
                 self.flow(label, bytes, &crossed)
             }
-            Phase::ReadDelay => self.wait(label, times(element.read_latency, work.inputs)),
+            Phase::ReadDelay => self.wait(label, times(node.read_latency, work.inputs)),
             Phase::Read => self.flow(label, work.input_bytes, &[here + READ]),
-            Phase::Compute => self.compute(label, slowed(work.compute, element.core_speed)),
-            Phase::WriteDelay => self.wait(label, times(element.write_latency, work.outputs)),
+            Phase::Compute => self.compute(label, slowed(work.compute, node.core_speed)),
+            Phase::WriteDelay => self.wait(label, times(node.write_latency, work.outputs)),
             Phase::Write => self.flow(label, work.output_bytes, &[here + WRITE]),
-            Phase::Hash => self.compute(label, hashing(element, &work)),
+            Phase::Hash => self.compute(label, hashing(node, &work)),
         }
     }
 
@@ -634,13 +634,13 @@ impl<'a> Engine<'a> {
             .start(unbounded, bytes, crossed, &mut self.clock)
     }
 
-    /// Starts the computation of a label. If elements share a machine, its processors are a resource like a link, through which nanoseconds
+    /// Starts the computation of a label. If nodes share a machine, its processors are a resource like a link, through which nanoseconds
     /// flow.
     fn compute(&mut self, label: u32, span: Span) -> bool {
         if self.platform.processors.is_none() {
             return self.wait(label, span);
         }
-        let machine = u32::try_from(self.nodes.len()).unwrap_or(u32::MAX) * RESOURCES;
+        let machine = u32::try_from(self.stations.len()).unwrap_or(u32::MAX) * RESOURCES;
         // A label without a core counts as one core.
         let cores = self.runs[label as usize].times.cores.len().max(1) as u64;
         let processors = (label, cores.saturating_mul(PROCESSOR_NS_PER_SEC));
@@ -649,17 +649,17 @@ impl<'a> Engine<'a> {
             .start(processors, work, &[machine], &mut self.clock)
     }
 
-    /// Looks for the next input on another element. Returns whether the label now waits, for its own pull or for that of another label.
+    /// Looks for the next input on another node. Returns whether the label now waits, for its own pull or for that of another label.
     fn fetch(&mut self, label: u32) -> bool {
         let run = &mut self.runs[label as usize];
-        let node = &mut self.nodes[run.node as usize];
+        let station = &mut self.stations[run.station as usize];
         while let Some(&(object, _, size)) = run.remote.get(run.fetched) {
-            if !node.pulled.has(object) && node.free().is_some_and(|free| size > free) {
+            if !station.pulled.has(object) && station.free().is_some_and(|free| size > free) {
                 run.phase = Phase::Failed;
-                self.why = Some(trouble::full(run.times.element, size));
+                self.why = Some(trouble::full(run.times.node, size));
                 return false;
             }
-            match node.pulled.share(object, size, label) {
+            match station.pulled.share(object, size, label) {
                 Share::Waits => return true,
                 Share::Here => run.fetched += 1,
                 Share::Pull => {
@@ -691,8 +691,8 @@ impl<'a> Engine<'a> {
                 let (object, _, size) = run.remote[run.fetched];
                 run.fetched += 1;
                 times.moved_bytes += size;
-                let node = &mut self.nodes[run.node as usize];
-                for waiting in node.pulled.arrived(object) {
+                let station = &mut self.stations[run.station as usize];
+                for waiting in station.pulled.arrived(object) {
                     self.clock.plan(now, Wake::Step(waiting));
                 }
                 Phase::Fetch
@@ -707,19 +707,19 @@ impl<'a> Engine<'a> {
             }
             Phase::Compute => {
                 times.compute = spent;
-                let node = &mut self.nodes[run.node as usize];
+                let station = &mut self.stations[run.station as usize];
                 for (object, ..) in std::mem::take(&mut run.remote) {
-                    node.pulled.give_back(object);
+                    station.pulled.give_back(object);
                 }
                 let work = self.works[run.task as usize];
-                let element = element_at(self.platform, run.node as usize);
-                if work.ran && self.dice.fails(element) {
+                let node = node_at(self.platform, run.station as usize);
+                if work.ran && self.dice.fails(node) {
                     run.kind = FailureKind::Exit(1);
                     let task = &self.workflow.tasks[run.task as usize].name;
                     self.why = Some(format!("task `{task}` failed again and again"));
                     Phase::Failed
-                } else if !node.room.take(work.output_bytes, node.pulled.bytes()) {
-                    self.why = Some(trouble::full(run.times.element, work.output_bytes));
+                } else if !station.room.take(work.output_bytes, station.pulled.bytes()) {
+                    self.why = Some(trouble::full(run.times.node, work.output_bytes));
                     Phase::Failed
                 } else {
                     Phase::WriteDelay
@@ -746,7 +746,7 @@ impl<'a> Engine<'a> {
     /// Reports a label, starts labels that waited for it, and gives its core to the next label.
     fn on_ended(&mut self, label: u32) {
         let run = &mut self.runs[label as usize];
-        let (node, task) = (run.node, run.task as usize);
+        let (station, task) = (run.station, run.task as usize);
         let followers = std::mem::take(&mut run.followers);
         let outputs = std::mem::take(&mut run.outputs);
         let times = run.times.clone();
@@ -767,7 +767,7 @@ impl<'a> Engine<'a> {
             ..Outcome::at(times.start, Ok(sealed.collect()))
         };
         let needs = &self.workflow.tasks[task].needs;
-        self.nodes[node as usize].end(needs, &times.cores);
+        self.stations[station as usize].end(needs, &times.cores);
         for follower in followers {
             let run = &mut self.runs[follower as usize];
             run.missing -= 1;
@@ -776,20 +776,20 @@ impl<'a> Engine<'a> {
             }
         }
         self.send(Message::Report(Event::Finished {
-            element: times.element,
+            node: times.node,
             label: LabelId(label.into()),
             outcome: Box::new(outcome),
         }));
-        self.tell_room(node);
-        self.begin(node);
+        self.tell_room(station);
+        self.begin(station);
     }
 
-    fn node_index(&self, element: ElementId) -> u32 {
-        let last = self.nodes.len() - 1;
-        if self.platform.host.is_some() && element == self.platform.host_id() {
+    fn station_index(&self, node: NodeId) -> u32 {
+        let last = self.stations.len() - 1;
+        if self.platform.host.is_some() && node == self.platform.host_id() {
             return u32::try_from(last).unwrap_or(u32::MAX);
         }
-        element.0
+        node.0
     }
 }
 
@@ -802,13 +802,13 @@ fn number(part: usize) -> u32 {
 
 /// Returns the layout of a single object.
 fn one_object(object: ObjectId, placed: &Placed) -> Layout {
-    Layout::Whole(Part::on(object, placed.size, placed.element))
+    Layout::Whole(Part::on(object, placed.size, placed.node))
 }
 
 /// Core time that a processor provides per second, in nanoseconds.
 const PROCESSOR_NS_PER_SEC: u64 = 1_000_000_000;
 
-/// Number of resources of an element in the network.
+/// Number of resources of a node in the network.
 const RESOURCES: u32 = 4;
 const READ: u32 = 0;
 const WRITE: u32 = 1;
@@ -819,7 +819,7 @@ impl Default for Run {
     fn default() -> Self {
         Self {
             task: 0,
-            node: 0,
+            station: 0,
             phase: Phase::Queued,
             since: Time(0),
             missing: 0,
@@ -833,30 +833,30 @@ impl Default for Run {
     }
 }
 
-/// Returns the element of a node.
-fn element_at(platform: &Platform, node: usize) -> &Element {
-    let host = || platform.host.as_ref().unwrap_or(&platform.elements[0]);
-    platform.elements.get(node).unwrap_or_else(host)
+/// Returns the node of a station.
+fn node_at(platform: &Platform, station: usize) -> &Node {
+    let host = || platform.host.as_ref().unwrap_or(&platform.nodes[0]);
+    platform.nodes.get(station).unwrap_or_else(host)
 }
 
-fn id_of(platform: &Platform, node: usize) -> (ElementId, Role) {
-    if node < platform.elements.len() {
-        let id = u32::try_from(node).unwrap_or(u32::MAX);
-        return (ElementId(id), Role::Store);
+fn id_of(platform: &Platform, station: usize) -> (NodeId, Role) {
+    if station < platform.nodes.len() {
+        let id = u32::try_from(station).unwrap_or(u32::MAX);
+        return (NodeId(id), Role::Store);
     }
     (platform.host_id(), Role::Host)
 }
 
-fn view(element: &Element, role: Role) -> ElementView {
-    ElementView {
+fn view(node: &Node, role: Role) -> NodeView {
+    NodeView {
         role,
-        offers: element.offers(),
+        offers: node.offers(),
         capacity_bytes: CAPACITY_BYTES,
         free_bytes: CAPACITY_BYTES,
-        link_bytes_per_sec: element.link_assumed,
-        device_bytes_per_sec: element.device_bytes_per_sec(),
-        watts_milli: element.watts_milli(),
-        history: element.history.clone(),
+        link_bytes_per_sec: node.link_assumed,
+        device_bytes_per_sec: node.device_bytes_per_sec(),
+        watts_milli: node.watts_milli(),
+        history: node.history.clone(),
     }
 }
 
@@ -898,10 +898,10 @@ fn count(number: usize) -> u32 {
 }
 
 /// Returns the time that hashing the inputs of a run takes; zero if hashing does not pay.
-fn hashing(element: &Element, work: &Work) -> Span {
-    let cpu = slowed(work.compute, element.core_speed);
+fn hashing(node: &Node, work: &Work) -> Span {
+    let cpu = slowed(work.compute, node.core_speed);
     let files = work.inputs as usize;
-    match element.hash_bandwidth {
+    match node.hash_bandwidth {
         Some(rate) if work.ran && content::pays(cpu, files, work.input_bytes) => {
             let reading = u128::from(work.input_bytes) * 1_000_000_000 / u128::from(rate.max(1));
             let all = reading + files as u128 * u128::from(content::FILE_NS);

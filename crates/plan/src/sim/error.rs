@@ -1,7 +1,7 @@
 //! Errors in the simulator's input and in its request.
 
 use crate::misspelt::perhaps;
-use tidemill_core::id::ElementId;
+use tidemill_core::id::NodeId;
 use tidemill_core::policy::UnknownPolicy;
 
 /// Error in a file; its text begins with file and line, as compilers write it.
@@ -58,7 +58,7 @@ pub enum Problem {
     },
     /// A section is unknown.
     #[error(
-        "there is no section [{}]{}; a platform has [AFE], [SERVER], [HOST] and classes of elements as [AFE:name]",
+        "there is no section [{}]{}; a platform has [AFE], [SERVER], [HOST] and classes of nodes as [AFE:name]",
         .0, perhaps(.0, &["AFE", "SERVER", "HOST"])
     )]
     UnknownSection(String),
@@ -131,11 +131,11 @@ pub enum Problem {
         /// Line of the other position.
         first: u32,
     },
-    /// An element is listed twice.
-    #[error("element {element} is listed twice, first in line {first}; remove one")]
-    SameElement {
-        /// Id of the element.
-        element: u32,
+    /// A node is listed twice.
+    #[error("node {node} is listed twice, first in line {first}; remove one")]
+    SameNode {
+        /// Id of the node.
+        node: u32,
         /// Line of its first occurrence.
         first: u32,
     },
@@ -207,11 +207,9 @@ pub enum Problem {
         /// Largest valid number.
         max: u64,
     },
-    /// A platform has no elements.
-    #[error(
-        "the platform has no elements; give `number_afes` in [SERVER] or in a class at least 1"
-    )]
-    NoElements,
+    /// A platform has no nodes.
+    #[error("the platform has no nodes; give `number_afes` in [SERVER] or in a class at least 1")]
+    NoNodes,
     /// Named resources can't be parsed: a description of the fault.
     #[error("{0}")]
     Resources(String),
@@ -319,24 +317,24 @@ pub enum SimError {
     /// No policy has this name.
     #[error(transparent)]
     Policy(#[from] UnknownPolicy),
-    /// No element of the platform can ever run a task.
-    #[error("no element can run task `{task}`: {why}")]
+    /// No node of the platform can ever run a task.
+    #[error("no node can run task `{task}`: {why}")]
     Nowhere {
         /// Name of the task.
         task: String,
-        /// Comparison of the task's needs with the offers of the elements.
+        /// Comparison of the task's needs with the offers of the nodes.
         why: String,
     },
-    /// A task or file is bound to an element that the platform does not have.
-    #[error("{what} is bound to element {element}, which the platform does not have")]
-    NoSuchElement {
+    /// A task or file is bound to a node that the platform does not have.
+    #[error("{what} is bound to node {node}, which the platform does not have")]
+    NoSuchNode {
         /// Name of the task or file.
         what: String,
-        /// Id of the element.
-        element: ElementId,
+        /// Id of the node.
+        node: NodeId,
     },
     /// The placement requires recorded locations, and a file has none.
-    #[error("the element of `{file}` is not recorded; choose another placement")]
+    #[error("the node of `{file}` is not recorded; choose another placement")]
     NotRecorded {
         /// Name of the file.
         file: String,

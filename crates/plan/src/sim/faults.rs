@@ -1,6 +1,6 @@
 //! Faults in a simulation: runs that fail at a rate, and devices that are full.
 
-use super::platform::Element;
+use super::platform::Node;
 use tidemill_core::random::Source;
 
 /// Constant that separates the random numbers of faults from those of a policy with the same seed.
@@ -15,18 +15,18 @@ impl Dice {
         Self(Source::seeded(seed ^ FAULTS))
     }
 
-    /// Returns whether a run on this element fails. No random number is drawn for an element without failures.
+    /// Returns whether a run on this node fails. No random number is drawn for a node without failures.
     #[expect(
         clippy::cast_precision_loss,
         reason = "a share of 2^64 is not asked for more exactly"
     )]
-    pub(super) fn fails(&mut self, element: &Element) -> bool {
-        let rate = element.failure_rate;
+    pub(super) fn fails(&mut self, node: &Node) -> bool {
+        let rate = node.failure_rate;
         rate > 0.0 && (self.0.next_u64() as f64) < rate * u64::MAX as f64
     }
 }
 
-/// Used space of an element's device, not counting copies of other elements' objects.
+/// Used space of a node's device, not counting copies of other nodes' objects.
 #[derive(Debug, Default)]
 pub(super) struct Room {
     capacity: Option<u64>,
@@ -34,9 +34,9 @@ pub(super) struct Room {
 }
 
 impl Room {
-    pub(super) fn of(element: &Element) -> Self {
+    pub(super) fn of(node: &Node) -> Self {
         Self {
-            capacity: element.capacity,
+            capacity: node.capacity,
             used: 0,
         }
     }
@@ -69,12 +69,12 @@ mod tests {
     #[test]
     fn runs_fail_at_their_rate_and_reproducibly_by_seed() {
         let count = |rate, seed| {
-            let element = Element {
+            let node = Node {
                 failure_rate: rate,
-                ..Element::default()
+                ..Node::default()
             };
             let mut dice = Dice::new(seed);
-            (0..10_000).filter(|_| dice.fails(&element)).count()
+            (0..10_000).filter(|_| dice.fails(&node)).count()
         };
         assert_eq!((count(0.0, 1), count(1.0, 1)), (0, 10_000));
         assert!((900..1100).contains(&count(0.1, 1)), "{}", count(0.1, 1));
@@ -83,9 +83,9 @@ mod tests {
 
     #[test]
     fn room_refuses_bytes_beyond_capacity() {
-        let mut room = Room::of(&Element {
+        let mut room = Room::of(&Node {
             capacity: Some(100),
-            ..Element::default()
+            ..Node::default()
         });
         assert!(room.take(60, 0));
         assert!(!room.take(41, 0) && !room.take(40, 1));

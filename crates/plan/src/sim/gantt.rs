@@ -31,15 +31,15 @@ const WIDTH: f64 = 1200.0;
 const LEFT: f64 = 104.0;
 const RIGHT: f64 = 24.0;
 const TOP: f64 = 104.0;
-const ELEMENT_GAP: f64 = 8.0;
+const NODE_GAP: f64 = 8.0;
 const AXIS_HEIGHT: f64 = 36.0;
 const LEGEND_LINE: f64 = 20.0;
 
 /// Cores in the order in which they are drawn.
 struct Lanes {
-    /// Top of the lane of each (element, core).
+    /// Top of the lane of each (node, core).
     tops: BTreeMap<(u32, u32), f64>,
-    /// Element, top and bottom of each block of lanes.
+    /// Node, top and bottom of each block of lanes.
     blocks: Vec<(u32, f64, f64)>,
     height: f64,
     bottom: f64,
@@ -63,16 +63,16 @@ pub fn svg(report: &Report) -> String {
     );
     heading(&mut svg, report);
     axis(&mut svg, report, &lanes);
-    for &(element, top, bottom) in &lanes.blocks {
+    for &(node, top, bottom) in &lanes.blocks {
         let _ = writeln!(
             svg,
-            "<text x=\"{:.0}\" y=\"{:.1}\" text-anchor=\"end\" fill=\"#4a5562\">element {element}</text>",
+            "<text x=\"{:.0}\" y=\"{:.1}\" text-anchor=\"end\" fill=\"#4a5562\">node {node}</text>",
             LEFT - 12.0,
             f64::midpoint(top, bottom) + 4.0
         );
     }
     for task in &report.tasks {
-        let tops = task.cores.iter().map(|core| (task.element, *core));
+        let tops = task.cores.iter().map(|core| (task.node, *core));
         for &top in tops.filter_map(|lane| lanes.tops.get(&lane)) {
             let colour = colours.iter().find(|(kernel, _)| *kernel == task.kernel);
             let colour = colour.map_or(OTHER_COLOUR, |(_, colour)| *colour);
@@ -89,7 +89,7 @@ pub fn svg(report: &Report) -> String {
 }
 
 fn lanes(report: &Report) -> Lanes {
-    let count: usize = report.elements.iter().map(|one| one.cores as usize).sum();
+    let count: usize = report.nodes.iter().map(|one| one.cores as usize).sum();
     let height = match count.min(LANES_MAX) {
         ..=16 => 20.0,
         17..=40 => 13.0,
@@ -102,21 +102,19 @@ fn lanes(report: &Report) -> Lanes {
         bottom: TOP,
         left_out: 0,
     };
-    for element in &report.elements {
+    for node in &report.nodes {
         let top = lanes.bottom;
-        for core in 0..element.cores {
+        for core in 0..node.cores {
             if lanes.tops.len() == LANES_MAX {
-                lanes.left_out += (element.cores - core) as usize;
+                lanes.left_out += (node.cores - core) as usize;
                 break;
             }
-            lanes.tops.insert((element.element, core), lanes.bottom);
+            lanes.tops.insert((node.node, core), lanes.bottom);
             lanes.bottom += height + 2.0;
         }
         if lanes.bottom > top {
-            lanes
-                .blocks
-                .push((element.element, top, lanes.bottom - 2.0));
-            lanes.bottom += ELEMENT_GAP;
+            lanes.blocks.push((node.node, top, lanes.bottom - 2.0));
+            lanes.bottom += NODE_GAP;
         }
     }
     lanes
@@ -221,10 +219,10 @@ fn bar(svg: &mut String, report: &Report, task: &TaskReport, lane: (f64, f64), c
     name(svg, report, task, lane);
     let _ = writeln!(
         svg,
-        "<title>{} ({}) on element {}, {}\n{} to {}: pulled {} in {}, read {}, computed {}, wrote {}, hashed {}</title></g>",
+        "<title>{} ({}) on node {}, {}\n{} to {}: pulled {} in {}, read {}, computed {}, wrote {}, hashed {}</title></g>",
         escaped(&task.name),
         escaped(&task.kernel),
-        task.element,
+        task.node,
         match task.cores.as_slice() {
             [core] => format!("core {core}"),
             cores => format!("{} cores", cores.len()),
@@ -341,7 +339,7 @@ fn tick_label(at_ns: u64, step_ns: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Element, Platform, Simulation, job};
+    use super::super::{Node, Platform, Simulation, job};
     use super::*;
 
     fn report(cores: u32) -> Report {
@@ -350,11 +348,11 @@ mod tests {
             { name = "two"; kernel = "k2"; input = [ "x" ]; output = [ "y" ]; } );"#;
         let costs = "[kernels]\nk = { time = 1, output = 9 }\nk2 = { time = 1, output = 0 }";
         let workflow = job::parse("j", script, "c", costs).unwrap();
-        let element = Element {
+        let node = Node {
             cores,
-            ..Element::default()
+            ..Node::default()
         };
-        Simulation::new(&Platform::uniform(2, &element), &workflow)
+        Simulation::new(&Platform::uniform(2, &node), &workflow)
             .run()
             .unwrap()
     }

@@ -131,7 +131,7 @@ impl Reader<'_> {
                 selections,
                 outputs,
                 compute: self.compute(task, data_bytes)?,
-                element: task.element,
+                node: task.node,
                 needs: task.needs.clone(),
                 reused: None,
             };

@@ -35,7 +35,6 @@
 mod clock;
 pub mod compare;
 pub mod elastic;
-mod element;
 mod engine;
 mod error;
 mod faults;
@@ -44,6 +43,7 @@ pub mod gantt;
 mod ini;
 pub mod job;
 mod json;
+mod node;
 mod platform;
 mod quantity;
 mod report;
@@ -55,8 +55,8 @@ pub mod wfformat;
 mod workflow;
 
 pub use error::{InputError, Problem, SimError};
-pub use platform::{CORES_MAX, ELEMENTS_MAX, Element, LINK_ASSUMED_BYTES_PER_SEC, Platform};
-pub use report::{ElementReport, EventCounts, Report, TaskReport};
+pub use platform::{CORES_MAX, LINK_ASSUMED_BYTES_PER_SEC, NODES_MAX, Node, Platform};
+pub use report::{EventCounts, NodeReport, Report, TaskReport};
 pub use simulation::{Allocation, Placement, Simulation};
 pub use source::{Source, source};
 pub use workflow::{File, Reused, StripedFile, Task, Workflow};

@@ -11,48 +11,48 @@ use std::collections::{BTreeMap, BTreeSet};
 use tidemill_core::dispatch::COPIES_BYTES_MAX;
 use tidemill_core::elastic::WAKE_UNKNOWN;
 use tidemill_core::event::History;
-use tidemill_core::id::ElementId;
+use tidemill_core::id::NodeId;
 use tidemill_core::job::{DEFAULT_RETRIES, MAX_RETRIES};
 use tidemill_core::resources::{self, Offers};
 use tidemill_core::time::Span;
 
-/// Maximum number of elements of a platform.
-pub const ELEMENTS_MAX: u32 = 1_000_000;
-/// Maximum number of cores of an element.
+/// Maximum number of nodes of a platform.
+pub const NODES_MAX: u32 = 1_000_000;
+/// Maximum number of cores of a node.
 pub const CORES_MAX: u32 = 65_536;
-/// Rate that a policy expects of a link without a configured bandwidth, in bytes per second: the rate that a running element reports before
+/// Rate that a policy expects of a link without a configured bandwidth, in bytes per second: the rate that a running node reports before
 /// it has measured one.
 pub const LINK_ASSUMED_BYTES_PER_SEC: u64 = 125_000_000;
-/// Maximum of the time that an element takes to resume, and of the time until it is suspended: 30 days. Messages show it in seconds.
+/// Maximum of the time that a node takes to resume, and of the time until it is suspended: 30 days. Messages show it in seconds.
 const SLEEP_MAX: Span = Span::from_secs(30 * 86_400);
-/// Lowest id of the host's element.
+/// Lowest id of the host's node.
 const HOST_ID_MIN: usize = 1000;
 
 /// Simulated array.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Platform {
-    /// Storage elements; their ids are their indices.
-    pub elements: Vec<Element>,
-    /// Element of the server's own cores, if it may run tasks.
-    pub host: Option<Element>,
-    /// Latency of labels and reports, from the server to an element and from an element to the server.
+    /// Storage nodes; their ids are their indices.
+    pub nodes: Vec<Node>,
+    /// Node of the server's own cores, if it may run tasks.
+    pub host: Option<Node>,
+    /// Latency of labels and reports, from the server to a node and from a node to the server.
     pub label_latency: Span,
-    /// Time that storing a decision takes before elements are informed.
+    /// Time that storing a decision takes before nodes are informed.
     pub commit_latency: Span,
     /// Number of retries of a task after failed runs.
     pub retries: u32,
-    /// Number of processors of the one machine that all elements share; `None` if each has its own.
+    /// Number of processors of the one machine that all nodes share; `None` if each has its own.
     pub processors: Option<u32>,
-    /// Number of storage elements that are suspended when the job is submitted, counted from the last one.
+    /// Number of storage nodes that are suspended when the job is submitted, counted from the last one.
     pub asleep: usize,
-    /// Idle time after which an element is suspended; `None` if no element is suspended.
+    /// Idle time after which a node is suspended; `None` if no node is suspended.
     pub suspend_after: Option<Span>,
 }
 
-/// One element.
+/// One node.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Element {
-    /// Class of the element: `AFE`, `AFE:name` or `HOST`.
+pub struct Node {
+    /// Class of the node: `AFE`, `AFE:name` or `HOST`.
     pub class: String,
     /// Number of cores.
     pub cores: u32,
@@ -74,7 +74,7 @@ pub struct Element {
     pub write_latency: Span,
     /// Rate of its link in either direction in bytes per second; `None` for no limit.
     pub link_bandwidth: Option<u64>,
-    /// Latency from the element to its switch; a transfer takes the latencies of both ends.
+    /// Latency from the node to its switch; a transfer takes the latencies of both ends.
     pub link_latency: Span,
     /// Rate of transfers that the dispatcher assumes, in bytes per second.
     pub link_assumed: u64,
@@ -102,13 +102,13 @@ pub struct Element {
     pub wake: Span,
     /// Run times that are known before the simulation begins, by kernel.
     pub history: BTreeMap<String, History>,
-    /// Names of files on other elements that it has copies of, oldest first.
+    /// Names of files on other nodes that it has copies of, oldest first.
     pub copies: Vec<String>,
-    /// Whether the policy chose this element last.
+    /// Whether the policy chose this node last.
     pub last_turn: bool,
 }
 
-impl Default for Element {
+impl Default for Node {
     /// Returns one core of speed 1 with a device and a link without limits and latencies.
     fn default() -> Self {
         Self {
@@ -142,7 +142,7 @@ impl Default for Element {
     }
 }
 
-impl Element {
+impl Node {
     /// Returns the rate of its device in its status.
     #[must_use]
     pub fn device_bytes_per_sec(&self) -> u64 {
@@ -169,7 +169,7 @@ impl Element {
     }
 }
 
-/// Settings of both elements and the host's cores.
+/// Settings of both nodes and the host's cores.
 const SHARED_KEYS: [&str; 17] = [
     "read_bandwidth",
     "write_bandwidth",
@@ -206,7 +206,7 @@ const SERVER_KEYS: [&str; 7] = [
     "suspend_after",
 ];
 /// Returns the settings of `[AFE]`.
-fn element_keys() -> Vec<&'static str> {
+fn node_keys() -> Vec<&'static str> {
     let own = ["cores_per_afe", "power_suspended", "wake"];
     own.into_iter().chain(SHARED_KEYS).collect()
 }
@@ -217,11 +217,11 @@ fn host_keys() -> Vec<&'static str> {
 }
 
 impl Platform {
-    /// Returns a platform of equal elements without a host.
+    /// Returns a platform of equal nodes without a host.
     #[must_use]
-    pub fn uniform(count: usize, element: &Element) -> Self {
+    pub fn uniform(count: usize, node: &Node) -> Self {
         Self {
-            elements: vec![element.clone(); count],
+            nodes: vec![node.clone(); count],
             host: None,
             label_latency: Span(0),
             commit_latency: Span(0),
@@ -248,7 +248,7 @@ impl Platform {
         }
         let find = |name: &str| sections.iter().find(|section| section.name == name);
         let plain = find("AFE").ok_or_else(|| missing(file, 0, "the platform", "[AFE]"))?;
-        let (base, _) = element(file, plain, &Element::default(), &element_keys())?;
+        let (base, _) = node(file, plain, &Node::default(), &node_keys())?;
         for key in NEEDED_KEYS {
             if !plain.keys.iter().any(|given| given.name == key) {
                 return Err(missing(file, plain.line, "[AFE]", key));
@@ -264,8 +264,8 @@ impl Platform {
             .iter()
             .filter(|section| class_name(section).is_some())
         {
-            let known: Vec<_> = element_keys().into_iter().chain(["number_afes"]).collect();
-            let (class, count) = element(file, section, &base, &known)?;
+            let known: Vec<_> = node_keys().into_iter().chain(["number_afes"]).collect();
+            let (class, count) = node(file, section, &base, &known)?;
             let Some(count) = count else {
                 let place = format!("[{}]", section.name);
                 return Err(missing(file, section.line, &place, "number_afes"));
@@ -281,19 +281,19 @@ impl Platform {
             None => 0,
         };
         for (class, count) in std::iter::once((base, count)).chain(classes) {
-            platform.elements.extend(std::iter::repeat_n(class, count));
+            platform.nodes.extend(std::iter::repeat_n(class, count));
         }
-        if platform.elements.is_empty() {
+        if platform.nodes.is_empty() {
             let line = find("SERVER").map_or(0, |section| section.line);
-            return Err(InputError::new(file, line, Problem::NoElements));
+            return Err(InputError::new(file, line, Problem::NoNodes));
         }
         platform.check_asleep(file, find("SERVER"))?;
         if let Some(host) = find("HOST") {
-            let (element, _) = element(file, host, &Element::default(), &host_keys())?;
+            let (node, _) = node(file, host, &Node::default(), &host_keys())?;
             if !host.keys.iter().any(|key| key.name == "cores") {
                 return Err(missing(file, host.line, "[HOST]", "cores"));
             }
-            platform.host = Some(element);
+            platform.host = Some(node);
         }
         Ok(platform)
     }
@@ -303,11 +303,11 @@ impl Platform {
         for key in &section.keys {
             let at = |problem| InputError::new(file, key.line, problem);
             match key.name.as_str() {
-                "number_afes" => count = Some(number_of_elements(key).map_err(at)?),
+                "number_afes" => count = Some(number_of_nodes(key).map_err(at)?),
                 "processors" => self.processors = Some(cores(key).map_err(at)?),
                 "commit_latency" => self.commit_latency = latency(key).map_err(at)?,
                 "retries" => self.retries = integer(key, MAX_RETRIES).map_err(at)?,
-                "asleep" => self.asleep = number_of_elements(key).map_err(at)?,
+                "asleep" => self.asleep = number_of_nodes(key).map_err(at)?,
                 "suspend_after" => self.suspend_after = Some(seconds(key).map_err(at)?),
                 "label_latency" => self.label_latency = latency(key).map_err(at)?,
                 _ => return Err(at(unknown(section, key, &SERVER_KEYS))),
@@ -316,13 +316,13 @@ impl Platform {
         Ok(count)
     }
 
-    /// Checks that the number of suspended elements does not exceed the number of elements.
+    /// Checks that the number of suspended nodes does not exceed the number of nodes.
     fn check_asleep(&self, file: &str, server: Option<&Section>) -> Result<(), InputError> {
         let mut keys = server.iter().flat_map(|section| &section.keys);
         let key = keys.find(|key| key.name == "asleep");
         match key {
-            Some(key) if self.asleep > self.elements.len() => {
-                let (what, max) = (key.name.clone(), self.elements.len() as u64);
+            Some(key) if self.asleep > self.nodes.len() => {
+                let (what, max) = (key.name.clone(), self.nodes.len() as u64);
                 let problem = Problem::TooMany { what, max };
                 Err(InputError::new(file, key.line, problem))
             }
@@ -330,20 +330,20 @@ impl Platform {
         }
     }
 
-    /// Returns the element of an id.
+    /// Returns the node of an id.
     #[must_use]
-    pub fn element(&self, id: ElementId) -> Option<&Element> {
+    pub fn node(&self, id: NodeId) -> Option<&Node> {
         if self.host.is_some() && id == self.host_id() {
             return self.host.as_ref();
         }
-        self.elements.get(usize::try_from(id.0).ok()?)
+        self.nodes.get(usize::try_from(id.0).ok()?)
     }
 
-    /// Returns the id of the host's element: above those of all others, as in a running array.
+    /// Returns the id of the host's node: above those of all others, as in a running array.
     #[must_use]
-    pub fn host_id(&self) -> ElementId {
-        let id = self.elements.len().max(HOST_ID_MIN);
-        ElementId(u32::try_from(id).unwrap_or(u32::MAX))
+    pub fn host_id(&self) -> NodeId {
+        let id = self.nodes.len().max(HOST_ID_MIN);
+        NodeId(u32::try_from(id).unwrap_or(u32::MAX))
     }
 }
 
@@ -355,14 +355,14 @@ fn class_name(section: &Section) -> Option<&str> {
         .filter(|name| !name.is_empty())
 }
 
-/// Returns an element with the settings of a section, based on `base`, and the number of such elements if the section sets one.
-fn element(
+/// Returns a node with the settings of a section, based on `base`, and the number of such nodes if the section sets one.
+fn node(
     file: &str,
     section: &Section,
-    base: &Element,
+    base: &Node,
     known: &[&'static str],
-) -> Result<(Element, Option<usize>), InputError> {
-    let mut element = Element {
+) -> Result<(Node, Option<usize>), InputError> {
+    let mut node = Node {
         class: section.name.clone(),
         ..base.clone()
     };
@@ -375,55 +375,55 @@ fn element(
         }
         let set = |target: &mut Span| latency(key).map(|span| *target = span);
         match key.name.as_str() {
-            "number_afes" => number_of_elements(key).map(|number| count = Some(number)),
-            "cores_per_afe" | "cores" => cores(key).map(|cores| element.cores = cores),
+            "number_afes" => number_of_nodes(key).map(|number| count = Some(number)),
+            "cores_per_afe" | "cores" => cores(key).map(|cores| node.cores = cores),
             "core_speed" => quantity::positive(&key.name, &key.value, Kind::Factor)
-                .map(|speed| element.core_speed = speed),
-            "read_bandwidth" => bandwidth(key).map(|rate| element.read_bandwidth = rate),
-            "write_bandwidth" => bandwidth(key).map(|rate| element.write_bandwidth = rate),
-            "link_bandwidth" => bandwidth(key).map(|rate| element.link_bandwidth = rate),
+                .map(|speed| node.core_speed = speed),
+            "read_bandwidth" => bandwidth(key).map(|rate| node.read_bandwidth = rate),
+            "write_bandwidth" => bandwidth(key).map(|rate| node.write_bandwidth = rate),
+            "link_bandwidth" => bandwidth(key).map(|rate| node.link_bandwidth = rate),
             "link_assumed" => bandwidth(key).map(|rate| assumed = Some(rate)),
-            "read_latency" => set(&mut element.read_latency),
-            "write_latency" => set(&mut element.write_latency),
-            "link_latency" => set(&mut element.link_latency),
+            "read_latency" => set(&mut node.read_latency),
+            "write_latency" => set(&mut node.write_latency),
+            "link_latency" => set(&mut node.link_latency),
             "pulled" => quantity::read(&key.name, &key.value, Kind::Size)
-                .map(|bytes| element.pulled_bytes_max = whole(bytes)),
+                .map(|bytes| node.pulled_bytes_max = whole(bytes)),
             "capacity" => quantity::read(&key.name, &key.value, Kind::Size)
-                .map(|bytes| element.capacity = Some(whole(bytes))),
-            "failure_rate" => share(key).map(|rate| element.failure_rate = rate),
-            "hash_bandwidth" => bandwidth(key).map(|rate| element.hash_bandwidth = rate),
+                .map(|bytes| node.capacity = Some(whole(bytes))),
+            "failure_rate" => share(key).map(|rate| node.failure_rate = rate),
+            "hash_bandwidth" => bandwidth(key).map(|rate| node.hash_bandwidth = rate),
             "memory" => quantity::positive(&key.name, &key.value, Kind::Size)
-                .map(|bytes| element.memory_bytes = Some(whole(bytes))),
+                .map(|bytes| node.memory_bytes = Some(whole(bytes))),
             "resources" => resources::parse(&key.value)
-                .map(|named| element.resources = named)
+                .map(|named| node.resources = named)
                 .map_err(Problem::Resources),
             "programs" => {
-                element.programs = Some(words(&key.value));
+                node.programs = Some(words(&key.value));
                 Ok(())
             }
-            "power_suspended" => watts(key).map(|power| element.power_suspended_watts = power),
-            "wake" => seconds(key).map(|span| element.wake = span),
-            "power_busy" => watts(key).map(|power| element.power_busy_watts = power),
-            _ => watts(key).map(|power| element.power_idle_watts = power),
+            "power_suspended" => watts(key).map(|power| node.power_suspended_watts = power),
+            "wake" => seconds(key).map(|span| node.wake = span),
+            "power_busy" => watts(key).map(|power| node.power_busy_watts = power),
+            _ => watts(key).map(|power| node.power_idle_watts = power),
         }
         .map_err(at)?;
     }
-    check_powers(file, section, &element)?;
+    check_powers(file, section, &node)?;
     let says_link = section.keys.iter().any(|key| key.name == "link_bandwidth");
     match assumed {
-        Some(rate) => element.link_assumed = rate.unwrap_or(u64::MAX),
+        Some(rate) => node.link_assumed = rate.unwrap_or(u64::MAX),
         None if says_link => {
-            element.link_assumed = element.link_bandwidth.unwrap_or(LINK_ASSUMED_BYTES_PER_SEC);
+            node.link_assumed = node.link_bandwidth.unwrap_or(LINK_ASSUMED_BYTES_PER_SEC);
         }
         None => {}
     }
-    Ok((element, count))
+    Ok((node, count))
 }
 
 /// Checks that idle power does not exceed busy power. The error is reported at one of the two settings; a class may inherit the other one
 /// from [AFE].
-fn check_powers(file: &str, section: &Section, element: &Element) -> Result<(), InputError> {
-    if element.power_idle_watts <= element.power_busy_watts {
+fn check_powers(file: &str, section: &Section, node: &Node) -> Result<(), InputError> {
+    if node.power_idle_watts <= node.power_busy_watts {
         return Ok(());
     }
     let powers = ["power_idle", "power_busy"];
@@ -431,8 +431,8 @@ fn check_powers(file: &str, section: &Section, element: &Element) -> Result<(), 
     let line = keys.find(|key| powers.contains(&key.name.as_str()));
     let problem = Problem::IdleAboveBusy {
         place: format!("[{}]", section.name),
-        idle: significant(element.power_idle_watts),
-        busy: significant(element.power_busy_watts),
+        idle: significant(node.power_idle_watts),
+        busy: significant(node.power_busy_watts),
     };
     let line = line.map_or(section.line, |key| key.line);
     Err(InputError::new(file, line, problem))
@@ -507,8 +507,8 @@ fn cores(key: &Key) -> Result<u32, Problem> {
     }
 }
 
-fn number_of_elements(key: &Key) -> Result<usize, Problem> {
-    integer(key, ELEMENTS_MAX).map(|count| usize::try_from(count).unwrap_or(usize::MAX))
+fn number_of_nodes(key: &Key) -> Result<usize, Problem> {
+    integer(key, NODES_MAX).map(|count| usize::try_from(count).unwrap_or(usize::MAX))
 }
 
 fn integer(key: &Key, max: u32) -> Result<u32, Problem> {
@@ -550,19 +550,19 @@ number_afes       = 4      # AFEs in array
     #[test]
     fn platform_parses_figure_9_of_the_paper() {
         let platform = Platform::parse("a.ini", FIG_9).unwrap();
-        let afe = Element {
+        let afe = Node {
             cores: 4,
             read_bandwidth: Some(550_000_000),
             write_bandwidth: Some(450_000_000),
             read_latency: Span::from_millis(15),
             write_latency: Span::from_millis(15),
-            ..Element::default()
+            ..Node::default()
         };
         assert_eq!(platform, Platform::uniform(4, &afe));
     }
 
     #[test]
-    fn platform_classes_override_the_plain_element() {
+    fn platform_classes_override_the_plain_node() {
         let text = format!(
             "{FIG_9} label_latency = 100 us\n
              commit_latency = 2 ms\n retries = 5\n
@@ -572,10 +572,10 @@ number_afes       = 4      # AFEs in array
              [HOST]\n cores = 8\n link_assumed = 2 GB/s\n"
         );
         let platform = Platform::parse("a.ini", &text).unwrap();
-        let [.., plain, fast, _] = &platform.elements[..] else {
-            panic!("too few elements")
+        let [.., plain, fast, _] = &platform.nodes[..] else {
+            panic!("too few nodes")
         };
-        assert_eq!((platform.elements.len(), plain.class.as_str()), (6, "AFE"));
+        assert_eq!((platform.nodes.len(), plain.class.as_str()), (6, "AFE"));
         assert_eq!(
             (fast.class.as_str(), fast.cores, fast.read_bandwidth),
             ("AFE:fast", 4, None)
@@ -592,9 +592,9 @@ number_afes       = 4      # AFEs in array
         assert_eq!((fast.capacity, plain.capacity), (Some(2_000_000_000), None));
         assert_eq!(fast.hash_bandwidth, Some(2_000_000_000));
         assert!((fast.failure_rate - 0.01).abs() < 1e-12);
-        let host = platform.element(ElementId(1000)).unwrap();
+        let host = platform.node(NodeId(1000)).unwrap();
         assert_eq!((host.cores, host.link_assumed), (8, 2_000_000_000));
-        assert_eq!(platform.element(ElementId(6)), None);
+        assert_eq!(platform.node(NodeId(6)), None);
     }
 
     #[test]
@@ -635,7 +635,7 @@ number_afes       = 4      # AFEs in array
             ),
             (
                 replaced("= 4 ", "= 0 "),
-                "a.ini:8: the platform has no elements",
+                "a.ini:8: the platform has no nodes",
             ),
             (
                 replaced("= 4 ", "= 2000000 "),

@@ -1,11 +1,11 @@
-//! Report of a simulation: the time and element of each task, the moved data, and the resources used.
+//! Report of a simulation: the time and node of each task, the moved data, and the resources used.
 
 use super::engine::Slept;
-use super::platform::{Element, Platform};
+use super::platform::{Node, Platform};
 use super::workflow::Workflow;
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
-use tidemill_core::id::ElementId;
+use tidemill_core::id::NodeId;
 use tidemill_core::policy::write_amplification;
 use tidemill_core::shown::bytes;
 use tidemill_core::time::{Span, Time};
@@ -13,7 +13,7 @@ use tidemill_core::time::{Span, Time};
 /// Times of one task.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Times {
-    pub(super) element: ElementId,
+    pub(super) node: NodeId,
     /// Numbers of the task's cores.
     pub(super) cores: Vec<u32>,
     pub(super) sent: Time,
@@ -44,25 +44,25 @@ pub struct Report {
     pub input_bytes: u64,
     /// Size of all tasks' outputs, in bytes.
     pub output_bytes: u64,
-    /// Bytes that moved from one element to another.
+    /// Bytes that moved from one node to another.
     pub moved_bytes: u64,
     /// (input + moved) / input, 1 without input (AnalyzeThis Eq. 1).
     pub write_amplification: f64,
-    /// Energy of all elements in joules; `None` if the platform gives no power.
+    /// Energy of all nodes in joules; `None` if the platform gives no power.
     pub energy_joules: Option<f64>,
-    /// Reports of the elements, the host's last.
-    pub elements: Vec<ElementReport>,
+    /// Reports of the nodes, the host's last.
+    pub nodes: Vec<NodeReport>,
     /// Reports of the tasks, in the workflow's order.
     pub tasks: Vec<TaskReport>,
     /// Numbers of simulated events.
     pub events: EventCounts,
 }
 
-/// Report of one element.
+/// Report of one node.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct ElementReport {
-    /// Id of the element.
-    pub element: u32,
+pub struct NodeReport {
+    /// Id of the node.
+    pub node: u32,
     /// Class in the platform.
     pub class: String,
     /// Number of cores.
@@ -76,7 +76,7 @@ pub struct ElementReport {
     pub busy_ns: u64,
     /// Time in which cores were not taken, until the job's end.
     pub idle_ns: u64,
-    /// Bytes that it pulled from other elements.
+    /// Bytes that it pulled from other nodes.
     pub pulled_bytes: u64,
     /// Size of its tasks' outputs, in bytes.
     pub written_bytes: u64,
@@ -100,15 +100,15 @@ pub struct TaskReport {
     pub name: String,
     /// Kernel of the task.
     pub kernel: String,
-    /// Element that ran it.
-    pub element: u32,
-    /// Numbers of its cores on the element; empty if it needs none.
+    /// Node that ran it.
+    pub node: u32,
+    /// Numbers of its cores on the node; empty if it needs none.
     pub cores: Vec<u32>,
-    /// Time at which its element received it.
+    /// Time at which its node received it.
     pub sent_ns: u64,
     /// Time at which it got a core and the pull of its inputs began.
     pub start_ns: u64,
-    /// Time at which all its inputs were on the element.
+    /// Time at which all its inputs were on the node.
     pub kernel_start_ns: u64,
     /// Time at which its outputs were written and its inputs hashed.
     pub end_ns: u64,
@@ -128,11 +128,11 @@ pub struct TaskReport {
 /// Numbers of events of a simulation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EventCounts {
-    /// Number of events for the dispatcher: elements that connected, the job, and labels that started, ended or were returned.
+    /// Number of events for the dispatcher: nodes that connected, the job, and labels that started, ended or were returned.
     pub dispatcher: u64,
     /// Number of times of the virtual clock at which an activity continued; obsolete times do not count.
     pub clock: u64,
-    /// Number of labels that elements returned before they began them.
+    /// Number of labels that nodes returned before they began them.
     #[serde(default)]
     pub given_up: u64,
     /// Number of runs that failed and were retried.
@@ -140,7 +140,7 @@ pub struct EventCounts {
     pub failed: u64,
 }
 
-/// Failed runs of one element.
+/// Failed runs of one node.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Lost {
     pub(super) runs: u64,
@@ -170,8 +170,8 @@ impl Report {
         let input_bytes = sum(&|task| workflow.input_bytes(task));
         let output_bytes = sum(&|task| workflow.output_bytes(task));
         let moved_bytes = times.iter().map(|one| one.moved_bytes).sum();
-        let elements = elements(platform, workflow, end, &times, (failed, slept));
-        let powered = platform.elements.iter().chain(&platform.host);
+        let nodes = nodes(platform, workflow, end, &times, (failed, slept));
+        let powered = platform.nodes.iter().chain(&platform.host);
         let powered = powered
             .into_iter()
             .any(|one| one.power_busy_watts > 0.0 || one.power_idle_watts > 0.0);
@@ -179,7 +179,7 @@ impl Report {
         let tasks = tasks.map(|(task, times)| TaskReport {
             name: task.name.clone(),
             kernel: task.kernel.name().to_owned(),
-            element: times.element.0,
+            node: times.node.0,
             cores: times.cores,
             sent_ns: times.sent.0,
             start_ns: times.start.0,
@@ -201,14 +201,14 @@ impl Report {
             output_bytes,
             moved_bytes,
             write_amplification: write_amplification(input_bytes, moved_bytes),
-            energy_joules: powered.then(|| elements.iter().map(|one| one.energy_joules).sum()),
+            energy_joules: powered.then(|| nodes.iter().map(|one| one.energy_joules).sum()),
             tasks: tasks.collect(),
-            elements,
+            nodes,
             events,
         }
     }
 
-    /// Formats the report for people: the figures of the whole, then one line per element.
+    /// Formats the report for people: the figures of the whole, then one line per node.
     #[must_use]
     pub fn text(&self) -> String {
         let mut text = String::new();
@@ -235,8 +235,8 @@ impl Report {
         if self.events.failed > 0 {
             line("failed runs", self.events.failed.to_string());
         }
-        let woken: u64 = self.elements.iter().map(|one| one.wakes).sum();
-        if self.elements.iter().any(|one| one.suspended_ns > 0) {
+        let woken: u64 = self.nodes.iter().map(|one| one.wakes).sum();
+        if self.nodes.iter().any(|one| one.suspended_ns > 0) {
             line("woken", format!("{woken} times"));
         }
         let powered = self.energy_joules.is_some();
@@ -246,7 +246,7 @@ impl Report {
         let _ = writeln!(
             text,
             "\n{:>7}  {:<10} {:>5} {:>7} {:>12} {:>12} {:>6} {:>11} {:>11}{}",
-            "element",
+            "node",
             "class",
             "cores",
             "tasks",
@@ -257,11 +257,11 @@ impl Report {
             "written",
             if powered { "      energy" } else { "" }
         );
-        for one in &self.elements {
+        for one in &self.nodes {
             let _ = writeln!(
                 text,
                 "{:>7}  {:<10} {:>5} {:>7} {:>12} {:>12} {:>5.1}% {:>11} {:>11}{}",
-                one.element,
+                one.node,
                 one.class,
                 one.cores,
                 one.tasks,
@@ -281,17 +281,17 @@ impl Report {
     }
 }
 
-fn elements(
+fn nodes(
     platform: &Platform,
     workflow: &Workflow,
     end: Time,
     times: &[Times],
     (failed, slept): (&[Lost], &[Slept]),
-) -> Vec<ElementReport> {
-    let blank = |id: u32, element: &Element| ElementReport {
-        element: id,
-        class: element.class.clone(),
-        cores: element.cores,
+) -> Vec<NodeReport> {
+    let blank = |id: u32, node: &Node| NodeReport {
+        node: id,
+        class: node.class.clone(),
+        cores: node.cores,
         tasks: 0,
         failed: 0,
         busy_ns: 0,
@@ -303,8 +303,8 @@ fn elements(
         wakes: 0,
         energy_joules: 0.0,
     };
-    let stores = (0..).zip(&platform.elements);
-    let mut reports: Vec<ElementReport> = stores.map(|(id, one)| blank(id, one)).collect();
+    let stores = (0..).zip(&platform.nodes);
+    let mut reports: Vec<NodeReport> = stores.map(|(id, one)| blank(id, one)).collect();
     reports.extend(
         platform
             .host
@@ -313,7 +313,7 @@ fn elements(
     );
     let last = reports.len() - 1;
     for (task, times) in times.iter().enumerate() {
-        let index = (times.element.0 as usize).min(last);
+        let index = (times.node.0 as usize).min(last);
         let report = &mut reports[index];
         report.tasks += 1;
         report.busy_ns += times.end.since(times.start).0 * times.cores.len() as u64;
@@ -329,28 +329,28 @@ fn elements(
         report.waking_ns = slept.waking.0;
         report.wakes = slept.wakes;
     }
-    for (report, element) in reports
+    for (report, node) in reports
         .iter_mut()
-        .zip(platform.elements.iter().chain(&platform.host))
+        .zip(platform.nodes.iter().chain(&platform.host))
     {
         let awake = end.0.saturating_sub(report.suspended_ns + report.waking_ns);
         let whole = awake.saturating_mul(u64::from(report.cores));
         report.idle_ns = whole.saturating_sub(report.busy_ns);
-        report.energy_joules = energy(element, awake, report);
+        report.energy_joules = energy(node, awake, report);
     }
     reports
 }
 
-/// Returns the energy of an element. It draws idle power while it is awake, and for every busy core its share of the difference to busy
+/// Returns the energy of a node. It draws idle power while it is awake, and for every busy core its share of the difference to busy
 /// power. While it resumes, it draws busy power.
-fn energy(element: &Element, awake_ns: u64, report: &ElementReport) -> f64 {
-    let more = element.power_busy_watts - element.power_idle_watts;
+fn energy(node: &Node, awake_ns: u64, report: &NodeReport) -> f64 {
+    let more = node.power_busy_watts - node.power_idle_watts;
     let seconds = |ns: u64| Span(ns).as_secs_f64();
-    let busy = seconds(report.busy_ns) / f64::from(element.cores.max(1));
-    element.power_idle_watts * seconds(awake_ns)
+    let busy = seconds(report.busy_ns) / f64::from(node.cores.max(1));
+    node.power_idle_watts * seconds(awake_ns)
         + more * busy
-        + element.power_busy_watts * seconds(report.waking_ns)
-        + element.power_suspended_watts * seconds(report.suspended_ns)
+        + node.power_busy_watts * seconds(report.waking_ns)
+        + node.power_suspended_watts * seconds(report.suspended_ns)
 }
 
 #[expect(clippy::cast_precision_loss, reason = "display only")]

@@ -2,7 +2,7 @@
 
 use super::engine::Engine;
 use super::error::SimError;
-use super::platform::{Element, Platform};
+use super::platform::{Node, Platform};
 use super::report::{Report, Setup, Times};
 use super::workflow::{Task, Workflow};
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use tidemill_core::dispatch::{Config, Dispatcher};
 use tidemill_core::event::{
     Event, IdSource, InputSpec, JobSpec, JobState, Origin, OutputSpec, Share, TaskSpec,
 };
-use tidemill_core::id::{ElementId, Inode, JobId, LabelId, ObjectId, TaskId};
+use tidemill_core::id::{Inode, JobId, LabelId, NodeId, ObjectId, TaskId};
 use tidemill_core::label::{Limits, Owner};
 use tidemill_core::layout::Layout;
 use tidemill_core::object::Placed;
@@ -21,11 +21,11 @@ use tidemill_core::resources::{Place, Wants, why_nowhere};
 /// Placement of the files that exist before the job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placement {
-    /// On the elements in turn, in the order of the workflow's files.
+    /// On the nodes in turn, in the order of the workflow's files.
     RoundRobin,
     /// At random, by the seed.
     Random,
-    /// On the elements that the workflow records.
+    /// On the nodes that the workflow records.
     Recorded,
 }
 
@@ -45,16 +45,16 @@ impl Placement {
     }
 }
 
-/// Choice of suspended elements to resume (LABIOS §4.2.3). Elements with data or programs that no other element has are resumed in any
+/// Choice of suspended nodes to resume (LABIOS §4.2.3). Nodes with data or programs that no other node has are resumed in any
 /// case.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Allocation {
-    /// No elements.
+    /// No nodes.
     Static,
     /// As many as pays, as in a running array.
     #[default]
     Elastic,
-    /// All elements, at once.
+    /// All nodes, at once.
     All,
 }
 
@@ -98,7 +98,7 @@ impl<'a> Simulation<'a> {
         self
     }
 
-    /// Sets the suspended elements to resume.
+    /// Sets the suspended nodes to resume.
     #[must_use]
     pub fn allocation(mut self, allocation: Allocation) -> Self {
         self.allocation = allocation;
@@ -115,7 +115,7 @@ impl<'a> Simulation<'a> {
     /// Runs the simulation.
     ///
     /// # Errors
-    /// [`SimError`] if a name is not known, or a task or file is bound to an element that the platform lacks.
+    /// [`SimError`] if a name is not known, or a task or file is bound to a node that the platform lacks.
     pub fn run(&self) -> Result<Report, SimError> {
         let config = Config {
             policy: self.policy.clone(),
@@ -155,14 +155,14 @@ impl<'a> Simulation<'a> {
         ))
     }
 
-    /// Returns the job as the dispatcher takes it. Fields that only servers and elements read are left empty, because they would be copied
+    /// Returns the job as the dispatcher takes it. Fields that only servers and nodes read are left empty, because they would be copied
     /// with every label.
     fn submitted(&self, placed: &[Placed]) -> Result<Event, SimError> {
         self.check_wants()?;
         let mut tasks = Vec::with_capacity(self.workflow.tasks.len());
         for (id, task) in (0..).zip(&self.workflow.tasks) {
-            if let Some(element) = task.element {
-                self.check_element(element, || format!("task `{}`", task.name))?;
+            if let Some(node) = task.node {
+                self.check_node(node, || format!("task `{}`", task.name))?;
             }
             let input = |(index, &file): (usize, &usize)| {
                 let known = &self.workflow.files[file];
@@ -196,7 +196,7 @@ impl<'a> Simulation<'a> {
                 outputs: task.outputs.iter().map(output).collect(),
                 stdin: None,
                 stdout: None,
-                element: task.element,
+                node: task.node,
                 retries: self.platform.retries,
                 needs: task.needs.clone(),
                 programs: self.programs(task),
@@ -214,26 +214,26 @@ impl<'a> Simulation<'a> {
         })))
     }
 
-    /// Returns the programs that a task needs; empty if all elements have all programs.
+    /// Returns the programs that a task needs; empty if all nodes have all programs.
     fn programs(&self, task: &Task) -> Vec<String> {
-        let mut elements = self.platform.elements.iter().chain(&self.platform.host);
-        match elements.any(|element| element.programs.is_some()) {
+        let mut nodes = self.platform.nodes.iter().chain(&self.platform.host);
+        match nodes.any(|node| node.programs.is_some()) {
             true => task.kernel.programs(),
             false => Vec::new(),
         }
     }
 
-    /// Checks that every task can run on some element: an array refuses a job with a task that can't.
+    /// Checks that every task can run on some node: an array refuses a job with a task that can't.
     fn check_wants(&self) -> Result<(), SimError> {
-        let place = |element: ElementId, one: &Element, host: bool| Place {
-            element,
+        let place = |node: NodeId, one: &Node, host: bool| Place {
+            node,
             host,
             offers: one.offers(),
             programs: None,
         };
-        let stores = (0..).zip(&self.platform.elements);
+        let stores = (0..).zip(&self.platform.nodes);
         let mut places: Vec<Place> = stores
-            .map(|(id, one)| place(ElementId(id), one, false))
+            .map(|(id, one)| place(NodeId(id), one, false))
             .collect();
         let host = self.platform.host.as_ref();
         places.extend(host.map(|one| place(self.platform.host_id(), one, true)));
@@ -246,13 +246,13 @@ impl<'a> Simulation<'a> {
             if wants == Wants::default() {
                 continue;
             }
-            let why = known.entry((wants, task.element));
+            let why = known.entry((wants, task.node));
             let why = why.or_insert_with_key(|(wants, pinned)| {
                 let open =
                     |place: &&Place| pinned.is_some() || !place.host || self.policy == "advised";
                 let open = places.iter().filter(open).map(|place| {
-                    let element = self.platform.element(place.element);
-                    let has = element.and_then(|one| one.programs.clone());
+                    let node = self.platform.node(place.node);
+                    let has = node.and_then(|one| one.programs.clone());
                     let all = || wants.programs.iter().cloned().collect();
                     Place {
                         programs: Some(has.unwrap_or_else(all)),
@@ -271,20 +271,20 @@ impl<'a> Simulation<'a> {
 
     /// Returns all files with their locations if they existed before the job.
     fn place_files(&self) -> Result<Vec<Placed>, SimError> {
-        let count = self.platform.elements.len() as u64;
+        let count = self.platform.nodes.len() as u64;
         let mut turn = 0;
         let mut dice = Source::seeded(self.seed);
         let mut placed = Vec::with_capacity(self.workflow.files.len());
         for (object, file) in (1..).zip(&self.workflow.files) {
-            let element = match self.placement {
+            let node = match self.placement {
                 _ if file.maker.is_some() => 0,
                 Placement::Recorded => {
                     let not_recorded = || SimError::NotRecorded {
                         file: file.name.clone(),
                     };
-                    let element = file.home.ok_or_else(not_recorded)?;
-                    self.check_element(element, || format!("file `{}`", file.name))?;
-                    u64::from(element.0)
+                    let node = file.home.ok_or_else(not_recorded)?;
+                    self.check_node(node, || format!("file `{}`", file.name))?;
+                    u64::from(node.0)
                 }
                 Placement::RoundRobin => {
                     turn += 1;
@@ -294,7 +294,7 @@ impl<'a> Simulation<'a> {
             };
             placed.push(Placed {
                 object: ObjectId(object),
-                element: ElementId(u32::try_from(element).unwrap_or(u32::MAX)),
+                node: NodeId(u32::try_from(node).unwrap_or(u32::MAX)),
                 size: file.size,
             });
         }
@@ -309,8 +309,8 @@ impl<'a> Simulation<'a> {
             let Some(striped) = &file.striped else {
                 continue;
             };
-            for &(element, _) in &striped.parts {
-                self.check_element(element, || format!("file `{}`", file.name))?;
+            for &(node, _) in &striped.parts {
+                self.check_node(node, || format!("file `{}`", file.name))?;
             }
             parted.push((placed.object, file.layout(placed.object, next)));
             next += striped.parts.len() as u64;
@@ -318,17 +318,10 @@ impl<'a> Simulation<'a> {
         Ok((parted, next))
     }
 
-    fn check_element(
-        &self,
-        element: ElementId,
-        what: impl FnOnce() -> String,
-    ) -> Result<(), SimError> {
-        match self.platform.element(element) {
+    fn check_node(&self, node: NodeId, what: impl FnOnce() -> String) -> Result<(), SimError> {
+        match self.platform.node(node) {
             Some(_) => Ok(()),
-            None => Err(SimError::NoSuchElement {
-                what: what(),
-                element,
-            }),
+            None => Err(SimError::NoSuchNode { what: what(), node }),
         }
     }
 }

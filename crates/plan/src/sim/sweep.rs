@@ -1,7 +1,7 @@
-//! Sweep: runs one workflow on arrays of many shapes, elements × cores × policies, as in AnalyzeThis Fig. 10.
+//! Sweep: runs one workflow on arrays of many shapes, nodes × cores × policies, as in AnalyzeThis Fig. 10.
 
 use super::error::SimError;
-use super::platform::{Element, Platform};
+use super::platform::{Node, Platform};
 use super::simulation::{Placement, Simulation};
 use super::workflow::Workflow;
 use crate::chart::{self, Axis, Line, LineChart};
@@ -13,9 +13,9 @@ use tidemill_core::time::Span;
 /// Parameters of a sweep.
 #[derive(Clone, Debug)]
 pub struct Shapes {
-    /// Numbers of elements; the paper's are 1 to 8.
-    pub elements: RangeInclusive<u32>,
-    /// Numbers of cores per element; the paper's are 1 to 12.
+    /// Numbers of nodes; the paper's are 1 to 8.
+    pub nodes: RangeInclusive<u32>,
+    /// Numbers of cores per node; the paper's are 1 to 12.
     pub cores: RangeInclusive<u32>,
     /// Names of policies.
     pub policies: Vec<String>,
@@ -26,10 +26,10 @@ pub struct Shapes {
 }
 
 impl Default for Shapes {
-    /// Returns the paper's parameters: 1 to 8 elements of 1 to 12 cores, round-robin and write amplification.
+    /// Returns the paper's parameters: 1 to 8 nodes of 1 to 12 cores, round-robin and write amplification.
     fn default() -> Self {
         Self {
-            elements: 1..=8,
+            nodes: 1..=8,
             cores: 1..=12,
             policies: vec!["round-robin".to_owned(), "write-amplification".to_owned()],
             placement: Placement::RoundRobin,
@@ -43,21 +43,21 @@ impl Default for Shapes {
 pub struct Point {
     /// Name of the policy.
     pub policy: String,
-    /// Number of elements of the array.
-    pub elements: u32,
-    /// Number of cores per element.
+    /// Number of nodes of the array.
+    pub nodes: u32,
+    /// Number of cores per node.
     pub cores: u32,
     /// Time from submission to the end, in nanoseconds.
     pub makespan_ns: u64,
-    /// Bytes that moved from one element to another.
+    /// Bytes that moved from one node to another.
     pub moved_bytes: u64,
     /// (input + moved) / input.
     pub write_amplification: f64,
-    /// Energy in joules, if the element has power.
+    /// Energy in joules, if the node has power.
     pub energy_joules: Option<f64>,
 }
 
-/// Runs a workflow on arrays of all shapes and returns the points by policy, elements, cores. The elements are like the first element of
+/// Runs a workflow on arrays of all shapes and returns the points by policy, nodes, cores. The nodes are like the first node of
 /// `like`; its host and label latency are kept.
 ///
 /// # Errors
@@ -68,16 +68,16 @@ pub fn sweep(
     shapes: &Shapes,
 ) -> Result<Vec<Point>, SimError> {
     let mut points = Vec::new();
-    let element = like.elements.first().cloned().unwrap_or_default();
+    let node = like.nodes.first().cloned().unwrap_or_default();
     for policy in &shapes.policies {
-        for elements in shapes.elements.clone() {
+        for nodes in shapes.nodes.clone() {
             for cores in shapes.cores.clone() {
-                let element = Element {
+                let node = Node {
                     cores,
-                    ..element.clone()
+                    ..node.clone()
                 };
                 let platform = Platform {
-                    elements: vec![element; elements as usize],
+                    nodes: vec![node; nodes as usize],
                     ..like.clone()
                 };
                 let report = Simulation::new(&platform, workflow)
@@ -87,7 +87,7 @@ pub fn sweep(
                     .run()?;
                 points.push(Point {
                     policy: policy.clone(),
-                    elements,
+                    nodes,
                     cores,
                     makespan_ns: report.makespan_ns,
                     moved_bytes: report.moved_bytes,
@@ -101,7 +101,7 @@ pub fn sweep(
 }
 
 /// Draws the points as an SVG document, the paper's Fig. 10: one chart per policy, all with the same scale, with one line per number of
-/// elements over the cores of each.
+/// nodes over the cores of each.
 #[must_use]
 pub fn svg(workflow: &str, points: &[Point]) -> String {
     let seconds = |one: &Point| Span(one.makespan_ns).as_secs_f64();
@@ -117,7 +117,7 @@ pub fn svg(workflow: &str, points: &[Point]) -> String {
     let policies = points.chunk_by(|a, b| a.policy == b.policy);
     let charts = policies.map(|points| LineChart {
         title: format!("{workflow}, {}", points[0].policy),
-        x: Axis::linear("cores of each element"),
+        x: Axis::linear("cores of each node"),
         y: y.clone(),
         lines: lines(points),
         levels: Vec::new(),
@@ -125,23 +125,23 @@ pub fn svg(workflow: &str, points: &[Point]) -> String {
     chart::stack(&charts.collect::<Vec<_>>())
 }
 
-/// Returns one line for each number of elements.
+/// Returns one line for each number of nodes.
 fn lines(points: &[Point]) -> Vec<Line> {
-    let lines = points.chunk_by(|a, b| a.elements == b.elements);
+    let lines = points.chunk_by(|a, b| a.nodes == b.nodes);
     let line = |line: &[Point]| {
         let point = |one: &Point| {
             let makespan = Span(one.makespan_ns);
             (f64::from(one.cores), makespan.as_secs_f64())
         };
-        let elements = line[0].elements;
-        let plural = if elements == 1 { "" } else { "s" };
-        let name = format!("{elements} element{plural}");
+        let nodes = line[0].nodes;
+        let plural = if nodes == 1 { "" } else { "s" };
+        let name = format!("{nodes} node{plural}");
         Line::new(name, line.iter().map(point).collect())
     };
     lines.map(line).collect()
 }
 
-/// Formats the points as one table of makespans in seconds: one row per policy and number of elements, one column per number of cores.
+/// Formats the points as one table of makespans in seconds: one row per policy and number of nodes, one column per number of cores.
 #[must_use]
 pub fn table(points: &[Point]) -> String {
     let mut text = String::new();
@@ -149,17 +149,17 @@ pub fn table(points: &[Point]) -> String {
     cores.sort_unstable();
     cores.dedup();
     // Writing to a string never fails.
-    let _ = write!(text, "{:<22} {:>8}", "makespan in s", "elements");
+    let _ = write!(text, "{:<22} {:>8}", "makespan in s", "nodes");
     for cores in &cores {
         let plural = if *cores == 1 { "" } else { "s" };
         let _ = write!(text, " {:>10}", format!("{cores} core{plural}"));
     }
     text.push('\n');
-    for line in points.chunk_by(|a, b| (&a.policy, a.elements) == (&b.policy, b.elements)) {
+    for line in points.chunk_by(|a, b| (&a.policy, a.nodes) == (&b.policy, b.nodes)) {
         let Some(first) = line.first() else {
             continue;
         };
-        let _ = write!(text, "{:<22} {:>8}", first.policy, first.elements);
+        let _ = write!(text, "{:<22} {:>8}", first.policy, first.nodes);
         for point in line {
             let _ = write!(text, " {:>10.2}", Span(point.makespan_ns).as_secs_f64());
         }
@@ -185,16 +185,11 @@ mod tests {
         let costs = "[kernels]\nk = { time = 1, output = 0 }";
         let workflow = job::parse("j", &script, "c", costs).unwrap();
         let shapes = Shapes {
-            elements: 1..=2,
+            nodes: 1..=2,
             cores: 1..=3,
             ..Shapes::default()
         };
-        let points = sweep(
-            &Platform::uniform(1, &Element::default()),
-            &workflow,
-            &shapes,
-        )
-        .unwrap();
+        let points = sweep(&Platform::uniform(1, &Node::default()), &workflow, &shapes).unwrap();
         let seconds: Vec<u64> = points
             .iter()
             .map(|one| one.makespan_ns / 1_000_000_000)
@@ -203,7 +198,7 @@ mod tests {
         let lines = lines(&points[..6]);
         assert_eq!(lines.len(), 2);
         assert_eq!(lines[0].points, [(1.0, 4.0), (2.0, 2.0), (3.0, 2.0)]);
-        assert_eq!(lines[1].label, "2 elements");
+        assert_eq!(lines[1].label, "2 nodes");
         let svg = svg("n", &points);
         assert_eq!(svg.matches("<svg").count(), svg.matches("</svg>").count());
         for policy in &shapes.policies {

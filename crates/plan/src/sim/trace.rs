@@ -2,20 +2,20 @@
 //! converts them; it does no I/O.
 //!
 //! `tidemill jobs --export-trace` writes a trace; `docs/planning.md` describes it field by field. Times of tasks are nanoseconds since the
-//! job's submission, by the clocks of the elements that ran them.
+//! job's submission, by the clocks of the nodes that ran them.
 
 mod pulls;
 
 use super::error::{InputError, Problem};
 use super::json::Reader;
-use super::platform::{CORES_MAX, Element, Platform};
+use super::platform::{CORES_MAX, Node, Platform};
 use super::quantity::whole;
 use super::workflow::{Fault, File, Reused, StripedFile, Task, Workflow};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use std::collections::{BTreeMap, BTreeSet};
 use tidemill_core::event::History;
-use tidemill_core::id::ElementId;
+use tidemill_core::id::NodeId;
 use tidemill_core::label::{Kernel, Stack};
 use tidemill_core::layout::{Selection, SelectionError};
 use tidemill_core::resources::Needs;
@@ -45,21 +45,21 @@ pub struct Trace {
     /// Random state at the begin, for a policy that draws random numbers.
     #[serde(default)]
     pub random_state: Option<u64>,
-    /// Elements that were online.
-    pub elements: Vec<TraceElement>,
+    /// Nodes that were online.
+    pub nodes: Vec<TraceNode>,
     /// Files that existed before the job.
     pub files: Vec<TraceFile>,
     /// Tasks in the script's order.
     pub tasks: Vec<TraceTask>,
 }
 
-/// Element at the time of the job's submission.
+/// Node at the time of the job's submission.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct TraceElement {
-    /// Id of the element.
-    pub element: u32,
-    /// Whether this is the host's element, which only lends cores.
+pub struct TraceNode {
+    /// Id of the node.
+    pub node: u32,
+    /// Whether this is the host's node, which only lends cores.
     #[serde(default)]
     pub host: bool,
     /// Number of cores.
@@ -70,10 +70,10 @@ pub struct TraceElement {
     /// Named resources.
     #[serde(default)]
     pub resources: BTreeMap<String, u64>,
-    /// Programs of the job's tasks that the element's host has; `None` means all.
+    /// Programs of the job's tasks that the node's host has; `None` means all.
     #[serde(default)]
     pub programs: Option<BTreeSet<String>>,
-    /// Rate of pulls that the element reported, in bytes per second.
+    /// Rate of pulls that the node reported, in bytes per second.
     pub link_bytes_per_sec: u64,
     /// Configured rate of its device, in bytes per second; 0 if none is configured.
     #[serde(default)]
@@ -81,20 +81,20 @@ pub struct TraceElement {
     /// Configured power at full load, in thousandths of a watt; 0 if none is configured.
     #[serde(default)]
     pub watts_milli: u64,
-    /// Maximum size of pulled objects that the element keeps after their last use, in bytes.
+    /// Maximum size of pulled objects that the node keeps after their last use, in bytes.
     pub pulled_bytes_max: u64,
     /// Learned run times by kernel.
     #[serde(default)]
     pub history: BTreeMap<String, TraceHistory>,
-    /// Full paths of `files` on other elements that this element should have copies of, oldest first.
+    /// Full paths of `files` on other nodes that this node should have copies of, oldest first.
     #[serde(default)]
     pub copies: Vec<String>,
-    /// Whether the policy chose this element last.
+    /// Whether the policy chose this node last.
     #[serde(default)]
     pub last_turn: bool,
 }
 
-/// Learned run times of a kernel on an element.
+/// Learned run times of a kernel on a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TraceHistory {
@@ -114,8 +114,8 @@ pub struct TraceFile {
     pub path: String,
     /// Size, in bytes.
     pub size_bytes: u64,
-    /// Element that holds the file; for a striped file, the element of its first part.
-    pub element: u32,
+    /// Node that holds the file; for a striped file, the node of its first part.
+    pub node: u32,
     /// Size of a stripe, in bytes; 0 if the file is one object.
     #[serde(default)]
     pub unit_bytes: u64,
@@ -128,8 +128,8 @@ pub struct TraceFile {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TracePart {
-    /// Element that holds the part.
-    pub element: u32,
+    /// Node that holds the part.
+    pub node: u32,
     /// Size, in bytes.
     pub size_bytes: u64,
 }
@@ -138,7 +138,7 @@ pub struct TracePart {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TraceKernelKind {
-    /// Kernel that is part of every element.
+    /// Kernel that is part of every node.
     Builtin,
     /// A `.so` in the array.
     Native,
@@ -146,7 +146,7 @@ pub enum TraceKernelKind {
     Wasm,
     /// An executable in the array.
     Stored,
-    /// A program of the elements' hosts.
+    /// A program of the nodes' hosts.
     Program,
     /// A pipeline of kernels.
     Stack,
@@ -170,7 +170,7 @@ pub struct TraceTask {
     pub selections: Vec<String>,
     /// All outputs.
     pub outputs: Vec<TraceOutput>,
-    /// Element to which the script bound the task.
+    /// Node to which the script bound the task.
     #[serde(default)]
     pub pinned: Option<u32>,
     /// Number of cores that the task needed.
@@ -182,9 +182,9 @@ pub struct TraceTask {
     /// Named resources that the task needed.
     #[serde(default)]
     pub resources: BTreeMap<String, u64>,
-    /// Element that ran the task.
-    pub element: u32,
-    /// Time at which the task was sent to the element.
+    /// Node that ran the task.
+    pub node: u32,
+    /// Time at which the task was sent to the node.
     pub sent_ns: u64,
     /// Time at which the task got a core and the pull of its inputs began.
     pub start_ns: u64,
@@ -210,7 +210,7 @@ pub struct TraceTask {
     /// Processor time of its kernel, in nanoseconds; 0 if it was not measured.
     #[serde(default)]
     pub cpu_ns: u64,
-    /// Bytes that the task pulled from other elements.
+    /// Bytes that the task pulled from other nodes.
     pub moved_bytes: u64,
 }
 
@@ -229,7 +229,7 @@ impl Trace {
     ///
     /// # Errors
     /// Names the fault in the trace and its line: text that is not JSON, an unknown version, missing or unknown fields, files that no task
-    /// writes, tasks that depend on each other in a circle, or a list without elements.
+    /// writes, tasks that depend on each other in a circle, or a list without nodes.
     pub fn parse(file: &str, text: &str) -> Result<Self, InputError> {
         #[derive(Deserialize)]
         struct Header {
@@ -249,8 +249,8 @@ impl Trace {
             return Err(reader.error(0, problem));
         }
         let trace: Self = serde_json::from_str(text).map_err(|e| reader.json(0, &e))?;
-        if !trace.elements.iter().any(|element| !element.host) {
-            return Err(reader.error(0, Problem::NoElements));
+        if !trace.nodes.iter().any(|node| !node.host) {
+            return Err(reader.error(0, Problem::NoNodes));
         }
         if trace.tasks.is_empty() {
             return Err(reader.error(0, Problem::NoTasks));
@@ -262,25 +262,25 @@ impl Trace {
         }
     }
 
-    /// Checks that each element and each file is listed once and that their values are valid.
+    /// Checks that each node and each file is listed once and that their values are valid.
     fn check_lists(&self, reader: &Reader<'_>) -> Result<(), InputError> {
         if self.job.trim().is_empty() {
             return Err(reader.error(0, Problem::NoName("the job".to_owned())));
         }
         let mut seen = BTreeMap::new();
-        for (at, one) in self.elements.iter().enumerate() {
-            let error = |problem| Err(reader.error(line(reader, "elements", at), problem));
-            if let Some(first) = seen.insert(one.element, at) {
-                let first = line(reader, "elements", first);
-                let element = one.element;
-                return error(Problem::SameElement { element, first });
+        for (at, one) in self.nodes.iter().enumerate() {
+            let error = |problem| Err(reader.error(line(reader, "nodes", at), problem));
+            if let Some(first) = seen.insert(one.node, at) {
+                let first = line(reader, "nodes", first);
+                let node = one.node;
+                return error(Problem::SameNode { node, first });
             }
-            let what = || format!("`cores` of element {}", one.element);
+            let what = || format!("`cores` of node {}", one.node);
             if one.cores > CORES_MAX {
                 let (what, max) = (what(), CORES_MAX.into());
                 return error(Problem::TooMany { what, max });
             }
-            // The host's element of an array that lends no cores has none.
+            // The host's node of an array that lends no cores has none.
             if one.cores == 0 && !one.host {
                 return error(Problem::Zero { what: what() });
             }
@@ -372,7 +372,7 @@ impl Trace {
                 })?,
                 outputs,
                 compute: Span(task.compute_ns),
-                element: task.pinned.map(|element| self.planned_id(element)),
+                node: task.pinned.map(|node| self.planned_id(node)),
                 needs: Needs {
                     cores: task.cores,
                     memory_bytes: task.memory_bytes,
@@ -397,7 +397,7 @@ impl Trace {
             name: file.path.clone(),
             size: file.size_bytes,
             maker: None,
-            home: Some(self.planned_id(file.element)),
+            home: Some(self.planned_id(file.node)),
             striped: self.striped(file),
         }
     }
@@ -407,7 +407,7 @@ impl Trace {
             return None;
         }
         let parts = file.parts.iter();
-        let part = |part: &TracePart| (self.planned_id(part.element), part.size_bytes);
+        let part = |part: &TracePart| (self.planned_id(part.node), part.size_bytes);
         Some(StripedFile {
             unit: file.unit_bytes,
             parts: parts.map(part).collect(),
@@ -421,9 +421,9 @@ impl Trace {
         })
     }
 
-    /// Returns the array as far as the trace describes it: the cores, histories and rates that elements reported. Links and devices are as
+    /// Returns the array as far as the trace describes it: the cores, histories and rates that nodes reported. Links and devices are as
     /// fast as tasks really pulled, read and wrote, and labels are as fast as the fastest label was. Devices that were not measured apart
-    /// from computing have no limit here. Links that transferred nothing large are as fast as their elements reported.
+    /// from computing have no limit here. Links that transferred nothing large are as fast as their nodes reported.
     #[must_use]
     pub fn platform(&self) -> Platform {
         let workflow = self.build().ok();
@@ -436,7 +436,7 @@ impl Trace {
         let pulls = self.pulls();
         let read = rate(all().map(|(at, task)| (size(Workflow::input_bytes, at), task.read_ns)));
         let write = rate(all().map(|(at, task)| (size(Workflow::output_bytes, at), task.write_ns)));
-        let element = |one: &TraceElement| Element {
+        let node = |one: &TraceNode| Node {
             class: if one.host { "HOST" } else { "AFE" }.to_owned(),
             cores: one.cores,
             memory_bytes: Some(one.memory_bytes).filter(|bytes| *bytes > 0),
@@ -458,11 +458,11 @@ impl Trace {
                 .collect(),
             copies: one.copies.clone(),
             last_turn: one.last_turn,
-            ..Element::default()
+            ..Node::default()
         };
-        let mut platform = Platform::uniform(0, &Element::default());
-        platform.elements = self.stores().map(element).collect();
-        platform.host = self.elements.iter().find(|one| one.host).map(element);
+        let mut platform = Platform::uniform(0, &Node::default());
+        platform.nodes = self.stores().map(node).collect();
+        platform.host = self.nodes.iter().find(|one| one.host).map(node);
         let delays = self
             .tasks
             .iter()
@@ -472,7 +472,7 @@ impl Trace {
     }
 
     /// Returns the prediction of this run from an earlier one, in which every task and transfer takes the time measured in `earlier`.
-    /// Elements, files and policy are those of this run; all measurements are those of `earlier`. The [`Self::workflow`] and
+    /// Nodes, files and policy are those of this run; all measurements are those of `earlier`. The [`Self::workflow`] and
     /// [`Self::platform`] of the result predict this run without knowing it.
     ///
     /// # Errors
@@ -514,43 +514,43 @@ impl Trace {
         })
     }
 
-    /// Converts run times on the host's element, which were measured on a core of `speed`, into those of a core of speed 1. A simulation of
-    /// the result must give the host's element that speed.
+    /// Converts run times on the host's node, which were measured on a core of `speed`, into those of a core of speed 1. A simulation of
+    /// the result must give the host's node that speed.
     #[must_use]
     #[expect(
         clippy::cast_precision_loss,
         reason = "run times are far from 2^53 ns, 104 days"
     )]
     pub fn with_host_speed(mut self, speed: f64) -> Self {
-        let hosts = self.elements.iter().filter(|one| one.host);
-        let hosts: Vec<u32> = hosts.map(|one| one.element).collect();
+        let hosts = self.nodes.iter().filter(|one| one.host);
+        let hosts: Vec<u32> = hosts.map(|one| one.node).collect();
         let there = self.tasks.iter_mut();
-        for task in there.filter(|task| hosts.contains(&task.element)) {
+        for task in there.filter(|task| hosts.contains(&task.node)) {
             task.compute_ns = whole(task.compute_ns as f64 * speed);
         }
         self
     }
 
-    /// Returns the storage elements, ordered by id.
-    fn stores(&self) -> impl Iterator<Item = &TraceElement> {
-        let mut stores: Vec<&TraceElement> = self.elements.iter().filter(|one| !one.host).collect();
-        stores.sort_by_key(|one| one.element);
+    /// Returns the storage nodes, ordered by id.
+    fn stores(&self) -> impl Iterator<Item = &TraceNode> {
+        let mut stores: Vec<&TraceNode> = self.nodes.iter().filter(|one| !one.host).collect();
+        stores.sort_by_key(|one| one.node);
         stores.into_iter()
     }
 
-    /// Returns the id that an element of the trace has in [`Self::platform`], where ids have no gaps.
+    /// Returns the id that a node of the trace has in [`Self::platform`], where ids have no gaps.
     #[must_use]
-    pub fn planned_id(&self, element: u32) -> ElementId {
-        let position = self.stores().position(|one| one.element == element);
+    pub fn planned_id(&self, node: u32) -> NodeId {
+        let position = self.stores().position(|one| one.node == node);
         let host = || self.platform_host_id();
         position.map_or_else(host, |index| {
-            ElementId(u32::try_from(index).unwrap_or(u32::MAX))
+            NodeId(u32::try_from(index).unwrap_or(u32::MAX))
         })
     }
 
-    fn platform_host_id(&self) -> ElementId {
+    fn platform_host_id(&self) -> NodeId {
         let count = self.stores().count();
-        Platform::uniform(count, &Element::default()).host_id()
+        Platform::uniform(count, &Node::default()).host_id()
     }
 }
 
@@ -622,7 +622,7 @@ fn line(reader: &Reader<'_>, list: &str, at: usize) -> u32 {
     #[derive(Deserialize)]
     struct Lists<'a> {
         #[serde(borrow)]
-        elements: Vec<&'a RawValue>,
+        nodes: Vec<&'a RawValue>,
         #[serde(borrow)]
         files: Vec<&'a RawValue>,
         #[serde(borrow)]
@@ -631,7 +631,7 @@ fn line(reader: &Reader<'_>, list: &str, at: usize) -> u32 {
     let lists: Option<Lists<'_>> = serde_json::from_str(reader.text).ok();
     let part = lists.and_then(|lists| {
         let parts = match list {
-            "elements" => lists.elements,
+            "nodes" => lists.nodes,
             "files" => lists.files,
             _ => lists.tasks,
         };
@@ -647,18 +647,18 @@ mod tests {
 
     pub(crate) const TRACE: &str = r#"{ "format": "tidemill-trace", "version": 1, "job": "two", "policy": "min-wait",
   "submitted_ns": 1, "makespan_ns": 3000000000,
-  "elements": [
-    { "element": 3, "cores": 1, "link_bytes_per_sec": 125000000, "pulled_bytes_max": 1000,
+  "nodes": [
+    { "node": 3, "cores": 1, "link_bytes_per_sec": 125000000, "pulled_bytes_max": 1000,
       "history": { "cut": { "runs": 2, "total_ns": 10, "input_bytes": 20 } } },
-    { "element": 1, "cores": 1, "link_bytes_per_sec": 125000000, "pulled_bytes_max": 1000 } ],
-  "files": [ { "path": "/w/raw", "size_bytes": 1000, "element": 3 } ],
+    { "node": 1, "cores": 1, "link_bytes_per_sec": 125000000, "pulled_bytes_max": 1000 } ],
+  "files": [ { "path": "/w/raw", "size_bytes": 1000, "node": 3 } ],
   "tasks": [
     { "name": "a", "kernel": "cut", "kernel_kind": "program", "inputs": ["/w/raw"],
-      "outputs": [ { "path": "/w/part", "size_bytes": 100 } ], "element": 1, "sent_ns": 0,
+      "outputs": [ { "path": "/w/part", "size_bytes": 100 } ], "node": 1, "sent_ns": 0,
       "start_ns": 500, "kernel_start_ns": 1000000500, "end_ns": 2000000000, "compute_ns": 999999500,
       "moved_bytes": 1000 },
     { "name": "b", "kernel": "sum", "kernel_kind": "builtin", "inputs": ["/w/part"],
-      "outputs": [ { "path": "/w/total", "size_bytes": 8 } ], "pinned": 1, "element": 1, "sent_ns": 0,
+      "outputs": [ { "path": "/w/total", "size_bytes": 8 } ], "pinned": 1, "node": 1, "sent_ns": 0,
       "start_ns": 2000000000, "kernel_start_ns": 2000000000, "end_ns": 3000000000,
       "compute_ns": 1000000000, "moved_bytes": 0 } ] }"#;
 
@@ -666,38 +666,35 @@ mod tests {
     fn trace_gives_job_and_platform_with_dense_ids() {
         let trace = Trace::parse("t.json", TRACE).unwrap();
         let platform = trace.platform();
-        assert_eq!(platform.elements.len(), 2);
-        assert_eq!(platform.elements[1].history["cut"].runs, 2);
-        assert_eq!(platform.elements[0].link_bandwidth, Some(125_000_000));
-        assert_eq!(platform.elements[0].link_latency, Span::from_millis(500));
+        assert_eq!(platform.nodes.len(), 2);
+        assert_eq!(platform.nodes[1].history["cut"].runs, 2);
+        assert_eq!(platform.nodes[0].link_bandwidth, Some(125_000_000));
+        assert_eq!(platform.nodes[0].link_latency, Span::from_millis(500));
         assert_eq!(platform.label_latency, Span(500));
         let workflow = trace.workflow().unwrap();
-        assert_eq!(workflow.files[0].home, Some(ElementId(1)));
-        assert_eq!(workflow.tasks[1].element, Some(ElementId(0)));
+        assert_eq!(workflow.files[0].home, Some(NodeId(1)));
+        assert_eq!(workflow.tasks[1].node, Some(NodeId(0)));
         assert_eq!(workflow.files[1].maker, Some((0, 0)));
         let text = serde_json::to_string(&trace).unwrap();
         assert_eq!(Trace::parse("again.json", &text).unwrap(), trace);
     }
 
-    /// Returns the trace with a striped file on both elements: one task reads a part, one task reads ranges, and one task reads the whole
+    /// Returns the trace with a striped file on both nodes: one task reads a part, one task reads ranges, and one task reads the whole
     /// file.
     fn striped() -> Trace {
         let mut trace = Trace::parse("t.json", TRACE).unwrap();
-        for element in &mut trace.elements {
-            element.pulled_bytes_max = 1 << 20;
+        for node in &mut trace.nodes {
+            node.pulled_bytes_max = 1 << 20;
         }
-        // Element 3 holds stripes 0 and 2, and element 1 holds stripe 1 and ten more bytes.
+        // Node 3 holds stripes 0 and 2, and node 1 holds stripe 1 and ten more bytes.
         let raw = &mut trace.files[0];
         (raw.size_bytes, raw.unit_bytes) = (3 * 4096 + 10, 4096);
-        let part = |(element, size_bytes)| TracePart {
-            element,
-            size_bytes,
-        };
+        let part = |(node, size_bytes)| TracePart { node, size_bytes };
         raw.parts = [(3, 8192), (1, 4106)].map(part).into();
-        let reader = |name: &str, element, selection: &str| TraceTask {
+        let reader = |name: &str, node, selection: &str| TraceTask {
             name: name.to_owned(),
             outputs: Vec::new(),
-            pinned: Some(element),
+            pinned: Some(node),
             selections: vec![selection.to_owned()],
             ..trace.tasks[0].clone()
         };
@@ -772,7 +769,7 @@ mod tests {
         let run = Trace::parse("t.json", TRACE).unwrap();
         let mut earlier = run.clone();
         earlier.policy = "random".to_owned();
-        earlier.files[0].element = 1;
+        earlier.files[0].node = 1;
         earlier.tasks[0].compute_ns = 7;
         let expected = run.measured_in(&earlier).unwrap();
         assert_eq!(expected.tasks[0].compute_ns, 7);
@@ -788,10 +785,10 @@ mod tests {
     #[test]
     fn host_speed_scales_times_of_tasks_on_the_host() {
         let mut run = Trace::parse("t.json", TRACE).unwrap();
-        run.elements[1].host = true;
+        run.nodes[1].host = true;
         let slower = run.clone().with_host_speed(2.0);
         assert_eq!(slower.tasks[1].compute_ns, 2 * run.tasks[1].compute_ns);
-        run.elements[1].host = false;
+        run.nodes[1].host = false;
         assert_eq!(run.clone().with_host_speed(2.0), run);
     }
 
@@ -845,24 +842,24 @@ mod tests {
     fn duplicate_or_absurd_trace_values_are_reported_with_line() {
         for (from, to, expected) in [
             (
-                "{ \"element\": 1, \"cores\": 1",
-                "{ \"element\": 3, \"cores\": 1",
-                "t.json:6: element 3 is listed twice, first in line 4",
+                "{ \"node\": 1, \"cores\": 1",
+                "{ \"node\": 3, \"cores\": 1",
+                "t.json:6: node 3 is listed twice, first in line 4",
             ),
             (
-                "{ \"element\": 1, \"cores\": 1",
-                "{ \"element\": 1, \"cores\": 0",
-                "t.json:6: `cores` of element 1 must be more than 0",
+                "{ \"node\": 1, \"cores\": 1",
+                "{ \"node\": 1, \"cores\": 0",
+                "t.json:6: `cores` of node 1 must be more than 0",
             ),
             (
-                "{ \"element\": 1, \"cores\": 1",
-                "{ \"element\": 1, \"cores\": 4000000000",
-                "t.json:6: `cores` of element 1 can't be more than 65536",
+                "{ \"node\": 1, \"cores\": 1",
+                "{ \"node\": 1, \"cores\": 4000000000",
+                "t.json:6: `cores` of node 1 can't be more than 65536",
             ),
             (
-                "[ { \"path\": \"/w/raw\", \"size_bytes\": 1000, \"element\": 3 } ]",
-                "[ { \"path\": \"/w/raw\", \"size_bytes\": 1000, \"element\": 3 },\n\
-                 { \"path\": \"/w/raw\", \"size_bytes\": 5, \"element\": 3 } ]",
+                "[ { \"path\": \"/w/raw\", \"size_bytes\": 1000, \"node\": 3 } ]",
+                "[ { \"path\": \"/w/raw\", \"size_bytes\": 1000, \"node\": 3 },\n\
+                 { \"path\": \"/w/raw\", \"size_bytes\": 5, \"node\": 3 } ]",
                 "t.json:8: file `/w/raw` is listed twice, first in line 7",
             ),
             (

@@ -452,7 +452,7 @@ impl<'a> Reader<'a> {
                 selections: Vec::new(),
                 outputs: unique(draft.outputs),
                 compute,
-                element: None,
+                node: None,
                 reused: None,
             });
         }

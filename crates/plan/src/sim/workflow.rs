@@ -7,7 +7,7 @@
 use super::error::Problem;
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
-use tidemill_core::id::{ElementId, ObjectId};
+use tidemill_core::id::{NodeId, ObjectId};
 use tidemill_core::label::Kernel;
 use tidemill_core::layout::{Layout, Part, Selection, Striped};
 use tidemill_core::resources::Needs;
@@ -44,9 +44,9 @@ pub struct Task {
     pub outputs: Vec<usize>,
     /// Time for which its kernel computes on a core of speed 1, without reading and writing files.
     pub compute: Span,
-    /// Element on which the task must run.
-    pub element: Option<ElementId>,
-    /// Resources that must be free on its element for it to run. `compute` is the time with all its cores.
+    /// Node on which the task must run.
+    pub node: Option<NodeId>,
+    /// Resources that must be free on its node for it to run. `compute` is the time with all its cores.
     pub needs: Needs,
     /// Cached result, if the task does not run.
     pub reused: Option<Reused>,
@@ -78,8 +78,8 @@ pub struct File {
     pub size: u64,
     /// Task that writes the file, and the index among its outputs; `None` if the file exists before the job.
     pub maker: Option<(usize, usize)>,
-    /// Recorded element of the file before the job.
-    pub home: Option<ElementId>,
+    /// Recorded node of the file before the job.
+    pub home: Option<NodeId>,
     /// Striping of the file; `None` if it is one object.
     pub striped: Option<StripedFile>,
 }
@@ -89,8 +89,8 @@ pub struct File {
 pub struct StripedFile {
     /// Size of a stripe, in bytes.
     pub unit: u64,
-    /// Element and size in bytes of each of its parts.
-    pub parts: Vec<(ElementId, u64)>,
+    /// Node and size in bytes of each of its parts.
+    pub parts: Vec<(NodeId, u64)>,
 }
 
 impl File {
@@ -98,11 +98,11 @@ impl File {
     #[must_use]
     pub fn layout(&self, object: ObjectId, first: u64) -> Layout {
         let Some(striped) = &self.striped else {
-            let element = self.home.unwrap_or(ElementId(0));
-            return Layout::Whole(Part::on(object, self.size, element));
+            let node = self.home.unwrap_or(NodeId(0));
+            return Layout::Whole(Part::on(object, self.size, node));
         };
         let parts = (first..).zip(&striped.parts);
-        let part = |(object, &(element, size))| Part::on(ObjectId(object), size, element);
+        let part = |(object, &(node, size))| Part::on(ObjectId(object), size, node);
         Layout::Striped(Striped {
             unit: striped.unit,
             size: self.size,

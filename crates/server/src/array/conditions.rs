@@ -1,4 +1,4 @@
-//! States of elements that an administrator must act on: those that the server sees by its connections, and those that elements report.
+//! States of nodes that an administrator must act on: those that the server sees by its connections, and those that nodes report.
 
 use super::{Array, Slot};
 use std::time::{Duration, Instant};
@@ -7,58 +7,58 @@ use tidemill_wire::condition::{self, Kind};
 use tidemill_wire::v1;
 use tonic::Status;
 
-/// Time after which a refused element counts as stopped. A refused element that still runs tries again within 3 s.
+/// Time after which a refused node counts as stopped. A refused node that still runs tries again within 3 s.
 const REFUSED: Duration = Duration::from_secs(10);
 
-/// Free space in bytes below which an element takes no file of useful size.
+/// Free space in bytes below which a node takes no file of useful size.
 const FULL_BYTES: u64 = 1 << 20;
 
-/// Elements that can be asked for their objects.
+/// Nodes that can be asked for their objects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Presence {
-    /// Elements that answer, and suspended elements, in order.
+    /// Nodes that answer, and suspended nodes, in order.
     pub(crate) present: Vec<u32>,
-    /// Whether any other element is known.
+    /// Whether any other node is known.
     pub(crate) any_away: bool,
 }
 
 impl Array {
-    /// Returns the elements that answer, or that are woken when they are needed.
+    /// Returns the nodes that answer, or that are woken when they are needed.
     pub(crate) fn presence(&self) -> Presence {
         let slots = self.slots.lock();
         let sleepers = &self.shared.sleepers;
         let is_present = |slot: &Slot| {
             let answers = slot.connection.is_some() && !slot.hangs();
-            answers || sleepers.sleeps(slot.status.element)
+            answers || sleepers.sleeps(slot.status.node)
         };
         let present = slots.values().filter(|slot| is_present(slot));
-        let present: Vec<u32> = present.map(|slot| slot.status.element).collect();
+        let present: Vec<u32> = present.map(|slot| slot.status.node).collect();
         Presence {
             any_away: present.len() < slots.len(),
             present,
         }
     }
 
-    /// Notes the reason why an element was refused.
+    /// Notes the reason why a node was refused.
     pub(super) fn note_refused(&self, hello: &v1::Hello, status: &Status) {
-        let (Some(element), Some(kind)) = (&hello.element, Kind::why(status)) else {
+        let (Some(node), Some(kind)) = (&hello.node, Kind::why(status)) else {
             return;
         };
         let now = Instant::now();
         let mut refused = self.refused.lock();
         refused.retain(|_, (.., at)| at.elapsed() < REFUSED);
         let why = (kind, status.message().to_owned(), now);
-        refused.insert(element.element, why);
+        refused.insert(node.node, why);
     }
 
-    /// Returns the states of all elements. `given_up` names the elements that were offline for longer than `--repair-after`.
+    /// Returns the states of all nodes. `given_up` names the nodes that were offline for longer than `--repair-after`.
     pub(crate) fn conditions(&self, given_up: &[u32]) -> Vec<v1::Condition> {
         let mut found = Vec::new();
         let refused = self.refused.lock().clone();
         let recent = refused
             .iter()
             .filter(|(_, (.., at))| at.elapsed() < REFUSED);
-        found.extend(recent.map(|(&element, (kind, why, _))| kind.of(Some(element), why.clone())));
+        found.extend(recent.map(|(&node, (kind, why, _))| kind.of(Some(node), why.clone())));
         let slots = self.slots.lock();
         for slot in slots.values() {
             self.add_conditions(slot, given_up, &mut found);
@@ -68,27 +68,27 @@ impl Array {
             .filter(|slot| slot.status.role == "store")
             .peekable();
         if stores.peek().is_none() {
-            let cause = "no element that keeps data was ever attached";
-            found.push(condition::NO_ELEMENT.of(None, cause));
+            let cause = "no node that keeps data was ever attached";
+            found.push(condition::NO_NODE.of(None, cause));
         }
         let mut take = stores
             .filter(|slot| slot.connection.is_some() && slot.is_plain())
             .peekable();
         if take.peek().is_some() && take.all(Slot::is_full) {
-            let cause = "no element that is up has space for new files";
+            let cause = "no node that is up has space for new files";
             found.push(condition::ARRAY_FULL.of(None, cause));
         }
         found
     }
 
     fn add_conditions(&self, slot: &Slot, given_up: &[u32], found: &mut Vec<v1::Condition>) {
-        let id = slot.status.element;
-        let element = Some(id);
+        let id = slot.status.node;
+        let node = Some(id);
         if slot.connection.is_none() {
             let sleep = self.shared.sleepers.told(id).unwrap_or_default();
             if sleep.suspended || sleep.waking {
                 if !sleep.trouble.is_empty() {
-                    found.push(condition::ELEMENT_NOT_WOKEN.of(element, sleep.trouble));
+                    found.push(condition::NODE_NOT_WOKEN.of(node, sleep.trouble));
                 }
                 return;
             }
@@ -97,34 +97,34 @@ impl Array {
                 true => {
                     let cause =
                         "it has been away for too long: its copies are made again elsewhere";
-                    condition::ELEMENT_GIVEN_UP.of(element, cause)
+                    condition::NODE_GIVEN_UP.of(node, cause)
                 }
-                false => condition::ELEMENT_AWAY
-                    .of(element, format!("it has had no connection for {away_s} s")),
+                false => condition::NODE_AWAY
+                    .of(node, format!("it has had no connection for {away_s} s")),
             });
             return;
         }
         if slot.hangs() {
             let silent_s = slot.heard.elapsed().as_secs();
             let cause = format!("it has not answered for {silent_s} s");
-            found.push(condition::ELEMENT_SILENT.of(element, cause));
+            found.push(condition::NODE_SILENT.of(node, cause));
         }
-        // An element that is silent now may have reported the cause before.
+        // A node that is silent now may have reported the cause before.
         let told = &slot.status.conditions;
         for one in told {
             let kind = condition::ALL.iter().find(|kind| kind.name == one.name);
-            // The element is of this release, so the server knows all its states.
-            found.extend(kind.map(|kind| kind.of(element, line(&one.cause))));
+            // The node is of this release, so the server knows all its states.
+            found.extend(kind.map(|kind| kind.of(node, line(&one.cause))));
         }
         if told.is_empty() && slot.is_plain() && slot.is_full() {
             let cause = "it has no space for new files: its disk or its `--capacity` is used up";
-            found.push(condition::ELEMENT_FULL.of(element, cause));
+            found.push(condition::NODE_FULL.of(node, cause));
         }
     }
 }
 
 impl Slot {
-    /// Whether the element stores files permanently on a disk of its own.
+    /// Whether the node stores files permanently on a disk of its own.
     fn is_plain(&self) -> bool {
         let status = &self.status;
         status.role == "store" && !self.in_memory() && !self.is_burst() && status.outside.is_none()

@@ -1,46 +1,46 @@
-//! Connections of suspended elements: their last message, and the processes that wait for a wake message.
+//! Connections of suspended nodes: their last message, and the processes that wait for a wake message.
 
 use super::{Array, Connection, Report, check_same};
 use crate::elastic::energy::Draw;
 use std::sync::Arc;
 use tidemill_core::elastic::{Event as Sleep, Power};
-use tidemill_wire::v1::{self, to_element::Message as To};
+use tidemill_wire::v1::{self, to_node::Message as To};
 use tokio::sync::{mpsc, watch};
 use tonic::Status;
 
 impl Array {
-    /// Handles an element's last message, which says that it suspends itself.
-    pub(super) fn fall(&self, element: u32, epoch: u64) {
+    /// Handles a node's last message, which says that it suspends itself.
+    pub(super) fn fall(&self, node: u32, epoch: u64) {
         {
             let slots = self.slots.lock();
-            let Some(slot) = slots.get(&element).filter(|slot| slot.epoch == epoch) else {
+            let Some(slot) = slots.get(&node).filter(|slot| slot.epoch == epoch) else {
                 return;
             };
-            self.shared.sleepers.on(element, Sleep::Fell);
+            self.shared.sleepers.on(node, Sleep::Fell);
             if let Some(connection) = &slot.connection {
-                // The end of the stream confirms the message to the element.
+                // The end of the stream confirms the message to the node.
                 let _ = connection.end.send(true);
             }
         }
-        tracing::info!(element, "an element is suspended");
+        tracing::info!(node, "a node is suspended");
     }
 
-    /// Admits a process that stays connected while its element is suspended. Returns the element, the number of the process's connection,
+    /// Admits a process that stays connected while its node is suspended. Returns the node, the number of the process's connection,
     /// and the signal that ends it.
     pub(crate) fn keep(
         &self,
         hello: &v1::Hello,
-        outbox: mpsc::Sender<v1::ToElement>,
+        outbox: mpsc::Sender<v1::ToNode>,
     ) -> Result<(u32, u64, watch::Receiver<bool>), Status> {
-        let element = self.check(hello)?;
-        let id = element.element;
+        let node = self.check(hello)?;
+        let id = node.node;
         let sleepers = &self.shared.sleepers;
         let up = {
             let slots = self.slots.lock();
             let slot = slots.get(&id).ok_or_else(|| {
-                Status::failed_precondition(format!("element {id} was never part of this array"))
+                Status::failed_precondition(format!("node {id} was never part of this array"))
             })?;
-            check_same(&slot.status, &element, true)?;
+            check_same(&slot.status, &node, true)?;
             slot.connection.is_some()
         };
         let (end, ended) = watch::channel(false);
@@ -53,7 +53,7 @@ impl Array {
             number
         };
         if up && !sleepers.falls(id) && !sleepers.sleeps(id) {
-            // The element's last message did not arrive, and the server relied on the element. The element has to resume.
+            // The node's last message did not arrive, and the server relied on the node. The node has to resume.
             self.wake(id);
             return Ok((id, number, ended));
         }
@@ -66,43 +66,43 @@ impl Array {
         Ok((id, number, ended))
     }
 
-    /// Handles the end of a process that waits to wake an element.
-    pub(crate) fn unkeep(&self, element: u32, number: u64) {
+    /// Handles the end of a process that waits to wake a node.
+    pub(crate) fn unkeep(&self, node: u32, number: u64) {
         let mut keepers = self.keepers.lock();
-        if keepers.get(&element).is_some_and(|(own, _)| *own == number) {
-            keepers.remove(&element);
+        if keepers.get(&node).is_some_and(|(own, _)| *own == number) {
+            keepers.remove(&node);
         }
     }
 
-    /// Ends the process that waits to wake an element: the element is up, or was removed from the array.
-    pub(super) fn dismiss(&self, element: u32) {
-        if let Some((_, keeper)) = self.keepers.lock().remove(&element) {
+    /// Ends the process that waits to wake a node: the node is up, or was removed from the array.
+    pub(super) fn dismiss(&self, node: u32) {
+        if let Some((_, keeper)) = self.keepers.lock().remove(&node) {
             let _ = keeper.end.send(true);
         }
     }
 
-    /// Sends the wake message to an element's waiting process. Returns whether an element has a waiting process and the message was
+    /// Sends the wake message to a node's waiting process. Returns whether a node has a waiting process and the message was
     /// queued.
-    pub(crate) fn wake(&self, element: u32) -> bool {
+    pub(crate) fn wake(&self, node: u32) -> bool {
         let keepers = self.keepers.lock();
-        keepers.get(&element).is_some_and(|(_, keeper)| {
+        keepers.get(&node).is_some_and(|(_, keeper)| {
             let message = Some(To::Wake(v1::Wake {}));
-            keeper.outbox.try_send(v1::ToElement { message }).is_ok()
+            keeper.outbox.try_send(v1::ToNode { message }).is_ok()
         })
     }
 
-    /// Reports that an element is suspended, so that nobody misses it.
-    pub(crate) fn tell_asleep(&self, element: u32) {
-        self.report(Report::Asleep { element });
+    /// Reports that a node is suspended, so that nobody misses it.
+    pub(crate) fn tell_asleep(&self, node: u32) {
+        self.report(Report::Asleep { node });
         self.refresh();
         self.tell_peers();
     }
 
-    /// Treats a suspended element that can't be woken like any other offline element from now on.
-    pub(crate) fn give_up(self: &Arc<Self>, element: u32) {
+    /// Treats a suspended node that can't be woken like any other offline node from now on.
+    pub(crate) fn give_up(self: &Arc<Self>, node: u32) {
         let epoch = {
             let mut slots = self.slots.lock();
-            let Some(slot) = slots.get_mut(&element) else {
+            let Some(slot) = slots.get_mut(&node) else {
                 return;
             };
             if slot.connection.is_some() {
@@ -111,15 +111,15 @@ impl Array {
             slot.away_since = tokio::time::Instant::now();
             slot.epoch
         };
-        tracing::warn!(element, "a suspended element does not wake");
+        tracing::warn!(node, "a suspended node does not wake");
         self.refresh();
-        self.lose_if_away(element, epoch);
+        self.lose_if_away(node, epoch);
     }
 
-    /// Returns the signs of activity of an element from which its idle time is computed: labels, and bytes that it moved.
-    pub(crate) fn activity(&self, element: u32) -> Option<Activity> {
+    /// Returns the signs of activity of a node from which its idle time is computed: labels, and bytes that it moved.
+    pub(crate) fn activity(&self, node: u32) -> Option<Activity> {
         let slots = self.slots.lock();
-        let slot = slots.get(&element)?;
+        let slot = slots.get(&node)?;
         let status = &slot.status;
         slot.connection.as_ref().map(|_| Activity {
             busy: status.running + status.queued > 0,
@@ -128,15 +128,15 @@ impl Array {
         })
     }
 
-    /// Returns the data from which the power draw of all elements is computed.
+    /// Returns the data from which the power draw of all nodes is computed.
     pub(crate) fn draws(&self) -> Vec<Draw> {
         let slots = self.slots.lock();
         let draws = slots.values().map(|slot| {
             let status = &slot.status;
-            let told = self.shared.sleepers.told(status.element);
+            let told = self.shared.sleepers.told(status.node);
             let told = told.unwrap_or_default();
             Draw {
-                element: status.element,
+                node: status.node,
                 power: power(status),
                 running: status.running,
                 cores: status.cores,
@@ -150,15 +150,15 @@ impl Array {
         draws.collect()
     }
 
-    /// Returns the power that an element reported, and its number of cores, whether it is up or not.
-    pub(crate) fn power(&self, element: u32) -> Option<(Power, u32)> {
+    /// Returns the power that a node reported, and its number of cores, whether it is up or not.
+    pub(crate) fn power(&self, node: u32) -> Option<(Power, u32)> {
         let slots = self.slots.lock();
-        let status = &slots.get(&element)?.status;
+        let status = &slots.get(&node)?.status;
         Some((power(status), status.cores))
     }
 }
 
-fn power(status: &v1::Element) -> Power {
+fn power(status: &v1::Node) -> Power {
     Power {
         busy_milli: status.watts_milli,
         idle_milli: status.idle_milli,
@@ -166,12 +166,12 @@ fn power(status: &v1::Element) -> Power {
     }
 }
 
-/// Signs of activity of an element: see [`Array::activity`].
+/// Signs of activity of a node: see [`Array::activity`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Activity {
-    /// Whether the element has labels.
+    /// Whether the node has labels.
     pub(crate) busy: bool,
     pub(crate) moved: u64,
-    /// Whether the element may be suspended at all.
+    /// Whether the node may be suspended at all.
     pub(crate) may: bool,
 }

@@ -17,30 +17,30 @@ const SAID_BYTES_MAX: usize = 400;
 /// Maximum wait for a command's last output after its end.
 const LAST_WORDS: Duration = Duration::from_millis(100);
 
-/// A line for the shell. The environment variable `TIDEMILL_ELEMENT` has the element's number.
+/// A line for the shell. The environment variable `TIDEMILL_NODE` has the node's number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Command(pub String);
 
-/// Commands that suspend and wake the host of an element, if ending and waking its process is not enough.
+/// Commands that suspend and wake the host of a node, if ending and waking its process is not enough.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Commands {
-    /// Command that runs after the element has ended in order.
+    /// Command that runs after the node has ended in order.
     pub suspend: Option<Command>,
-    /// Command that has to start the element, or its host, which starts the element.
+    /// Command that has to start the node, or its host, which starts the node.
     pub wake: Option<Command>,
 }
 
 impl Command {
     /// Runs the command until it ends or exceeds the time limit. Blocks.
-    pub(super) fn run(&self, element: u32) -> Result<(), String> {
-        self.run_within(element, LIMIT)
+    pub(super) fn run(&self, node: u32) -> Result<(), String> {
+        self.run_within(node, LIMIT)
     }
 
-    fn run_within(&self, element: u32, limit: Duration) -> Result<(), String> {
+    fn run_within(&self, node: u32, limit: Duration) -> Result<(), String> {
         let named = |what: String| format!("`{}` {what}", tidemill_core::shown::line(&self.0));
         let mut command = std::process::Command::new("/bin/sh");
         command.args(["-c", &self.0]);
-        command.env("TIDEMILL_ELEMENT", element.to_string());
+        command.env("TIDEMILL_NODE", node.to_string());
         command.stdin(Stdio::null()).stdout(Stdio::null());
         command.stderr(Stdio::piped()).process_group(0);
         let mut child = command
@@ -109,8 +109,8 @@ mod tests {
     }
 
     #[test]
-    fn command_gets_element_number_and_reports_failure() {
-        assert_eq!(run("test $TIDEMILL_ELEMENT = 7"), Ok(()));
+    fn command_gets_node_number_and_reports_failure() {
+        assert_eq!(run("test $TIDEMILL_NODE = 7"), Ok(()));
         let failed = run("echo 'no such host' >&2; exit 3").unwrap_err();
         assert!(
             failed.contains("no such host") && failed.contains("exit status: 3"),

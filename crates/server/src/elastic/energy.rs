@@ -1,4 +1,4 @@
-//! Energy consumption of elements: the power, measured or derived from the configuration, multiplied by the time for which it was known.
+//! Energy consumption of nodes: the power, measured or derived from the configuration, multiplied by the time for which it was known.
 //! Times of unknown power are not counted.
 
 use crate::names::Fault;
@@ -12,10 +12,10 @@ use tokio::time::Instant;
 /// Maximum time between two looks. A longer time is not counted.
 const GAP: Duration = Duration::from_secs(10);
 
-/// Facts from which an element's present power follows.
+/// Facts from which a node's present power follows.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Draw {
-    pub(crate) element: u32,
+    pub(crate) node: u32,
     pub(crate) power: Power,
     /// Number of running kernels; `cores` is the number of cores.
     pub(crate) running: u32,
@@ -27,7 +27,7 @@ pub(crate) struct Draw {
     pub(crate) measured: Option<(u64, String)>,
 }
 
-/// Energy consumption of an element.
+/// Energy consumption of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Drawn {
     /// Energy in millionths of a joule.
@@ -38,7 +38,7 @@ pub(crate) struct Drawn {
     pub(crate) by: String,
 }
 
-/// Energy consumption of all elements.
+/// Energy consumption of all nodes.
 #[derive(Debug, Default)]
 pub(crate) struct Energy {
     drawn: Mutex<BTreeMap<u32, Drawn>>,
@@ -67,7 +67,7 @@ impl Draw {
 impl Energy {
     pub(super) fn restore(&self, db: &Connection) -> Result<(), Fault> {
         let mut statement =
-            db.prepare("SELECT element, microjoules, counted_ns, basis FROM energy")?;
+            db.prepare("SELECT node, microjoules, counted_ns, basis FROM energy")?;
         let rows = statement.query_map([], |row| {
             let drawn = Drawn {
                 microjoules: row.get::<_, i64>(1)?.cast_unsigned(),
@@ -96,7 +96,7 @@ impl Energy {
             let Some((milli, by)) = draw.milliwatts() else {
                 continue;
             };
-            let drawn = all.entry(draw.element).or_default();
+            let drawn = all.entry(draw.node).or_default();
             let micro = u128::from(milli) * u128::from(nanos) / 1_000_000;
             let micro = u64::try_from(micro).unwrap_or(u64::MAX);
             drawn.microjoules = drawn.microjoules.saturating_add(micro);
@@ -109,8 +109,8 @@ impl Energy {
         }
     }
 
-    pub(crate) fn of(&self, element: u32) -> Option<Drawn> {
-        self.drawn.lock().get(&element).cloned()
+    pub(crate) fn of(&self, node: u32) -> Option<Drawn> {
+        self.drawn.lock().get(&node).cloned()
     }
 
     pub(super) fn all(&self) -> BTreeMap<u32, Drawn> {
@@ -121,9 +121,9 @@ impl Energy {
 pub(super) fn keep(db: &Connection, all: &BTreeMap<u32, Drawn>) -> Result<(), Fault> {
     let sql = "INSERT OR REPLACE INTO energy VALUES (?1, ?2, ?3, ?4)";
     let mut statement = db.prepare_cached(sql)?;
-    for (element, drawn) in all {
+    for (node, drawn) in all {
         statement.execute(params![
-            element,
+            node,
             drawn.microjoules.cast_signed(),
             drawn.counted_ns.cast_signed(),
             drawn.by
@@ -145,7 +145,7 @@ mod tests {
             suspended_milli: 0,
         };
         let mut draw = Draw {
-            element: 3,
+            node: 3,
             power,
             running: 1,
             cores: 2,
@@ -159,7 +159,7 @@ mod tests {
         energy.count(std::slice::from_ref(&draw));
         let half_busy = energy.of(3).unwrap();
         assert_eq!(half_busy.microjoules, 2 * 75_000_000);
-        // The power is not configured for a suspended or offline element.
+        // The power is not configured for a suspended or offline node.
         for suspended in [true, false] {
             (draw.up, draw.suspended) = (false, suspended);
             pass(2).await;

@@ -1,5 +1,5 @@
-//! The worker manager: finds elements that were idle for a while, suspends them, and wakes elements that are needed. It sends messages to
-//! elements and runs commands. Next: `server/src/array.rs`, which sends the messages.
+//! The worker manager: finds nodes that were idle for a while, suspends them, and wakes nodes that are needed. It sends messages to
+//! nodes and runs commands. Next: `server/src/array.rs`, which sends the messages.
 
 use super::{Elastic, Sleepers, energy, needs, span, store};
 use crate::array::Array;
@@ -15,9 +15,9 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tidemill_core::dispatch::Demand;
 use tidemill_core::elastic::{Action, Event, WAKE_UNKNOWN, Worker, allocate};
-use tidemill_core::id::ElementId;
+use tidemill_core::id::NodeId;
 use tidemill_core::time::Span;
-use tidemill_wire::v1::{self, to_element::Message as To};
+use tidemill_wire::v1::{self, to_node::Message as To};
 use tokio::time::Instant;
 
 /// Interval of looks while a caller waits.
@@ -34,9 +34,9 @@ pub(crate) struct Manager {
     database: Arc<Database>,
     shared: Arc<Shared>,
     elastic: Arc<Elastic>,
-    /// Activity of the elements at the last look.
+    /// Activity of the nodes at the last look.
     seen: Arc<Mutex<BTreeMap<u32, Activity>>>,
-    /// Elements that are to be suspended at once on request, whatever their recent reads.
+    /// Nodes that are to be suspended at once on request, whatever their recent reads.
     by_hand: Arc<Mutex<BTreeSet<u32>>>,
 }
 
@@ -65,7 +65,7 @@ impl Manager {
         let mut next = Instant::now() + PERIOD;
         let energy = &self.sleepers().energy;
         if let Err(fault) = self.database.read(|db| energy.restore(db)) {
-            fault.put_off("what elements have drawn is not known");
+            fault.put_off("what nodes have drawn is not known");
         }
         let mut kept = Instant::now();
         loop {
@@ -78,13 +78,13 @@ impl Manager {
                     self.look().await;
                 }
             }
-            for (element, action) in self.sleepers().take_actions() {
-                self.carry_out(element, action).await;
+            for (node, action) in self.sleepers().take_actions() {
+                self.carry_out(node, action).await;
             }
         }
     }
 
-    /// Counts the elements' energy, and stores it from time to time.
+    /// Counts the nodes' energy, and stores it from time to time.
     async fn count(&self, kept: &mut Instant) {
         let energy = &self.sleepers().energy;
         energy.count(&self.array.draws());
@@ -98,105 +98,105 @@ impl Manager {
         }
         let work = move |db: &rusqlite::Connection| energy::keep(db, &all);
         if let Err(fault) = self.database.write(work).await {
-            fault.put_off("what elements have drawn can't be kept");
+            fault.put_off("what nodes have drawn can't be kept");
         }
     }
 
-    async fn carry_out(&self, element: u32, action: Action) {
+    async fn carry_out(&self, node: u32, action: Action) {
         match action {
-            Action::Suspend => self.suspend_unless_needed(element).await,
+            Action::Suspend => self.suspend_unless_needed(node).await,
             Action::Keep => {
-                self.array.tell_asleep(element);
-                self.keep(element, true).await;
-                self.end_host(element);
+                self.array.tell_asleep(node);
+                self.keep(node, true).await;
+                self.end_host(node);
             }
-            Action::Wake => self.wake(element),
-            Action::Forget => self.keep(element, false).await,
-            Action::GiveUp => self.array.give_up(element),
+            Action::Wake => self.wake(node),
+            Action::Forget => self.keep(node, false).await,
+            Action::GiveUp => self.array.give_up(node),
         }
     }
 
-    /// Suspends an element unless it is needed. Work may have been assigned to it since the last look; from now on none is.
-    async fn suspend_unless_needed(&self, element: u32) {
+    /// Suspends a node unless it is needed. Work may have been assigned to it since the last look; from now on none is.
+    async fn suspend_unless_needed(&self, node: u32) {
         self.array.refresh();
-        if let Some(why) = self.needed(element, self.array.demand().await.as_ref()) {
-            self.sleepers().stays(element, why.to_owned());
+        if let Some(why) = self.needed(node, self.array.demand().await.as_ref()) {
+            self.sleepers().stays(node, why.to_owned());
             return self.array.refresh();
         }
-        let quiet_ns = match (self.by_hand.lock().remove(&element), self.elastic.after) {
+        let quiet_ns = match (self.by_hand.lock().remove(&node), self.elastic.after) {
             (false, Some(after)) => span(after).0,
             _ => 0,
         };
         let suspend = To::Suspend(v1::Suspend { quiet_ns });
-        if !self.array.send(element, suspend) {
-            self.sleepers().on(element, Event::Left);
+        if !self.array.send(node, suspend) {
+            self.sleepers().on(node, Event::Left);
         }
     }
 
-    async fn keep(&self, element: u32, asleep: bool) {
+    async fn keep(&self, node: u32, asleep: bool) {
         let kept = store::Kept {
-            element,
+            node,
             asleep,
-            since: self.sleepers().since(element),
-            wakes: self.sleepers().learnt(element),
+            since: self.sleepers().since(node),
+            wakes: self.sleepers().learnt(node),
         };
         let kept = self.database.write(move |db| store::keep(db, kept)).await;
         if let Err(fault) = kept {
-            tracing::warn!(element, %fault, "whether an element sleeps can't be kept");
+            tracing::warn!(node, %fault, "whether a node sleeps can't be kept");
         }
     }
 
     /// Runs the command that suspends a host, if there is one.
-    fn end_host(&self, element: u32) {
-        let Some(command) = self.elastic.commands(element).suspend else {
+    fn end_host(&self, node: u32) {
+        let Some(command) = self.elastic.commands(node).suspend else {
             return;
         };
         let sleepers = self.sleepers().clone();
         tokio::task::spawn_blocking(move || {
-            // An element that was woken in the meantime stays up.
-            if !sleepers.sleeps(element) || sleepers.wakes(element) {
+            // A node that was woken in the meantime stays up.
+            if !sleepers.sleeps(node) || sleepers.wakes(node) {
                 return;
             }
-            if let Err(why) = command.run(element) {
-                tracing::warn!(element, "{why}");
-                sleepers.trouble(element, Event::Tick, why);
+            if let Err(why) = command.run(node) {
+                tracing::warn!(node, "{why}");
+                sleepers.trouble(node, Event::Tick, why);
             }
         });
     }
 
-    /// Wakes an element in all available ways.
-    fn wake(&self, element: u32) {
-        let told = self.array.wake(element);
-        tracing::info!(element, "a suspended element is woken");
-        let Some(command) = self.elastic.commands(element).wake else {
+    /// Wakes a node in all available ways.
+    fn wake(&self, node: u32) {
+        let told = self.array.wake(node);
+        tracing::info!(node, "a suspended node is woken");
+        let Some(command) = self.elastic.commands(node).wake else {
             if !told {
                 let why =
                     "no process of it waits to be woken, and there is no wake command: start it";
-                self.sleepers().trouble(element, Event::Failed, why.into());
+                self.sleepers().trouble(node, Event::Failed, why.into());
             }
             return;
         };
         let sleepers = self.sleepers().clone();
         tokio::task::spawn_blocking(move || {
-            if let Err(why) = command.run(element)
-                && sleepers.wakes(element)
+            if let Err(why) = command.run(node)
+                && sleepers.wakes(node)
             {
-                tracing::warn!(element, "{why}");
-                sleepers.trouble(element, Event::Failed, why);
+                tracing::warn!(node, "{why}");
+                sleepers.trouble(node, Event::Failed, why);
             }
         });
     }
 
-    /// Returns the need for an element, or `None`.
-    fn needed(&self, element: u32, demand: Option<&Demand>) -> Option<&'static str> {
+    /// Returns the need for a node, or `None`.
+    fn needed(&self, node: u32, demand: Option<&Demand>) -> Option<&'static str> {
         let Some(demand) = demand else {
             return Some("what jobs need is not known at this moment");
         };
-        let id = ElementId(element);
+        let id = NodeId(node);
         if demand.used.contains(&id) || demand.wanted.contains(&id) {
             return Some("a job needs it");
         }
-        let needs = self.database.read(|db| needs::of(db, element));
+        let needs = self.database.read(|db| needs::of(db, node));
         needs.unwrap_or(Some("what needs it is not known at this moment"))
     }
 
@@ -209,28 +209,28 @@ impl Manager {
         let Some(demand) = self.array.demand().await else {
             return;
         };
-        for &element in &asleep {
-            if self.needed(element, Some(&demand)).is_some() {
-                self.sleepers().on(element, Event::Wanted);
+        for &node in &asleep {
+            if self.needed(node, Some(&demand)).is_some() {
+                self.sleepers().on(node, Event::Wanted);
             }
         }
         self.make_room(&asleep);
         self.share(&asleep, &demand);
-        for element in candidates {
-            match self.needed(element, Some(&demand)) {
+        for node in candidates {
+            match self.needed(node, Some(&demand)) {
                 Some(why) => {
-                    self.sleepers().needed(element, why);
-                    self.sleepers().on(element, Event::Wanted);
+                    self.sleepers().needed(node, why);
+                    self.sleepers().on(node, Event::Wanted);
                 }
                 None => {
-                    self.sleepers().needed(element, "");
-                    self.sleepers().on(element, Event::Tired);
+                    self.sleepers().needed(node, "");
+                    self.sleepers().on(node, Event::Tired);
                 }
             }
         }
     }
 
-    /// Returns the elements that were idle for the allowed time.
+    /// Returns the nodes that were idle for the allowed time.
     fn tired(&self) -> Vec<u32> {
         let Some(after) = self.elastic.after else {
             return Vec::new();
@@ -238,24 +238,24 @@ impl Manager {
         let up = self.array.up();
         let mut tired = Vec::new();
         let mut seen = self.seen.lock();
-        for element in up {
-            let Some(now) = self.array.activity(element).filter(|now| now.may) else {
+        for node in up {
+            let Some(now) = self.array.activity(node).filter(|now| now.may) else {
                 continue;
             };
-            let before = seen.insert(element, now);
+            let before = seen.insert(node, now);
             let moves = before.is_some_and(|before| before.moved != now.moved);
             if now.busy || moves {
-                self.sleepers().on(element, Event::Wanted);
+                self.sleepers().on(node, Event::Wanted);
             }
-            match self.sleepers().unused(element) {
-                Some(unused) if unused >= span(after) => tired.push(element),
+            match self.sleepers().unused(node) {
+                Some(unused) if unused >= span(after) => tired.push(node),
                 _ => {}
             }
         }
         tired
     }
 
-    /// Wakes an element for copies that find no place on the elements that are up.
+    /// Wakes a node for copies that find no place on the nodes that are up.
     fn make_room(&self, asleep: &[u32]) {
         if asleep.is_empty() {
             return;
@@ -265,23 +265,23 @@ impl Manager {
             .database
             .read(|db| needs::holders_of_one_that_rests(db, now));
         let Ok(Some(holders)) = holders else { return };
-        let other = asleep.iter().find(|element| {
-            !holders.contains(element) && !self.shared.leaving.is_closed(**element)
-        });
-        if let Some(&element) = other {
-            self.sleepers().on(element, Event::Wanted);
+        let other = asleep
+            .iter()
+            .find(|node| !holders.contains(node) && !self.shared.leaving.is_closed(**node));
+        if let Some(&node) = other {
+            self.sleepers().on(node, Event::Wanted);
         }
     }
 
-    /// Wakes as many elements for waiting tasks as `allocate` chooses.
+    /// Wakes as many nodes for waiting tasks as `allocate` chooses.
     fn share(&self, asleep: &[u32], demand: &Demand) {
-        let able: BTreeSet<u32> = demand.able.iter().map(|element| element.0).collect();
+        let able: BTreeSet<u32> = demand.able.iter().map(|node| node.0).collect();
         let able: Vec<u32> = asleep
             .iter()
             .copied()
             .filter(|one| able.contains(one))
             .collect();
-        let waking = able.iter().any(|&element| self.sleepers().wakes(element));
+        let waking = able.iter().any(|&node| self.sleepers().wakes(node));
         if able.is_empty() || waking {
             return;
         }
@@ -289,86 +289,86 @@ impl Manager {
             .array
             .stores()
             .into_iter()
-            .filter(|&element| self.array.activity(element).is_some())
-            .filter_map(|element| self.worker(element, Span::default()))
+            .filter(|&node| self.array.activity(node).is_some())
+            .filter_map(|node| self.worker(node, Span::default()))
             .collect();
         let mut sleeping: Vec<(Span, u32)> = able
             .into_iter()
-            .map(|element| (self.wake_up_time(element), element))
+            .map(|node| (self.wake_up_time(node), node))
             .collect();
         sleeping.sort_unstable();
         let workers: Option<Vec<Worker>> = sleeping
             .iter()
-            .map(|&(wake, element)| self.worker(element, wake))
+            .map(|&(wake, node)| self.worker(node, wake))
             .collect();
         let Some(workers) = workers else { return };
         let chosen = allocate(demand.work.0, &awake, &workers);
-        for &(_, element) in &sleeping[..chosen.woken] {
-            self.sleepers().on(element, Event::Wanted);
+        for &(_, node) in &sleeping[..chosen.woken] {
+            self.sleepers().on(node, Event::Wanted);
         }
     }
 
-    fn wake_up_time(&self, element: u32) -> Span {
-        let learnt = self.sleepers().learnt(element).mean();
+    fn wake_up_time(&self, node: u32) -> Span {
+        let learnt = self.sleepers().learnt(node).mean();
         learnt.unwrap_or(WAKE_UNKNOWN)
     }
 
     /// Work is measured in core time here.
-    fn worker(&self, element: u32, wake: Span) -> Option<Worker> {
-        let (power, cores) = self.array.power(element)?;
+    fn worker(&self, node: u32, wake: Span) -> Option<Worker> {
+        let (power, cores) = self.array.power(node)?;
         Some(Worker::of_cores(cores, power, wake))
     }
 
-    /// Suspends an element on request. Waits until it is suspended.
+    /// Suspends a node on request. Waits until it is suspended.
     ///
     /// # Errors
     /// The reason why it is not suspended.
-    pub(crate) async fn suspend(&self, element: u32) -> Result<(), String> {
+    pub(crate) async fn suspend(&self, node: u32) -> Result<(), String> {
         let sleepers = self.sleepers();
-        if sleepers.sleeps(element) && !sleepers.wakes(element) {
+        if sleepers.sleeps(node) && !sleepers.wakes(node) {
             return Ok(());
         }
-        let Some(activity) = self.array.activity(element) else {
-            return Err(format!("element {element} is not up"));
+        let Some(activity) = self.array.activity(node) else {
+            return Err(format!("node {node} is not up"));
         };
         if !activity.may {
             return Err(format!(
-                "element {element} can't be suspended: it keeps what it has in memory, or lends the server's cores"
+                "node {node} can't be suspended: it keeps what it has in memory, or lends the server's cores"
             ));
         }
-        if let Some(why) = self.needed(element, self.array.demand().await.as_ref()) {
-            return Err(format!("element {element} stays awake: {why}"));
+        if let Some(why) = self.needed(node, self.array.demand().await.as_ref()) {
+            return Err(format!("node {node} stays awake: {why}"));
         }
-        self.by_hand.lock().insert(element);
-        sleepers.on(element, Event::Tired);
+        self.by_hand.lock().insert(node);
+        sleepers.on(node, Event::Tired);
         loop {
             tokio::time::sleep(LOOK).await;
-            if sleepers.sleeps(element) {
+            if sleepers.sleeps(node) {
                 return Ok(());
             }
-            if !sleepers.falls(element) {
-                let why = sleepers.why(element);
-                return Err(format!("element {element} stays awake: {why}"));
+            if !sleepers.falls(node) {
+                let why = sleepers.why(node);
+                return Err(format!("node {node} stays awake: {why}"));
             }
         }
     }
 
-    /// Wakes an element on request. Waits until it is up.
+    /// Wakes a node on request. Waits until it is up.
     ///
     /// # Errors
     /// The reason why it is not up.
-    pub(crate) async fn wake_now(&self, element: u32) -> Result<(), String> {
+    pub(crate) async fn wake_now(&self, node: u32) -> Result<(), String> {
         let sleepers = self.sleepers();
         loop {
-            if self.array.activity(element).is_some() {
+            if self.array.activity(node).is_some() {
                 return Ok(());
             }
-            let why = sleepers.why(element);
-            if !sleepers.sleeps(element) {
-                let away = format!("element {element} is away, and was not suspended");
+            let why = sleepers.why(node);
+            if !sleepers.sleeps(node) {
+                let away = format!("node {node} is away, and was not suspended");
                 return Err(if why.is_empty() { away } else { why });
             }
-            sleepers.want(element);
+            sleepers.want(node);
             tokio::time::sleep(LOOK).await;
         }
     }

@@ -1,7 +1,7 @@
-//! Suspended elements: their states, the ways to suspend and wake them, and the needs that keep them awake. This is the worker manager of
+//! Suspended nodes: their states, the ways to suspend and wake them, and the needs that keep them awake. This is the worker manager of
 //! LABIOS (§3.3). `tidemill_core::elastic` decides the times. Next: `server/src/elastic/manager.rs`, which carries out the decisions.
 //!
-//! The suspension of an element is stored before any other step. A suspended element reports its state again with every connection, so
+//! The suspension of a node is stored before any other step. A suspended node reports its state again with every connection, so
 //! the server may be killed at any moment.
 
 mod command;
@@ -25,16 +25,16 @@ use tidemill_wire::v1;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// Settings of suspending an array's elements.
+/// Settings of suspending an array's nodes.
 #[derive(Clone, Debug)]
 pub struct Elastic {
-    /// Idle time after which an element is suspended; `None`: only by command.
+    /// Idle time after which a node is suspended; `None`: only by command.
     pub after: Option<Duration>,
-    /// Commands for elements without a command in `each`.
+    /// Commands for nodes without a command in `each`.
     pub all: Commands,
-    /// Commands of particular elements.
+    /// Commands of particular nodes.
     pub each: BTreeMap<u32, Commands>,
-    /// Time limit for waking an element.
+    /// Time limit for waking a node.
     pub wake_limit: Duration,
 }
 
@@ -50,9 +50,9 @@ impl Default for Elastic {
 }
 
 impl Elastic {
-    /// Returns the commands of an element.
-    fn commands(&self, element: u32) -> Commands {
-        let own = self.each.get(&element).cloned().unwrap_or_default();
+    /// Returns the commands of a node.
+    fn commands(&self, node: u32) -> Commands {
+        let own = self.each.get(&node).cloned().unwrap_or_default();
         Commands {
             suspend: own.suspend.or_else(|| self.all.suspend.clone()),
             wake: own.wake.or_else(|| self.all.wake.clone()),
@@ -71,25 +71,25 @@ fn span(duration: Duration) -> Span {
     Span(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX))
 }
 
-/// State of one element.
+/// State of one node.
 #[derive(Clone, Debug)]
 struct Known {
     sleeper: Sleeper,
-    /// Time at which the element was suspended, for display.
+    /// Time at which the node was suspended, for display.
     since: i64,
-    /// Reason why the element can't be woken or was not suspended.
+    /// Reason why the node can't be woken or was not suspended.
     trouble: String,
-    /// Need that keeps the element awake.
+    /// Need that keeps the node awake.
     needed: String,
 }
 
-/// States of all elements.
+/// States of all nodes.
 #[derive(Debug)]
 pub(crate) struct Sleepers {
     known: Mutex<BTreeMap<u32, Known>>,
     actions: Mutex<Vec<(u32, Action)>>,
     limits: Mutex<Limits>,
-    /// Whether any element is suspended or may be. If not, no check is necessary.
+    /// Whether any node is suspended or may be. If not, no check is necessary.
     any: AtomicBool,
     news: Notify,
     began: Instant,
@@ -138,18 +138,18 @@ impl Sleepers {
                 trouble: String::new(),
                 needed: String::new(),
             };
-            known.insert(one.element, one_known);
+            known.insert(one.node, one_known);
         }
     }
 
-    /// Applies an event to an element.
-    pub(crate) fn on(&self, element: u32, event: Event) {
+    /// Applies an event to a node.
+    pub(crate) fn on(&self, node: u32, event: Event) {
         let (now, limits) = (self.now(), *self.limits.lock());
         if event == Event::Fell || event == Event::Tired {
             self.any.store(true, Ordering::Relaxed);
         }
         let mut known = self.known.lock();
-        let one = known.entry(element).or_insert_with(|| Known {
+        let one = known.entry(node).or_insert_with(|| Known {
             sleeper: Sleeper::awake(Wakes::default(), now),
             since: 0,
             trouble: String::new(),
@@ -166,22 +166,22 @@ impl Sleepers {
             _ => {}
         }
         if let Some(action) = action {
-            self.actions.lock().push((element, action));
+            self.actions.lock().push((node, action));
             self.news.notify_one();
         }
     }
 
-    /// Records that an element is needed. The caller waits separately.
-    pub(crate) fn want(&self, element: u32) {
+    /// Records that a node is needed. The caller waits separately.
+    pub(crate) fn want(&self, node: u32) {
         if self.any.load(Ordering::Relaxed) {
-            self.on(element, Event::Wanted);
+            self.on(node, Event::Wanted);
         }
     }
 
     fn tick(&self) {
         let known: Vec<u32> = self.known.lock().keys().copied().collect();
-        for element in known {
-            self.on(element, Event::Tick);
+        for node in known {
+            self.on(node, Event::Tick);
         }
     }
 
@@ -189,89 +189,89 @@ impl Sleepers {
         std::mem::take(&mut *self.actions.lock())
     }
 
-    fn trouble(&self, element: u32, event: Event, why: String) {
-        self.on(element, event);
-        if let Some(known) = self.known.lock().get_mut(&element) {
+    fn trouble(&self, node: u32, event: Event, why: String) {
+        self.on(node, event);
+        if let Some(known) = self.known.lock().get_mut(&node) {
             known.trouble = why;
         }
     }
 
-    /// Records that an element was asked to suspend itself and does not.
-    pub(crate) fn stays(&self, element: u32, why: String) {
-        self.trouble(element, Event::Stays, why);
+    /// Records that a node was asked to suspend itself and does not.
+    pub(crate) fn stays(&self, node: u32, why: String) {
+        self.trouble(node, Event::Stays, why);
     }
 
-    fn needed(&self, element: u32, by: &str) {
-        if let Some(known) = self.known.lock().get_mut(&element)
+    fn needed(&self, node: u32, by: &str) {
+        if let Some(known) = self.known.lock().get_mut(&node)
             && known.needed != by
         {
             by.clone_into(&mut known.needed);
         }
     }
 
-    fn ask<T>(&self, element: u32, answer: impl Fn(&Known, &Limits) -> T) -> Option<T> {
+    fn ask<T>(&self, node: u32, answer: impl Fn(&Known, &Limits) -> T) -> Option<T> {
         let limits = *self.limits.lock();
         let known = self.known.lock();
-        known.get(&element).map(|one| answer(one, &limits))
+        known.get(&node).map(|one| answer(one, &limits))
     }
 
-    /// Whether an element is suspended, so that it is not missed.
-    pub(crate) fn sleeps(&self, element: u32) -> bool {
+    /// Whether a node is suspended, so that it is not missed.
+    pub(crate) fn sleeps(&self, node: u32) -> bool {
         self.any.load(Ordering::Relaxed)
             && self
-                .ask(element, |one, limits| one.sleeper.sleeps(limits))
+                .ask(node, |one, limits| one.sleeper.sleeps(limits))
                 .unwrap_or(false)
     }
 
-    /// Whether an element is being suspended.
-    pub(crate) fn falls(&self, element: u32) -> bool {
+    /// Whether a node is being suspended.
+    pub(crate) fn falls(&self, node: u32) -> bool {
         self.any.load(Ordering::Relaxed)
             && self
-                .ask(element, |one, _| one.sleeper.falls())
+                .ask(node, |one, _| one.sleeper.falls())
                 .unwrap_or(false)
     }
 
-    fn wakes(&self, element: u32) -> bool {
-        self.ask(element, |one, _| one.sleeper.wakes())
+    fn wakes(&self, node: u32) -> bool {
+        self.ask(node, |one, _| one.sleeper.wakes())
             .unwrap_or(false)
     }
 
-    /// Returns all suspended elements.
+    /// Returns all suspended nodes.
     pub(crate) fn asleep(&self) -> Vec<u32> {
         let limits = *self.limits.lock();
         let known = self.known.lock();
         let asleep = known.iter().filter(|(_, one)| one.sleeper.sleeps(&limits));
-        asleep.map(|(&element, _)| element).collect()
+        asleep.map(|(&node, _)| node).collect()
     }
 
-    fn unused(&self, element: u32) -> Option<Span> {
+    fn unused(&self, node: u32) -> Option<Span> {
         let now = self.now();
-        self.ask(element, |one, _| one.sleeper.unused(now))
+        self.ask(node, |one, _| one.sleeper.unused(now))
             .unwrap_or_default()
     }
 
-    fn learnt(&self, element: u32) -> Wakes {
-        self.ask(element, |one, _| one.sleeper.learnt())
+    fn learnt(&self, node: u32) -> Wakes {
+        self.ask(node, |one, _| one.sleeper.learnt())
             .unwrap_or_default()
     }
 
-    fn since(&self, element: u32) -> i64 {
-        self.ask(element, |one, _| one.since).unwrap_or_default()
+    fn since(&self, node: u32) -> i64 {
+        self.ask(node, |one, _| one.since).unwrap_or_default()
     }
 
-    fn why(&self, element: u32) -> String {
-        self.ask(element, |one, _| one.trouble.clone())
+    fn why(&self, node: u32) -> String {
+        self.ask(node, |one, _| one.trouble.clone())
             .unwrap_or_default()
     }
 
-    /// Forgets an element that was removed from the array.
-    pub(crate) fn forget(&self, element: u32) {
-        self.known.lock().remove(&element);
+    /// Forgets a node that was removed from the array.
+    pub(crate) fn forget(&self, node: u32) {
+        self.known.lock().remove(&node);
     }
 
-    /// Returns an element's data for `status`.
-    pub(crate) fn told(&self, element: u32) -> Option<v1::Sleep> {
-        self.ask(element, |one, limits| {
+    /// Returns a node's data for `status`.
+    pub(crate) fn told(&self, node: u32) -> Option<v1::Sleep> {
+        self.ask(node, |one, limits| {
             let suspended = one.sleeper.sleeps(limits);
             let learnt = one.sleeper.learnt();
             v1::Sleep {
@@ -286,11 +286,11 @@ impl Sleepers {
         })
     }
 
-    /// Wakes an element and waits for it, at most for `limit`. Returns whether it is awake.
-    pub(crate) async fn until_awake(self: &Arc<Self>, element: u32, limit: Duration) -> bool {
+    /// Wakes a node and waits for it, at most for `limit`. Returns whether it is awake.
+    pub(crate) async fn until_awake(self: &Arc<Self>, node: u32, limit: Duration) -> bool {
         let end = Instant::now() + limit;
-        while self.sleeps(element) || self.wakes(element) {
-            self.want(element);
+        while self.sleeps(node) || self.wakes(node) {
+            self.want(node);
             if Instant::now() >= end {
                 return false;
             }

@@ -1,47 +1,47 @@
-//! Needs for an element according to the database. The same needs keep an element awake and have it woken, so that no element alternates.
+//! Needs for a node according to the database. The same needs keep a node awake and have it woken, so that no node alternates.
 
 use crate::names::Fault;
 use rusqlite::{Connection, params};
 use tidemill_core::copies::COPIES_MAX;
 
-/// Readable reasons of needs, and their queries, each with the element as `?1`.
+/// Readable reasons of needs, and their queries, each with the node as `?1`.
 const NEEDS: [(&str, &str); 6] = [
     (
         "a file is being written there",
-        "SELECT 1 FROM writing WHERE element = ?1 OR object IN (SELECT object FROM part WHERE element = ?1)",
+        "SELECT 1 FROM writing WHERE node = ?1 OR object IN (SELECT object FROM part WHERE node = ?1)",
     ),
-    ("it has labels", "SELECT 1 FROM label WHERE element = ?1"),
+    ("it has labels", "SELECT 1 FROM label WHERE node = ?1"),
     (
         "a file is to move there or away",
         "SELECT 1 FROM move WHERE source = ?1 OR target = ?1",
     ),
     (
         "a file that is there lacks copies",
-        "SELECT 1 FROM short WHERE EXISTS (SELECT 1 FROM held WHERE held.object = short.object AND held.element = ?1) \
-         OR EXISTS (SELECT 1 FROM copy WHERE copy.object = short.object AND copy.element = ?1)",
+        "SELECT 1 FROM short WHERE EXISTS (SELECT 1 FROM held WHERE held.object = short.object AND held.node = ?1) \
+         OR EXISTS (SELECT 1 FROM copy WHERE copy.object = short.object AND copy.node = ?1)",
     ),
     (
         "it is being emptied",
-        "SELECT 1 FROM drain WHERE element = ?1 AND (after != 9223372036854775807 \
-         OR EXISTS (SELECT 1 FROM removal WHERE removal.element = ?1))",
+        "SELECT 1 FROM drain WHERE node = ?1 AND (after != 9223372036854775807 \
+         OR EXISTS (SELECT 1 FROM removal WHERE removal.node = ?1))",
     ),
     (
         "its objects are being compared",
-        "SELECT 1 FROM scrub WHERE element = ?1 AND ended <= 0",
+        "SELECT 1 FROM scrub WHERE node = ?1 AND ended <= 0",
     ),
 ];
 
-/// Returns the need for an element, or `None`.
-pub(super) fn of(db: &Connection, element: u32) -> Result<Option<&'static str>, Fault> {
+/// Returns the need for a node, or `None`.
+pub(super) fn of(db: &Connection, node: u32) -> Result<Option<&'static str>, Fault> {
     for (what, sql) in NEEDS {
-        if db.prepare_cached(sql)?.exists([element])? {
+        if db.prepare_cached(sql)?.exists([node])? {
             return Ok(Some(what));
         }
     }
     Ok(None)
 }
 
-/// Returns the elements that have, or will have, a copy of a version that lacks copies while none can be created now; `None` if there is
+/// Returns the nodes that have, or will have, a copy of a version that lacks copies while none can be created now; `None` if there is
 /// no such version.
 pub(super) fn holders_of_one_that_rests(
     db: &Connection,
@@ -55,7 +55,8 @@ pub(super) fn holders_of_one_that_rests(
         return Ok(None);
     };
     let object: i64 = row.get(0)?;
-    let sql = "SELECT element FROM held WHERE object = ?1 UNION SELECT element FROM copy WHERE object = ?1";
+    let sql =
+        "SELECT node FROM held WHERE object = ?1 UNION SELECT node FROM copy WHERE object = ?1";
     let mut statement = db.prepare_cached(sql)?;
     let holders = statement.query_map([object], |row| row.get(0))?;
     Ok(Some(holders.collect::<Result<_, _>>()?))

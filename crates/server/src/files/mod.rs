@@ -12,7 +12,7 @@ pub(crate) mod stream;
 
 pub(crate) use path::is_file;
 pub(crate) use refused::Refused;
-pub(crate) use stream::{Elements, Source, Unreadable};
+pub(crate) use stream::{Nodes, Source, Unreadable};
 
 use crate::access::{Access, Peer};
 use crate::array::Array;
@@ -55,7 +55,7 @@ struct Inner {
     names: Arc<SqliteNames>,
     recalls: Recalls,
     access: Arc<Access>,
-    elements: Elements,
+    nodes: Nodes,
     of_each: Turns,
     of_all: Arc<Semaphore>,
 }
@@ -79,7 +79,7 @@ impl Files {
             names: names.clone(),
             recalls: recalls.clone(),
             access: access.clone(),
-            elements: Elements {
+            nodes: Nodes {
                 array: array.clone(),
                 shared: names.shared().clone(),
                 objects: Objects::new(Some(trust)),
@@ -149,9 +149,9 @@ impl Files {
         }
     }
 
-    /// Returns the elements from which bytes of versions are read.
-    pub(crate) fn elements(&self) -> &Elements {
-        &self.0.elements
+    /// Returns the nodes from which bytes of versions are read.
+    pub(crate) fn nodes(&self) -> &Nodes {
+        &self.0.nodes
     }
 
     async fn read(
@@ -164,8 +164,8 @@ impl Files {
         let content = v1::GetAttr { ino, content: true };
         self.one(caller, Op::GetAttr(content)).await?;
         let reading = self.0.names.read_version(caller, ino)?;
-        let node = &reading.node;
-        match node.object == 0 && node.version == 0 && node.writing != 0 {
+        let vnode = &reading.vnode;
+        match vnode.object == 0 && vnode.version == 0 && vnode.writing != 0 {
             true => Err(Refused::NotYet(shown())),
             false => Ok(reading),
         }
@@ -195,9 +195,15 @@ impl Files {
     ) -> Result<Response<Body>, Refused> {
         let bytes = asked.method == Method::GET;
         let reading = self.read(caller, ino, || shown).await?;
-        let node = &reading.node;
-        let array = self.0.elements.array.id();
-        let version = Version::new(array, node.object, node.size, node.mtime, clock::now_ns());
+        let vnode = &reading.vnode;
+        let array = self.0.nodes.array.id();
+        let version = Version::new(
+            array,
+            vnode.object,
+            vnode.size,
+            vnode.mtime,
+            clock::now_ns(),
+        );
         let (status, range) = match version.wanted(&asked.headers, bytes) {
             Wanted::All => (StatusCode::OK, 0..version.size),
             Wanted::Some(range) => (StatusCode::PARTIAL_CONTENT, range),
@@ -223,7 +229,7 @@ impl Files {
         if !bytes || range.is_empty() {
             return built(response, Body::empty());
         }
-        let Some(source) = Source::new(&self.0.elements, reading) else {
+        let Some(source) = Source::new(&self.0.nodes, reading) else {
             return built(response, Body::empty());
         };
         let turn = self.turn(peer).await?;

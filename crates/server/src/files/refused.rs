@@ -11,7 +11,7 @@ use tidemill_core::shown::line;
 use tidemill_wire::v1;
 use tonic::{Code, Status};
 
-/// Time in seconds after which a request may be retried that was refused because of load, or because an element is offline.
+/// Time in seconds after which a request may be retried that was refused because of load, or because a node is offline.
 const RETRY_SECS: &str = "2";
 
 /// Reason of a refusal: see the module.

@@ -1,5 +1,5 @@
-//! Streams of a version's bytes from elements to a client: one window at a time, while the next window is read, and from the next copy if
-//! an element does not answer.
+//! Streams of a version's bytes from nodes to a client: one window at a time, while the next window is read, and from the next copy if
+//! a node does not answer.
 
 use crate::array::Array;
 use crate::names::reading::Reading;
@@ -14,12 +14,12 @@ use tidemill_client::Error;
 use tidemill_client::objects::{Objects, Remote};
 use tidemill_client::sparse::Sparse;
 use tidemill_client::windows;
-use tidemill_core::id::ElementId;
+use tidemill_core::id::NodeId;
 use tidemill_core::layout::{Layout, Part};
 use tidemill_wire::capability::rights;
 use tokio::sync::mpsc;
 
-/// Maximum wait for a suspended element.
+/// Maximum wait for a suspended node.
 const WAKE_MAX: Duration = Duration::from_secs(30);
 
 /// Size of one read of a file in bytes. Each stream holds two such windows.
@@ -31,20 +31,20 @@ const FRAME_BYTES: usize = 64 << 10;
 /// Time after which the stream to a client that takes no bytes is ended.
 const STALLED_MAX: Duration = Duration::from_secs(300);
 
-/// Maximum silence of an element if there is another copy, and if there is none.
+/// Maximum silence of a node if there is another copy, and if there is none.
 const OTHERS_AFTER: Duration = Duration::from_secs(6);
 const ANSWER_MAX: Duration = Duration::from_secs(60);
 
-/// Time limit for a reduction on an element, with the wait for its turn.
+/// Time limit for a reduction on a node, with the wait for its turn.
 const REDUCED_MAX: Duration = Duration::from_secs(100);
 
-/// Interval in which the element of a running reduction is checked to be up.
+/// Interval in which the node of a running reduction is checked to be up.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// Limits log entries about aborted streams.
 static BROKEN: Sparse = Sparse::new();
 
-/// Bytes that no element can deliver.
+/// Bytes that no node can deliver.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("can't be read now: {0}; see `tidemill status`")]
 pub(crate) struct Unreadable(String);
@@ -64,9 +64,9 @@ impl Unreadable {
 /// Item of a stream: bytes, or the reason why no more bytes follow.
 pub(crate) type Frame = Result<Bytes, Unreadable>;
 
-/// Elements from which bytes are read.
+/// Nodes from which bytes are read.
 #[derive(Clone, Debug)]
-pub(crate) struct Elements {
+pub(crate) struct Nodes {
     pub(crate) array: Arc<Array>,
     pub(crate) shared: Arc<Shared>,
     pub(crate) objects: Objects,
@@ -75,19 +75,19 @@ pub(crate) struct Elements {
 /// A version that is being read.
 #[derive(Debug)]
 pub(crate) struct Source {
-    elements: Elements,
+    nodes: Nodes,
     layout: Layout,
-    /// Elements that failed to deliver: they are asked last.
-    failed: Mutex<BTreeSet<ElementId>>,
+    /// Nodes that failed to deliver: they are asked last.
+    failed: Mutex<BTreeSet<NodeId>>,
     /// Registration of the read, which keeps the version from being removed.
     _reading: Option<Reading>,
 }
 
 impl Source {
     /// Creates the source of a version. Returns `None` if the version has no bytes.
-    pub(crate) fn new(elements: &Elements, mut reading: Reading) -> Option<Self> {
+    pub(crate) fn new(nodes: &Nodes, mut reading: Reading) -> Option<Self> {
         Some(Self {
-            elements: elements.clone(),
+            nodes: nodes.clone(),
             layout: reading.layout.take()?,
             failed: Mutex::default(),
             _reading: Some(reading),
@@ -95,9 +95,9 @@ impl Source {
     }
 
     /// Creates the source of a version that the caller keeps from being removed.
-    pub(crate) fn of_kept(elements: &Elements, layout: Layout) -> Self {
+    pub(crate) fn of_kept(nodes: &Nodes, layout: Layout) -> Self {
         Self {
-            elements: elements.clone(),
+            nodes: nodes.clone(),
             layout,
             failed: Mutex::default(),
             _reading: None,
@@ -116,11 +116,11 @@ impl Source {
         &self.layout
     }
 
-    /// Sends `order` for a part to an element that holds it, for a user, and returns the answer. If one element fails, the next element
+    /// Sends `order` for a part to a node that holds it, for a user, and returns the answer. If one node fails, the next node
     /// with a copy is asked, except after status 400, which means that the request itself is wrong.
     ///
     /// # Errors
-    /// If no element answers: the status of the last one, if it sent any, and the cause.
+    /// If no node answers: the status of the last one, if it sent any, and the cause.
     pub(crate) async fn reduce(
         &self,
         part: usize,
@@ -128,57 +128,57 @@ impl Source {
         order: Bytes,
     ) -> Result<Bytes, (Option<u16>, Unreadable)> {
         let part = &self.layout.parts()[part];
-        let none = format!("no element has object {:016x}", part.object.0);
+        let none = format!("no node has object {:016x}", part.object.0);
         let mut why = (None, Unreadable(none));
-        for element in self.in_order(part) {
-            let remote = match self.remote(element, part) {
+        for node in self.in_order(part) {
+            let remote = match self.remote(node, part) {
                 Ok(remote) => remote,
                 Err(away) => {
                     why = (None, away);
                     continue;
                 }
             };
-            let asked = self.elements.objects.reduce(&remote, user, order.clone());
-            let gone = self.gone(element);
+            let asked = self.nodes.objects.reduce(&remote, user, order.clone());
+            let gone = self.gone(node);
             let asked = async {
                 tokio::select! { asked = asked => Some(asked), () = gone => None }
             };
             let asked = tokio::time::timeout(REDUCED_MAX, asked).await;
             why = match asked.map_err(drop).and_then(|asked| asked.ok_or(())) {
                 Ok(Ok(answer)) => return Ok(answer),
-                Ok(Err(Error::ElementRefused {
+                Ok(Err(Error::NodeRefused {
                     status, message, ..
                 })) => {
                     let message = match status {
                         400 => message,
-                        _ => format!("element {element}: {message}"),
+                        _ => format!("node {node}: {message}"),
                     };
                     (Some(status), Unreadable(message))
                 }
                 Ok(Err(error)) => (None, Unreadable(error.to_string())),
                 Err(()) => {
-                    let silent = format!("element {element} does not answer");
+                    let silent = format!("node {node} does not answer");
                     (None, Unreadable(silent))
                 }
             };
             if why.0 == Some(400) {
                 break;
             }
-            self.failed.lock().insert(element);
+            self.failed.lock().insert(node);
         }
         Err(why)
     }
 
-    /// Reads bytes of a part. The result is shorter only where the part was never written. If all elements with the part are suspended,
+    /// Reads bytes of a part. The result is shorter only where the part was never written. If all nodes with the part are suspended,
     /// one is woken.
     async fn fetch(&self, part: &Part, span: Range<u64>) -> Frame {
         let fetched = self.fetch_awake(part, span.clone()).await;
-        let sleepers = &self.elements.shared.sleepers;
-        let mut copies = part.current().map(|copy| copy.element);
-        let asleep = copies.find(|element| sleepers.sleeps(element.0));
+        let sleepers = &self.nodes.shared.sleepers;
+        let mut copies = part.current().map(|copy| copy.node);
+        let asleep = copies.find(|node| sleepers.sleeps(node.0));
         match (fetched, asleep) {
-            (Err(_), Some(element)) if sleepers.until_awake(element.0, WAKE_MAX).await => {
-                self.failed.lock().remove(&element);
+            (Err(_), Some(node)) if sleepers.until_awake(node.0, WAKE_MAX).await => {
+                self.failed.lock().remove(&node);
                 self.fetch_awake(part, span).await
             }
             (fetched, _) => fetched,
@@ -190,73 +190,73 @@ impl Source {
         if sealed == 0 {
             return Ok(Bytes::new());
         }
-        let mut why = Unreadable(format!("no element has object {:016x}", part.object.0));
+        let mut why = Unreadable(format!("no node has object {:016x}", part.object.0));
         let copies = self.in_order(part);
-        for (index, &element) in copies.iter().enumerate() {
+        for (index, &node) in copies.iter().enumerate() {
             let last = index + 1 == copies.len();
             let patience = if last { ANSWER_MAX } else { OTHERS_AFTER };
-            match self.ask(element, part, span.start, sealed, patience).await {
+            match self.ask(node, part, span.start, sealed, patience).await {
                 Ok(bytes) => return Ok(bytes),
                 Err(error) => why = error,
             }
-            self.failed.lock().insert(element);
+            self.failed.lock().insert(node);
         }
         Err(why)
     }
 
-    /// Returns the elements that have a part, those likely to answer first.
-    fn in_order(&self, part: &Part) -> Vec<ElementId> {
-        let shared = &self.elements.shared;
+    /// Returns the nodes that have a part, those likely to answer first.
+    fn in_order(&self, part: &Part) -> Vec<NodeId> {
+        let shared = &self.nodes.shared;
         let failed = self.failed.lock();
-        let mut copies: Vec<ElementId> = part.current().map(|copy| copy.element).collect();
-        copies.sort_by_key(|element| {
-            let answers = shared.answers(element.0);
-            (failed.contains(element), !answers, !shared.is_up(element.0))
+        let mut copies: Vec<NodeId> = part.current().map(|copy| copy.node).collect();
+        copies.sort_by_key(|node| {
+            let answers = shared.answers(node.0);
+            (failed.contains(node), !answers, !shared.is_up(node.0))
         });
         copies
     }
 
     async fn ask(
         &self,
-        element: ElementId,
+        node: NodeId,
         part: &Part,
         offset: u64,
         length: u64,
         patience: Duration,
     ) -> Frame {
-        let remote = self.remote(element, part)?;
-        let read = self.elements.objects.read(&remote, offset, length);
+        let remote = self.remote(node, part)?;
+        let read = self.nodes.objects.read(&remote, offset, length);
         let bytes = match tokio::time::timeout(patience, read).await {
             Ok(Ok(bytes)) => bytes,
             Ok(Err(error)) => return Err(Unreadable(error.to_string())),
-            Err(_) => return Err(Unreadable(format!("element {element} does not answer"))),
+            Err(_) => return Err(Unreadable(format!("node {node} does not answer"))),
         };
         if (bytes.len() as u64) < length {
             let object = part.object.0;
             let short =
-                format!("on element {element} object {object:016x} is shorter than it was sealed");
+                format!("on node {node} object {object:016x} is shorter than it was sealed");
             return Err(Unreadable(short));
         }
         Ok(bytes)
     }
 
-    /// Waits until an element is no longer up.
-    async fn gone(&self, element: ElementId) {
-        while self.elements.shared.is_up(element.0) {
+    /// Waits until a node is no longer up.
+    async fn gone(&self, node: NodeId) {
+        while self.nodes.shared.is_up(node.0) {
             tokio::time::sleep(LOOK_EVERY).await;
         }
     }
 
-    fn remote(&self, element: ElementId, part: &Part) -> Result<Remote, Unreadable> {
-        let Elements { array, shared, .. } = &self.elements;
-        let url = array.url(element.0);
-        let url = url.ok_or_else(|| Unreadable(format!("element {element} is away")))?;
+    fn remote(&self, node: NodeId, part: &Part) -> Result<Remote, Unreadable> {
+        let Nodes { array, shared, .. } = &self.nodes;
+        let url = array.url(node.0);
+        let url = url.ok_or_else(|| Unreadable(format!("node {node} is away")))?;
         Ok(Remote {
-            element,
+            node,
             url: url.into(),
             object: part.object,
             // The server uses its own right: the rights of the request's user were checked when the version was opened.
-            capability: shared.sign(element.0, part.object.0, rights::READ, 0),
+            capability: shared.sign(node.0, part.object.0, rights::READ, 0),
         })
     }
 }

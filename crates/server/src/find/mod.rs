@@ -9,9 +9,9 @@ use crate::access::Access;
 use crate::clock;
 use crate::files::Files;
 use crate::headers;
-use crate::names::node::{Caller, Node};
 use crate::names::sight::Sight;
 use crate::names::transaction::Tx;
+use crate::names::vnode::{Caller, Vnode};
 use crate::names::{Fault, SqliteNames};
 use crate::namespace_service::refused;
 use query::Query;
@@ -163,15 +163,15 @@ fn answer(
 
 /// Returns the path of a folder without links. A folder that the caller may not list is not found.
 fn folder(tx: &Tx<'_>, path: &[u8]) -> Result<Vec<u8>, Fault> {
-    let node = tx
+    let vnode = tx
         .resolve(path, true)
         .map_err(|fault| tx.advised(path, fault))?;
     let shown = || String::from_utf8_lossy(path).into_owned();
-    if node.kind != Kind::Directory {
+    if vnode.kind != Kind::Directory {
         return Err(Fault::NotDirectory(shown()));
     }
     let found = tx
-        .path_of(node.ino)?
+        .path_of(vnode.ino)?
         .ok_or_else(|| Fault::NotFound(shown()))?;
     Ok(if found == b"/" { Vec::new() } else { found })
 }
@@ -182,12 +182,12 @@ fn seen(
     ino: u64,
     under: &[u8],
 ) -> Result<Option<v1::Found>, Fault> {
-    let Some(node) = Node::find(tx.db, ino)? else {
+    let Some(vnode) = Vnode::find(tx.db, ino)? else {
         return Ok(None);
     };
-    let mut path = sight.listed(&node, under)?;
+    let mut path = sight.listed(&vnode, under)?;
     if let Some(path) = &mut path
-        && headers::zarr::stands_for_folder(tx.db, node.object, path)?
+        && headers::zarr::stands_for_folder(tx.db, vnode.object, path)?
     {
         // A Zarr is shown with the path of its folder.
         let folder = path.iter().rposition(|&byte| byte == b'/');
@@ -196,10 +196,10 @@ fn seen(
     Ok(path.map(|path| v1::Found {
         path,
         ino,
-        object: node.object,
-        size: node.size,
-        mtime: node.mtime,
-        uid: node.uid,
+        object: vnode.object,
+        size: vnode.size,
+        mtime: vnode.mtime,
+        uid: vnode.uid,
         header: String::new(),
     }))
 }

@@ -3,8 +3,8 @@
 
 use crate::names::Fault;
 use crate::names::lineage::{Way, versions_of, walk};
-use crate::names::node::Caller;
 use crate::names::transaction::Tx;
+use crate::names::vnode::Caller;
 use rusqlite::types::Value as Sql;
 use rusqlite::{Connection, params_from_iter};
 use tidemill_client::users;
@@ -263,11 +263,11 @@ impl Query {
     /// Returns the condition for files made, through any number of tasks, from a version of a file that the viewer may read.
     fn made_of(&mut self, tx: &Tx<'_>, path: &str) -> Result<String, Fault> {
         let bytes = path.as_bytes();
-        let node = tx
+        let vnode = tx
             .resolve(bytes, true)
             .map_err(|fault| tx.advised(bytes, fault))?;
-        tx.need_read(&node)?;
-        let start = versions_of(tx.db, node.ino, b"")?;
+        tx.need_read(&vnode)?;
+        let start = versions_of(tx.db, vnode.ino, b"")?;
         let walked = walk(tx.db, Way::Down, &start, 0)?;
         if let Some(cut) = walked.cut {
             return Err(Fault::NotFound(format!(

@@ -1,12 +1,12 @@
-//! Reads headers, for as long as the server runs: by ranges from the elements that hold the files, for every layout. Filtered coordinates
-//! are decoded on an element, in a process of the file's owner. Results are stored in the tables of `server/src/headers/store.rs`.
+//! Reads headers, for as long as the server runs: by ranges from the nodes that hold the files, for every layout. Filtered coordinates
+//! are decoded on a node, in a process of the file's owner. Results are stored in the tables of `server/src/headers/store.rs`.
 
 use super::Wake;
 use super::coordinates::{Stored, spans};
 use super::facts::Facts;
 use super::store::{self, Outcome, Wanted};
 use super::zarr::{self, Of, Zarr};
-use crate::files::{Elements, Files, Source};
+use crate::files::{Files, Nodes, Source};
 use crate::names::{Caller, Fault, SqliteNames};
 use crate::reductions::ordered;
 use futures_util::{StreamExt, stream};
@@ -49,7 +49,7 @@ pub(super) const WINDOW_MAX: usize = 2 << 20;
 pub(crate) fn start(names: &Arc<SqliteNames>, files: &Files) {
     let reader = Reader {
         names: names.clone(),
-        elements: files.elements().clone(),
+        nodes: files.nodes().clone(),
         lacking: Mutex::default(),
     };
     tokio::spawn(reader.run());
@@ -57,7 +57,7 @@ pub(crate) fn start(names: &Arc<SqliteNames>, files: &Files) {
 
 struct Reader {
     names: Arc<SqliteNames>,
-    elements: Elements,
+    nodes: Nodes,
     /// Zarrs with missing chunks of coordinates, and the number of their reads.
     lacking: Mutex<BTreeMap<u64, (Zarr, u32)>>,
 }
@@ -169,7 +169,7 @@ impl Reader {
         let files = zarr::Files {
             zarr: zarr.clone(),
             names: self.names.clone(),
-            elements: self.elements.clone(),
+            nodes: self.nodes.clone(),
             until: Instant::now() + HEADER_MAX,
             bytes_left: Mutex::new(READ_BYTES_MAX),
             seen: Mutex::default(),
@@ -191,23 +191,23 @@ impl Reader {
         // Files of other users are not declared to be parts.
         let own = seen
             .into_values()
-            .filter(|node| node.uid == zarr.stands.uid);
-        let wanted = |node: crate::names::node::Node| Wanted {
-            object: node.object,
-            ino: node.ino,
+            .filter(|vnode| vnode.uid == zarr.stands.uid);
+        let wanted = |vnode: crate::names::vnode::Vnode| Wanted {
+            object: vnode.object,
+            ino: vnode.ino,
         };
         (outcome, own.map(wanted).collect())
     }
 
     async fn read(&self, wanted: Wanted) -> Outcome {
         let reading = match self.names.read_version(&Caller::root(), wanted.ino) {
-            Ok(reading) if reading.node.object == wanted.object => reading,
+            Ok(reading) if reading.vnode.object == wanted.object => reading,
             Err(fault) if !matches!(fault, Fault::NotFound(_)) => return Outcome::Later,
             _ => return Outcome::Unreadable("the file has another version".into()),
         };
-        let owner = (reading.node.uid, reading.node.gid);
-        let size = reading.node.size;
-        let Some(source) = Source::new(&self.elements, reading) else {
+        let owner = (reading.vnode.uid, reading.vnode.gid);
+        let size = reading.vnode.size;
+        let Some(source) = Source::new(&self.nodes, reading) else {
             return Outcome::Unreadable("the file is empty".into());
         };
         let ranged = Ranged {

@@ -4,7 +4,7 @@
 //! A Zarr that is a folder (`zarr`) has its header in many files. One of them stands for it.
 //!
 //! `store` queues a version in the transaction that makes it visible under a name of such files. `driver` reads headers, a few at a time,
-//! by ranges from the elements that hold them. `facts` selects the stored facts of a header, and `coordinates` determines the ranges of
+//! by ranges from the nodes that hold them. `facts` selects the stored facts of a header, and `coordinates` determines the ranges of
 //! its coordinates.
 
 mod coordinates;

@@ -4,8 +4,8 @@ use super::facts::Facts;
 use super::zarr::Zarr;
 use super::{Wake, by_name};
 use crate::names::Fault;
-use crate::names::node::Node;
 use crate::names::transaction::Tx;
+use crate::names::vnode::Vnode;
 use rusqlite::{Connection, OptionalExtension, params};
 use tidemill_wire::v1::Kind;
 
@@ -55,16 +55,16 @@ impl Wake {
 impl Tx<'_> {
     /// Queues the present version of a file under this name or path, if the path is that of a scientific file. Its header is read after
     /// the transaction.
-    pub(crate) fn want_header(&self, node: &Node, path: &[u8]) -> Result<(), Fault> {
-        if !by_name(path) || node.kind != Kind::File || node.object == 0 || node.version == 0 {
+    pub(crate) fn want_header(&self, vnode: &Vnode, path: &[u8]) -> Result<(), Fault> {
+        if !by_name(path) || vnode.kind != Kind::File || vnode.object == 0 || vnode.version == 0 {
             return Ok(());
         }
-        let (object, ino) = (node.object.cast_signed(), node.ino.cast_signed());
+        let (object, ino) = (vnode.object.cast_signed(), vnode.ino.cast_signed());
         let sql = "INSERT OR IGNORE INTO header(object, ino, uid) VALUES (?1, ?2, ?3)";
         let new = self
             .db
             .prepare_cached(sql)?
-            .execute(params![object, ino, node.uid])?;
+            .execute(params![object, ino, vnode.uid])?;
         if new > 0 {
             self.shared.headers.wake();
         }

@@ -5,10 +5,10 @@
 use super::coordinates::Stored;
 use super::driver::WINDOW_MAX;
 use super::store::{self, Wanted};
-use crate::files::{Elements, Source};
+use crate::files::{Nodes, Source};
 use crate::names::Fault;
-use crate::names::node::Node;
 use crate::names::transaction::Tx;
+use crate::names::vnode::Vnode;
 use crate::names::{Caller, SqliteNames};
 use crate::reductions::ordered;
 use parking_lot::Mutex;
@@ -39,8 +39,8 @@ pub(super) fn is_metadata(path: &[u8]) -> bool {
 /// A Zarr: its folder, and the file that stands for the folder.
 #[derive(Clone, Debug)]
 pub(super) struct Zarr {
-    pub(super) folder: Node,
-    pub(super) stands: Node,
+    pub(super) folder: Vnode,
+    pub(super) stands: Vnode,
 }
 
 /// Kind of a version whose header is to be read.
@@ -61,16 +61,16 @@ impl Zarr {
     }
 
     /// Whether all users who may read the representing file may read this file, or search this folder.
-    fn shows(&self, node: &Node) -> bool {
-        let bits = if node.is_dir() { 0o555 } else { 0o444 };
+    fn shows(&self, vnode: &Vnode) -> bool {
+        let bits = if vnode.is_dir() { 0o555 } else { 0o444 };
         let asked = (self.stands.mode & 0o044)
-            | if node.is_dir() {
+            | if vnode.is_dir() {
                 (self.stands.mode & 0o044) >> 2
             } else {
                 0
             };
-        let own = (node.uid, node.gid) == (self.stands.uid, self.stands.gid);
-        node.mode & bits == bits || own && node.mode & asked == asked
+        let own = (vnode.uid, vnode.gid) == (self.stands.uid, self.stands.gid);
+        vnode.mode & bits == bits || own && vnode.mode & asked == asked
     }
 }
 
@@ -80,7 +80,7 @@ pub(super) fn of(db: &Connection, ino: u64) -> Result<Of, Fault> {
     let Some((folder, _)) = names.iter().find(|(_, name)| is_metadata(name)) else {
         return Ok(Of::File);
     };
-    let uid = Node::find(db, ino)?.map(|node| node.uid);
+    let uid = Vnode::find(db, ino)?.map(|vnode| vnode.uid);
     let found = around(db, *folder, uid)?;
     Ok(found.map_or(Of::Nothing, |zarr| Of::Zarr(Box::new(zarr))))
 }
@@ -90,7 +90,7 @@ fn around(db: &Connection, folder: u64, mut uid: Option<u32>) -> Result<Option<Z
     let mut found: Option<Zarr> = None;
     let mut at = folder;
     for _ in 0..DEPTH_MAX {
-        let Some(folder) = Node::find(db, at)?.filter(Node::is_dir) else {
+        let Some(folder) = Vnode::find(db, at)?.filter(Vnode::is_dir) else {
             break;
         };
         let Some(stands) = stands_in(db, at, uid)? else {
@@ -108,12 +108,12 @@ fn around(db: &Connection, folder: u64, mut uid: Option<u32>) -> Result<Option<Z
 }
 
 /// Returns the file that makes a folder a Zarr. With `uid`, the file has to belong to that user.
-fn stands_in(db: &Connection, folder: u64, uid: Option<u32>) -> Result<Option<Node>, Fault> {
+fn stands_in(db: &Connection, folder: u64, uid: Option<u32>) -> Result<Option<Vnode>, Fault> {
     for name in &METADATA[..4] {
-        let found = Node::child(db, folder, name.as_bytes())?
-            .filter(|node| node.kind == Kind::File && node.version != 0 && node.object != 0);
-        if let Some(node) = found.filter(|node| uid.is_none_or(|uid| uid == node.uid)) {
-            return Ok(Some(node));
+        let found = Vnode::child(db, folder, name.as_bytes())?
+            .filter(|vnode| vnode.kind == Kind::File && vnode.version != 0 && vnode.object != 0);
+        if let Some(vnode) = found.filter(|vnode| uid.is_none_or(|uid| uid == vnode.uid)) {
+            return Ok(Some(vnode));
         }
     }
     Ok(None)
@@ -121,27 +121,32 @@ fn stands_in(db: &Connection, folder: u64, uid: Option<u32>) -> Result<Option<No
 
 impl Tx<'_> {
     /// Reads a Zarr's header again after a file or folder in it has been renamed, created or deleted.
-    pub(crate) fn changes_zarr(&self, folder: u64, name: &[u8], node: &Node) -> Result<(), Fault> {
-        match node.is_dir() || is_metadata(name) {
+    pub(crate) fn changes_zarr(
+        &self,
+        folder: u64,
+        name: &[u8],
+        vnode: &Vnode,
+    ) -> Result<(), Fault> {
+        match vnode.is_dir() || is_metadata(name) {
             true => self.zarr_anew(folder),
             false => Ok(()),
         }
     }
 
     /// Reads a Zarr's header again after rights of a file or folder in it have changed.
-    pub(crate) fn changes_zarr_rights(&self, node: &Node) -> Result<(), Fault> {
-        if node.is_dir() {
-            return self.zarr_anew(node.ino);
+    pub(crate) fn changes_zarr_rights(&self, vnode: &Vnode) -> Result<(), Fault> {
+        if vnode.is_dir() {
+            return self.zarr_anew(vnode.ino);
         }
-        for (folder, name) in names(self.db, node.ino)? {
-            self.changes_zarr(folder, &name, node)?;
+        for (folder, name) in names(self.db, vnode.ino)? {
+            self.changes_zarr(folder, &name, vnode)?;
         }
         Ok(())
     }
 
     /// Reads the Zarr that contains a folder again, and the Zarr that contains the parent folder if that is another one.
     fn zarr_anew(&self, folder: u64) -> Result<(), Fault> {
-        let above = Node::find(self.db, folder)?.map(|node| node.parent);
+        let above = Vnode::find(self.db, folder)?.map(|vnode| vnode.parent);
         let mut known = None;
         for at in [Some(folder), above].into_iter().flatten() {
             if let Some(zarr) = around(self.db, at, None)?
@@ -174,63 +179,63 @@ pub(crate) fn stands_for_folder(db: &Connection, object: u64, path: &[u8]) -> Re
 pub(super) struct Files {
     pub(super) zarr: Zarr,
     pub(super) names: Arc<SqliteNames>,
-    pub(super) elements: Elements,
+    pub(super) nodes: Nodes,
     pub(super) until: Instant,
     pub(super) bytes_left: Mutex<u64>,
     /// Versions of metadata that were read, with their files.
-    pub(super) seen: Mutex<BTreeMap<u64, Node>>,
+    pub(super) seen: Mutex<BTreeMap<u64, Vnode>>,
     /// Whether a chunk of a coordinate is missing.
     pub(super) lacks: AtomicBool,
 }
 
 impl Files {
-    fn node(&self, path: &str) -> io::Result<Option<Node>> {
+    fn vnode(&self, path: &str) -> io::Result<Option<Vnode>> {
         if Instant::now() >= self.until {
             return Err(io::Error::other(
                 "its metadata take longer than is read to find files by it",
             ));
         }
         let found = self.names.database().read(|db| {
-            let mut node = self.zarr.folder.clone();
+            let mut vnode = self.zarr.folder.clone();
             for name in path.split('/').filter(|name| !name.is_empty()) {
-                if !node.is_dir() || matches!(name, "." | "..") {
+                if !vnode.is_dir() || matches!(name, "." | "..") {
                     return Ok(None);
                 }
-                match Node::child(db, node.ino, name.as_bytes())? {
-                    Some(child) if self.zarr.shows(&child) => node = child,
+                match Vnode::child(db, vnode.ino, name.as_bytes())? {
+                    Some(child) if self.zarr.shows(&child) => vnode = child,
                     _ => return Ok(None),
                 }
             }
-            Ok(Some(node))
+            Ok(Some(vnode))
         });
         found.map_err(away)
     }
 
-    fn file(&self, path: &str) -> io::Result<Option<Node>> {
-        let node = self.node(path)?;
-        let node = node.filter(|node| node.kind == Kind::File && node.version != 0);
-        if let Some(node) = node.as_ref().filter(|_| is_metadata(path.as_bytes())) {
+    fn file(&self, path: &str) -> io::Result<Option<Vnode>> {
+        let vnode = self.vnode(path)?;
+        let vnode = vnode.filter(|vnode| vnode.kind == Kind::File && vnode.version != 0);
+        if let Some(vnode) = vnode.as_ref().filter(|_| is_metadata(path.as_bytes())) {
             let mut seen = self.seen.lock();
             if seen.len() < FILES_MAX {
-                seen.insert(node.object, node.clone());
+                seen.insert(vnode.object, vnode.clone());
             }
         }
-        Ok(node)
+        Ok(vnode)
     }
 
     /// Returns the present version of a file, and its size in bytes.
     fn source(&self, path: &str) -> io::Result<(Source, u64)> {
-        let node = self.file(path)?.ok_or(io::ErrorKind::NotFound)?;
+        let vnode = self.file(path)?.ok_or(io::ErrorKind::NotFound)?;
         let reading = self
             .names
-            .read_version(&Caller::root(), node.ino)
+            .read_version(&Caller::root(), vnode.ino)
             .map_err(away)?;
-        if reading.node.object != node.object {
+        if reading.vnode.object != vnode.object {
             return Err(io::Error::other(format!("{path} has another version")));
         }
-        let source = Source::new(&self.elements, reading);
+        let source = Source::new(&self.nodes, reading);
         let source = source.ok_or_else(|| io::Error::other(format!("{path} is empty")))?;
-        Ok((source, node.size))
+        Ok((source, vnode.size))
     }
 }
 
@@ -256,7 +261,7 @@ impl Files {
 
 impl Folder for Files {
     fn size(&self, path: &str) -> io::Result<Option<u64>> {
-        Ok(self.file(path)?.map(|node| node.size))
+        Ok(self.file(path)?.map(|vnode| vnode.size))
     }
 
     fn read_at(&self, path: &str, offset: u64, into: &mut [u8]) -> io::Result<()> {
@@ -289,7 +294,7 @@ impl Folder for Files {
     }
 
     fn list(&self, path: &str) -> io::Result<Vec<String>> {
-        let Some(folder) = self.node(path)?.filter(Node::is_dir) else {
+        let Some(folder) = self.vnode(path)?.filter(Vnode::is_dir) else {
             return Ok(Vec::new());
         };
         let listed = self.names.database().read(|db| {
@@ -338,24 +343,24 @@ mod tests {
 
     #[test]
     fn zarr_shows_only_files_readable_by_caller() {
-        let node = |uid: u32, mode: u32| {
-            let mut node = Node::folder(7, mode, (uid, uid), 0);
-            node.kind = Kind::File;
-            node
+        let vnode = |uid: u32, mode: u32| {
+            let mut vnode = Vnode::folder(7, mode, (uid, uid), 0);
+            vnode.kind = Kind::File;
+            vnode
         };
         let of = |mode: u32| Zarr {
-            folder: Node::folder(2, 0o755, (1, 1), 0),
-            stands: node(1, mode),
+            folder: Vnode::folder(2, 0o755, (1, 1), 0),
+            stands: vnode(1, mode),
         };
-        let folder = |uid: u32, mode: u32| Node::folder(3, mode, (uid, uid), 0);
+        let folder = |uid: u32, mode: u32| Vnode::folder(3, mode, (uid, uid), 0);
         for (zarr, other, shown) in [
-            (0o644, node(1, 0o644), true),
-            (0o600, node(1, 0o600), true),
-            (0o644, node(1, 0o640), false),
-            (0o640, node(1, 0o644), true),
-            (0o640, node(2, 0o640), false),
-            (0o600, node(2, 0o644), true),
-            (0o644, node(2, 0o600), false),
+            (0o644, vnode(1, 0o644), true),
+            (0o600, vnode(1, 0o600), true),
+            (0o644, vnode(1, 0o640), false),
+            (0o640, vnode(1, 0o644), true),
+            (0o640, vnode(2, 0o640), false),
+            (0o600, vnode(2, 0o644), true),
+            (0o644, vnode(2, 0o600), false),
             (0o644, folder(1, 0o755), true),
             (0o644, folder(1, 0o744), false),
             (0o640, folder(1, 0o750), true),

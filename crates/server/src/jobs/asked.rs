@@ -12,7 +12,7 @@ use super::submit::{Given, Refused, Submission, submit_given};
 use super::view;
 use crate::array::Array;
 use crate::files::Source;
-use crate::files::stream::Elements;
+use crate::files::stream::Nodes;
 use crate::names::shared::Shared;
 use crate::names::{Fault, SqliteNames};
 use crate::recall::Recalls;
@@ -21,7 +21,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
-use tidemill_core::id::{ElementId, JobId, ObjectId};
+use tidemill_core::id::{JobId, NodeId, ObjectId};
 use tidemill_core::job::{Made, Map, PRINTED_BYTES_MAX, Program};
 use tidemill_core::layout::{Layout, Part};
 use tidemill_core::script;
@@ -31,7 +31,7 @@ use tokio::time::Instant;
 
 /// Maximum number of programs for one job.
 const PROGRAMS_MAX: usize = 256;
-/// Maximum time for all programs of one job together, including the time until elements have room for them.
+/// Maximum time for all programs of one job together, including the time until nodes have room for them.
 const WAIT_MAX: Duration = Duration::from_secs(120);
 /// Maximum number of characters of a program's output in an error.
 const SHOWN_MAX: usize = 400;
@@ -186,14 +186,14 @@ impl Drop for Pinned<'_> {
 impl Pinned<'_> {
     /// Pins new outputs. The job itself keeps them until it has ended, and afterwards they rest before their removal.
     fn look(&mut self, db: &rusqlite::Connection, job: JobId) -> Result<(), Fault> {
-        let sql = "SELECT one.task, one.object, one.element, one.size FROM task JOIN task_output AS one ON one.task = task.task \
+        let sql = "SELECT one.task, one.object, one.node, one.size FROM task JOIN task_output AS one ON one.task = task.task \
                    WHERE task.job = ?1";
         let mut statement = db.prepare_cached(sql)?;
         let mut rows = statement.query([job.0.cast_signed()])?;
         while let Some(row) = rows.next()? {
             let number = |at: usize| row.get::<_, i64>(at).map(i64::cast_unsigned);
             let (task, object) = (number(0)?, number(1)?);
-            let part = Part::on(ObjectId(object), number(3)?, ElementId(row.get(2)?));
+            let part = Part::on(ObjectId(object), number(3)?, NodeId(row.get(2)?));
             self.all.entry(task).or_insert_with(|| {
                 self.shared.pin(object);
                 part
@@ -280,13 +280,13 @@ impl Run<'_> {
             return Err(format!("it printed more than {PRINTED_BYTES_MAX} bytes"));
         }
         let objects = self.array.objects().ok_or("no file can be read here")?;
-        let elements = Elements {
+        let nodes = Nodes {
             array: self.array.clone(),
             shared: self.names.shared().clone(),
             objects: objects.clone(),
         };
         let size = part.size;
-        let source = Source::of_kept(&elements, Layout::Whole(part.clone()));
+        let source = Source::of_kept(&nodes, Layout::Whole(part.clone()));
         let bytes = source
             .window(0..size)
             .await

@@ -1,12 +1,12 @@
 //! The dispatcher's driver: a thread that owns the dispatcher, passes events to it and carries out its decisions. It writes the
 //! database (next: `server/src/jobs/persist.rs`) and sends labels through the queue (next: `server/src/queue.rs`).
 //!
-//! **Invariant**: the driver sends nothing to an element and acknowledges no outcome before all decisions so far are in the
-//! database. A server that is killed at any moment therefore finds, when it starts again, each label that an element may have.
+//! **Invariant**: the driver sends nothing to a node and acknowledges no outcome before all decisions so far are in the
+//! database. A server that is killed at any moment therefore finds, when it starts again, each label that a node may have.
 //!
 //! If the database can't be written (it is full, or its device fails), the driver retries the same steps until they are kept. It
 //! decides nothing else during that time, so dispatcher and database never disagree about the order of events. Nothing has to be
-//! reconstructed from the database, which knows less than the dispatcher: it lacks the reports of elements that were not
+//! reconstructed from the database, which knows less than the dispatcher: it lacks the reports of nodes that were not
 //! acknowledged.
 
 use super::blocks::Blocks;
@@ -42,9 +42,9 @@ use std::sync::mpsc::Receiver;
 use std::time::Duration;
 use tidemill_core::copies::{COPIES_MAX, Kept, Next, Site};
 use tidemill_core::dispatch::{Config, Dispatcher};
-use tidemill_core::event::{Action, ElementView, Event, JobState, Origin, OutputSpec};
+use tidemill_core::event::{Action, Event, JobState, NodeView, Origin, OutputSpec};
 use tidemill_core::folder::is_folder;
-use tidemill_core::id::{ElementId, JobId, LabelId, ObjectId, TaskId};
+use tidemill_core::id::{JobId, LabelId, NodeId, ObjectId, TaskId};
 use tidemill_core::label::{Damaged, Failure, FailureKind, Label, Lane, Operation, Outcome, Owner};
 use tidemill_core::layout::Striped;
 use tidemill_core::object::Placed;
@@ -52,7 +52,7 @@ use tidemill_core::pace::Pace;
 use tidemill_core::time::{Span, Time};
 use tidemill_wire::capability::rights;
 use tidemill_wire::condition;
-use tidemill_wire::v1::{self, to_element::Message as To};
+use tidemill_wire::v1::{self, to_node::Message as To};
 
 /// Maximum number of messages in one transaction.
 const BATCH_MAX: usize = 512;
@@ -71,7 +71,7 @@ pub(crate) struct Signals {
     pub(crate) awaiting: Arc<AtomicBool>,
     /// Incremented with every change of a job.
     pub(crate) changes: tokio::sync::watch::Sender<i64>,
-    /// Labels without a job that elements have started.
+    /// Labels without a job that nodes have started.
     pub(crate) running: Arc<Mutex<BTreeSet<LabelId>>>,
     /// Reason why decisions can't be kept or sent now; `None` if they can.
     pub(crate) trouble: Arc<Mutex<Option<(condition::Kind, String)>>>,
@@ -97,7 +97,7 @@ pub(crate) struct Driver {
     shared: Arc<Shared>,
     array: Arc<Array>,
     queue: Arc<dyn Queue>,
-    /// Time of the next attempt to use the queue, if the queue may lack labels or has labels that were not sent to elements.
+    /// Time of the next attempt to use the queue, if the queue may lack labels or has labels that were not sent to nodes.
     behind: Option<Time>,
     garbage: Garbage,
     signals: Signals,
@@ -113,17 +113,17 @@ pub(crate) struct Driver {
     sweep: bool,
     copy: bool,
     scrub: bool,
-    /// Elements that the server no longer waits for.
+    /// Nodes that the server no longer waits for.
     losses: Losses,
     /// Rate limit for copies of versions that are no longer new.
     pace: Pace,
-    /// Elements that are being emptied, as last reported to the dispatcher.
+    /// Nodes that are being emptied, as last reported to the dispatcher.
     emptied: BTreeSet<u32>,
     /// Whether the first copy of an object may have changed since jobs learned of it.
     moved: bool,
     /// Objects that were reported damaged since the last turn: the database does not have these reports yet.
     damaged: BTreeSet<ObjectId>,
-    /// Versions that rest until this time are processed at once, because an element joined.
+    /// Versions that rest until this time are processed at once, because a node joined.
     woken: i64,
     change: i64,
     /// Steps and messages that follow from the restored jobs.
@@ -139,7 +139,7 @@ struct Waiting {
 
 #[derive(Debug)]
 struct Unsettled {
-    element: ElementId,
+    node: NodeId,
     task: Option<TaskId>,
     outcome: Box<Outcome>,
 }
@@ -157,32 +157,32 @@ enum Went {
 /// Delay and rate of repairs and moves of copies.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mending {
-    /// Maximum time that an element may be offline.
+    /// Maximum time that a node may be offline.
     pub(crate) after: Duration,
-    /// Bytes per second; 0 means as fast as the elements can.
+    /// Bytes per second; 0 means as fast as the nodes can.
     pub(crate) bytes_per_sec: u64,
 }
 
-/// Labels whose end is kept, by element.
-type Acks = BTreeMap<ElementId, Vec<LabelId>>;
+/// Labels whose end is kept, by node.
+type Acks = BTreeMap<NodeId, Vec<LabelId>>;
 
 /// Messages to send once a batch is in the database.
 #[derive(Debug, Default)]
 struct Outbox {
     messages: Vec<(u32, To)>,
-    labels: BTreeMap<ElementId, Vec<Label>>,
-    /// Elements that reconnected, and the labels that they know.
-    back: BTreeMap<ElementId, BTreeSet<LabelId>>,
+    labels: BTreeMap<NodeId, Vec<Label>>,
+    /// Nodes that reconnected, and the labels that they know.
+    back: BTreeMap<NodeId, BTreeSet<LabelId>>,
     acks: Acks,
     /// Objects that ended jobs needed. Until the end of a job is kept, a restart would need its objects again.
     unpinned: Vec<ObjectId>,
 }
 
 /// Returns the event that reports a copy to the dispatcher.
-fn copied(object: ObjectId, element: ElementId, there: bool) -> Event {
+fn copied(object: ObjectId, node: NodeId, there: bool) -> Event {
     Event::Copied {
         object,
-        element,
+        node,
         there,
     }
 }
@@ -258,9 +258,9 @@ impl Driver {
             self.take(job, &mut steps, &mut outbox);
         }
         self.moved = self.database.read(moves::any)?;
-        for (element, label) in self.database.read(outbox::errands)? {
+        for (node, label) in self.database.read(outbox::errands)? {
             let event = Event::ErrandSent {
-                element,
+                node,
                 label: label.id,
                 operation: label.operation,
             };
@@ -325,7 +325,7 @@ impl Driver {
         self.finish(steps, outbox, inbox)?;
         self.damaged.clear();
         if copy && let Err(fault) = self.database.read(|db| self.losses.looked(db)) {
-            fault.put_off("what is left of lost elements is not known");
+            fault.put_off("what is left of lost nodes is not known");
         }
         Ok(())
     }
@@ -370,27 +370,27 @@ impl Driver {
                     settled = true;
                 }
                 Went::On => {}
-                // The next versions find no element that takes a label either, or are to be made later, too.
+                // The next versions find no node that takes a label either, or are to be made later, too.
                 Went::NoFurther => break,
             }
         }
         self.copy |= (settled && !all) || self.losses.pending();
     }
 
-    /// Has elements read the next of their objects that a scrub compares.
+    /// Has nodes read the next of their objects that a scrub compares.
     fn go_on_scrubbing(&mut self, steps: &mut Vec<Step>, outbox: &mut Outbox) {
         let open = self.database.read(scrub::open).unwrap_or_else(|fault| {
             fault.put_off("scrubs are put off");
             Vec::new()
         });
         for one in open {
-            if !self.dispatcher.takes_errand(one.element, Lane::Verify) {
+            if !self.dispatcher.takes_errand(one.node, Lane::Verify) {
                 continue;
             }
             match self.database.read(|db| one.next(db)) {
                 Ok(Some(operation)) => {
                     let errand = Event::Errand {
-                        element: one.element,
+                        node: one.node,
                         owner: Owner::default(),
                         operation,
                     };
@@ -402,7 +402,7 @@ impl Driver {
         }
     }
 
-    /// Has elements make the missing copies of a version, as far as they take labels.
+    /// Has nodes make the missing copies of a version, as far as they take labels.
     fn go_on_copying(
         &mut self,
         short: &mut Short,
@@ -441,7 +441,7 @@ impl Driver {
                 }
                 Next::Make { to, .. } if !self.dispatcher.takes_errand(to, Lane::Copy) => {
                     let takes = |site: &Site| {
-                        site.takes && self.dispatcher.takes_errand(site.element, Lane::Copy)
+                        site.takes && self.dispatcher.takes_errand(site.node, Lane::Copy)
                     };
                     return match sites.iter().any(takes) {
                         true => Went::On,
@@ -459,7 +459,7 @@ impl Driver {
                 }
                 Next::Make { from, to } => {
                     let errand = Event::Errand {
-                        element: to,
+                        node: to,
                         owner: short.owner,
                         operation: short.operation(from),
                     };
@@ -470,31 +470,31 @@ impl Driver {
         }
     }
 
-    /// Reports to the dispatcher which elements take no tasks, and notifies names and copies.
+    /// Reports to the dispatcher which nodes take no tasks, and notifies names and copies.
     fn tell_emptied(&mut self, steps: &mut Vec<Step>, outbox: &mut Outbox) {
         let emptied = self.shared.leaving.emptied();
         let before = std::mem::replace(&mut self.emptied, emptied.clone());
-        for &element in before.symmetric_difference(&emptied) {
+        for &node in before.symmetric_difference(&emptied) {
             let event = Event::Emptied {
-                element: ElementId(element),
-                emptied: emptied.contains(&element),
+                node: NodeId(node),
+                emptied: emptied.contains(&node),
             };
             self.feed(event, steps, outbox);
         }
     }
 
-    /// Handles the removal of an element from the array: its remaining work will not be done.
-    fn on_removed(&mut self, element: ElementId, steps: &mut Vec<Step>, outbox: &mut Outbox) {
+    /// Handles the removal of a node from the array: its remaining work will not be done.
+    fn on_removed(&mut self, node: NodeId, steps: &mut Vec<Step>, outbox: &mut Outbox) {
         self.tell_emptied(steps, outbox);
-        self.feed(Event::ElementDown { element }, steps, outbox);
+        self.feed(Event::NodeDown { node }, steps, outbox);
         let errands = self.database.read(outbox::errands).unwrap_or_default();
-        for (_, label) in errands.into_iter().filter(|(on, _)| *on == element) {
+        for (_, label) in errands.into_iter().filter(|(on, _)| *on == node) {
             let failure = Failure {
-                kind: FailureKind::ElementLost,
-                message: format!("element {} was taken out of the array", element.0),
+                kind: FailureKind::NodeLost,
+                message: format!("node {} was taken out of the array", node.0),
             };
             let outcome = Outcome::at(clock::now(), Err(failure));
-            self.on_finished(element, label.id, outcome, steps, outbox);
+            self.on_finished(node, label.id, outcome, steps, outbox);
         }
     }
 
@@ -504,19 +504,19 @@ impl Driver {
         self.shared.pinned(object.0) || self.dispatcher.knows_copies(object)
     }
 
-    /// Reports to the dispatcher that an object is no longer readable on these elements.
+    /// Reports to the dispatcher that an object is no longer readable on these nodes.
     fn untell_copies(
         &mut self,
         object: ObjectId,
-        elements: &[ElementId],
+        nodes: &[NodeId],
         steps: &mut Vec<Step>,
         outbox: &mut Outbox,
     ) {
         if !self.tells_of(object) {
             return;
         }
-        for &element in elements {
-            self.feed(copied(object, element, false), steps, outbox);
+        for &node in nodes {
+            self.feed(copied(object, node, false), steps, outbox);
         }
     }
 
@@ -528,10 +528,10 @@ impl Driver {
             fault.put_off("removals are put off");
             return;
         }
-        for element in self.array.up() {
-            let (id, mut last) = (ElementId(element), ObjectId(0));
+        for node in self.array.up() {
+            let (id, mut last) = (NodeId(node), ObjectId(0));
             while self.dispatcher.takes_errand(id, Lane::Remove) {
-                let mut objects = match self.garbage.due(element, last) {
+                let mut objects = match self.garbage.due(node, last) {
                     Ok(objects) => objects,
                     Err(fault) => {
                         fault.put_off("removals are put off");
@@ -546,7 +546,7 @@ impl Driver {
                     continue;
                 }
                 let errand = Event::Errand {
-                    element: id,
+                    node: id,
                     owner: Owner::default(),
                     operation: Operation::Remove { objects },
                 };
@@ -559,16 +559,16 @@ impl Driver {
         match message {
             Incoming::Report(report) => self.on_report(*report, steps, outbox),
             Incoming::Submitted(job) => {
-                let elements = trace::elements(&job, &self.dispatcher, clock::now());
+                let nodes = trace::nodes(&job, &self.dispatcher, clock::now());
                 let id = job.spec.job;
-                steps.push(Step::Elements { job: id, elements });
+                steps.push(Step::Nodes { job: id, nodes });
                 self.take(*job, steps, outbox);
             }
             Incoming::Plan(job, answer) => {
                 let policy = job.spec.policy.as_deref();
                 let sight = Sight {
                     policy: policy.unwrap_or(self.dispatcher.policy()).to_owned(),
-                    elements: trace::elements(&job, &self.dispatcher, clock::now()),
+                    nodes: trace::nodes(&job, &self.dispatcher, clock::now()),
                 };
                 // The caller may no longer wait for the answer.
                 let _ = answer.send(sight);
@@ -656,8 +656,8 @@ impl Driver {
             fault.put_off("where copies are is not known");
             Vec::new()
         });
-        for (object, element) in copies {
-            self.feed(copied(object, element, true), steps, outbox);
+        for (object, node) in copies {
+            self.feed(copied(object, node, true), steps, outbox);
         }
         if !self.shared.damage() {
             return;
@@ -667,15 +667,15 @@ impl Driver {
             fault.put_off("which copies are damaged is not known");
             Vec::new()
         });
-        for (object, element) in damaged {
-            self.feed(copied(object, element, false), steps, outbox);
+        for (object, node) in damaged {
+            self.feed(copied(object, node, false), steps, outbox);
         }
     }
 
-    /// Handles the report that objects of an element no longer have their sealed content.
+    /// Handles the report that objects of a node no longer have their sealed content.
     fn on_damaged(
         &mut self,
-        element: ElementId,
+        node: NodeId,
         damaged: &[Damaged],
         steps: &mut Vec<Step>,
         outbox: &mut Outbox,
@@ -685,7 +685,7 @@ impl Driver {
         let read: Vec<ObjectId> = read.filter(|object| self.tells_of(*object)).collect();
         self.tell_copies(&read, steps, outbox);
         for one in damaged {
-            self.untell_copies(one.object, &[element], steps, outbox);
+            self.untell_copies(one.object, &[node], steps, outbox);
             self.damaged.insert(one.object);
         }
         self.copy |= !damaged.is_empty();
@@ -693,100 +693,92 @@ impl Driver {
 
     fn on_report(&mut self, report: Report, steps: &mut Vec<Step>, outbox: &mut Outbox) {
         match report {
-            Report::Up { element, labels } => {
-                let id = ElementId(element.element);
-                let Ok(view) = ElementView::try_from(&element) else {
+            Report::Up { node, labels } => {
+                let id = NodeId(node.node);
+                let Ok(view) = NodeView::try_from(&node) else {
                     return;
                 };
-                self.feed(Event::ElementUp { element: id, view }, steps, outbox);
+                self.feed(Event::NodeUp { node: id, view }, steps, outbox);
                 self.resync(id, &labels, outbox);
                 self.ask_for_programs(outbox);
                 self.woken = clock::now_ns() + copies::REST_NS;
                 self.copy = true;
             }
             Report::Programs {
-                element,
+                node,
                 found,
                 missing,
             } => {
-                let element = ElementId(element);
+                let node = NodeId(node);
                 let programs = Event::Programs {
-                    element,
+                    node,
                     found,
                     missing,
                 };
                 self.feed(programs, steps, outbox);
             }
-            Report::Damaged { element, damaged } => {
-                let element = ElementId(element);
+            Report::Damaged { node, damaged } => {
+                let node = NodeId(node);
                 let objects: Vec<Damaged> = damaged.objects.iter().map(Into::into).collect();
-                self.on_damaged(element, &objects, steps, outbox);
-                steps.push(Step::Damaged { element, objects });
+                self.on_damaged(node, &objects, steps, outbox);
+                steps.push(Step::Damaged { node, objects });
             }
-            Report::Down { element } => {
-                self.feed(
-                    Event::ElementDown {
-                        element: ElementId(element),
-                    },
-                    steps,
-                    outbox,
-                );
+            Report::Down { node } => {
+                self.feed(Event::NodeDown { node: NodeId(node) }, steps, outbox);
             }
-            Report::Asleep { element } => {
-                let element = ElementId(element);
-                self.feed(Event::ElementAsleep { element }, steps, outbox);
+            Report::Asleep { node } => {
+                let node = NodeId(node);
+                self.feed(Event::NodeAsleep { node }, steps, outbox);
             }
-            Report::Removed { element } => self.on_removed(ElementId(element), steps, outbox),
-            Report::Status { element } => {
-                let id = ElementId(element.element);
-                let Ok(view) = ElementView::try_from(&element) else {
+            Report::Removed { node } => self.on_removed(NodeId(node), steps, outbox),
+            Report::Status { node } => {
+                let id = NodeId(node.node);
+                let Ok(view) = NodeView::try_from(&node) else {
                     return;
                 };
-                self.feed(Event::ElementStatus { element: id, view }, steps, outbox);
+                self.feed(Event::NodeStatus { node: id, view }, steps, outbox);
             }
-            Report::Started { element, label } => {
-                let (element, label) = (ElementId(element), LabelId(label));
+            Report::Started { node, label } => {
+                let (node, label) = (NodeId(node), LabelId(label));
                 if self.dispatcher.task_of(label).is_none() && self.dispatcher.wants(label) {
                     self.signals.running.lock().insert(label);
                 }
-                self.feed(Event::Started { element, label }, steps, outbox);
+                self.feed(Event::Started { node, label }, steps, outbox);
             }
             Report::Finished {
-                element,
+                node,
                 label,
                 outcome,
             } => match Outcome::try_from(&outcome) {
                 Ok(outcome) => {
-                    self.on_finished(ElementId(element), LabelId(label), outcome, steps, outbox)
+                    self.on_finished(NodeId(node), LabelId(label), outcome, steps, outbox)
                 }
-                Err(error) => tracing::warn!(element, label, %error, "an outcome makes no sense"),
+                Err(error) => tracing::warn!(node, label, %error, "an outcome makes no sense"),
             },
         }
     }
 
-    /// Asks elements for programs of jobs, if the elements have not yet reported whether they have the programs.
+    /// Asks nodes for programs of jobs, if the nodes have not yet reported whether they have the programs.
     fn ask_for_programs(&self, outbox: &mut Outbox) {
-        for (element, names) in self.dispatcher.unknown_programs() {
+        for (node, names) in self.dispatcher.unknown_programs() {
             let question = v1::FindPrograms { request: 0, names };
-            outbox
-                .messages
-                .push((element.0, To::FindPrograms(question)));
+            outbox.messages.push((node.0, To::FindPrograms(question)));
         }
     }
 
-    /// Sends an element that reconnected the labels that it should have and does not know, and aborts its other labels.
-    fn resync(&mut self, element: ElementId, known: &[u64], outbox: &mut Outbox) {
+    /// Sends a node that reconnected the labels that it should have and does not know, and aborts its other labels.
+    fn resync(&mut self, node: NodeId, known: &[u64], outbox: &mut Outbox) {
         let known: BTreeSet<LabelId> = known.iter().copied().map(LabelId).collect();
         for label in known.iter().filter(|label| !self.dispatcher.wants(**label)) {
             let abort = v1::AbortLabel { label: label.0 };
-            outbox.messages.push((element.0, To::Abort(abort)));
+            outbox.messages.push((node.0, To::Abort(abort)));
         }
-        outbox.back.insert(element, known);
+        outbox.back.insert(node, known);
     }
 
     fn on_finished(
         &mut self,
-        element: ElementId,
+        node: NodeId,
         label: LabelId,
         outcome: Outcome,
         steps: &mut Vec<Step>,
@@ -795,14 +787,14 @@ impl Driver {
         let task = self.dispatcher.task_of(label);
         let told = self.unless_in_the_way(task, &outcome);
         let unsettled = Unsettled {
-            element,
+            node,
             task,
             outcome: Box::new(outcome),
         };
         self.unsettled.insert(label, unsettled);
         self.feed(
             Event::Finished {
-                element,
+                node,
                 label,
                 outcome: Box::new(told),
             },
@@ -868,7 +860,7 @@ impl Driver {
             .collect();
         for label in settled {
             let Some(Unsettled {
-                element,
+                node,
                 task,
                 outcome,
             }) = self.unsettled.remove(&label)
@@ -888,35 +880,35 @@ impl Driver {
             let made = outcome.result.iter().flatten().filter(|_| task.is_none());
             let read = made.filter(|sealed| self.tells_of(sealed.object));
             for object in read.map(|sealed| sealed.object).collect::<Vec<_>>() {
-                self.feed(copied(object, element, true), steps, outbox);
+                self.feed(copied(object, node, true), steps, outbox);
             }
             if task.is_none() {
                 self.shared.on_copied(outcome.written_bytes);
                 self.scrub = true;
-                self.on_damaged(element, &outcome.damaged, steps, outbox);
+                self.on_damaged(node, &outcome.damaged, steps, outbox);
             }
             let read = scrub::Read {
                 bytes: outcome.read_bytes,
                 damaged: outcome.damaged.clone(),
             };
             if let Some(task) = task {
-                let power = self.array.power(element.0);
+                let power = self.array.power(node.0);
                 let above_idle =
                     power.and_then(|(power, cores)| power.above_idle(outcome.cpu, cores));
                 steps.push(Step::Measured {
                     task,
-                    element,
+                    node,
                     outcome,
                     above_idle,
                 });
             }
             steps.push(Step::Settle {
                 label,
-                element,
+                node,
                 ended,
                 read,
             });
-            outbox.acks.entry(element).or_default().push(label);
+            outbox.acks.entry(node).or_default().push(label);
         }
     }
 
@@ -930,23 +922,23 @@ impl Driver {
 
     fn carry_out(&mut self, action: Action, steps: &mut Vec<Step>, outbox: &mut Outbox) {
         match action {
-            Action::Send { element, labels } => {
+            Action::Send { node, labels } => {
                 let labels: Vec<Label> = labels
                     .into_iter()
                     .map(|label| self.unfolded(label))
                     .collect();
-                let posted = labels.iter().map(|label| Posted::new(element, label));
+                let posted = labels.iter().map(|label| Posted::new(node, label));
                 steps.extend(posted.map(Step::Post));
-                outbox.labels.entry(element).or_default().extend(labels);
+                outbox.labels.entry(node).or_default().extend(labels);
             }
-            Action::Abort { element, label } => {
+            Action::Abort { node, label } => {
                 outbox
                     .messages
-                    .push((element.0, To::Abort(v1::AbortLabel { label: label.0 })));
+                    .push((node.0, To::Abort(v1::AbortLabel { label: label.0 })));
             }
-            Action::Recall { element, label } => {
+            Action::Recall { node, label } => {
                 let recall = v1::RecallLabel { label: label.0 };
-                outbox.messages.push((element.0, To::Recall(recall)));
+                outbox.messages.push((node.0, To::Recall(recall)));
             }
             Action::Decided(decision) => {
                 if let Some(&job) = self.owners.get(&decision.task) {
@@ -983,7 +975,7 @@ impl Driver {
                     self.end_job(job, outbox);
                 }
             }
-            Action::Discard { element, objects } => steps.push(Step::Remove { element, objects }),
+            Action::Discard { node, objects } => steps.push(Step::Remove { node, objects }),
         }
     }
 
@@ -998,43 +990,43 @@ impl Driver {
         label
     }
 
-    /// Adds missing labels to the queue, and sends the elements that are up their labels. Other elements receive their labels when
+    /// Adds missing labels to the queue, and sends the nodes that are up their labels. Other nodes receive their labels when
     /// they connect.
     fn deliver(&mut self, mut outbox: Outbox, acks: &Acks) -> Result<(), Unavailable> {
-        let mut elements: BTreeSet<ElementId> = outbox.labels.keys().copied().collect();
-        let up: BTreeSet<ElementId> = self.array.up().into_iter().map(ElementId).collect();
+        let mut nodes: BTreeSet<NodeId> = outbox.labels.keys().copied().collect();
+        let up: BTreeSet<NodeId> = self.array.up().into_iter().map(NodeId).collect();
         if self.behind.is_some() {
             if self.queue.may_lack() {
-                for (element, label) in self.database.read(|db| outbox::of(db, None))? {
-                    outbox.labels.entry(element).or_default().push(label);
+                for (node, label) in self.database.read(|db| outbox::of(db, None))? {
+                    outbox.labels.entry(node).or_default().push(label);
                 }
             }
-            // Elements answer for labels that they receive once more.
-            for element in &up {
-                outbox.back.entry(*element).or_default();
+            // Nodes answer for labels that they receive once more.
+            for node in &up {
+                outbox.back.entry(*node).or_default();
             }
         }
-        for (element, labels) in outbox.labels {
-            self.queue.enqueue(element, labels)?;
+        for (node, labels) in outbox.labels {
+            self.queue.enqueue(node, labels)?;
         }
-        for (element, known) in outbox.back {
-            self.queue.redeliver(element, &known)?;
-            elements.insert(element);
+        for (node, known) in outbox.back {
+            self.queue.redeliver(node, &known)?;
+            nodes.insert(node);
         }
-        for &element in elements.intersection(&up) {
-            let labels = self.queue.fetch(element)?.into_iter();
+        for &node in nodes.intersection(&up) {
+            let labels = self.queue.fetch(node)?.into_iter();
             let (wanted, others): (Vec<_>, Vec<_>) =
                 labels.partition(|label| self.dispatcher.wants(label.id));
             let others: Vec<LabelId> = others.iter().map(|label| label.id).collect();
             if !others.is_empty() {
-                self.queue.acknowledge(element, &others)?;
+                self.queue.acknowledge(node, &others)?;
             }
             if !wanted.is_empty() {
-                self.send(element, &wanted);
+                self.send(node, &wanted);
             }
         }
-        for (element, labels) in acks {
-            self.queue.acknowledge(*element, labels)?;
+        for (node, labels) in acks {
+            self.queue.acknowledge(*node, labels)?;
         }
         Ok(())
     }
@@ -1063,7 +1055,7 @@ impl Driver {
         *trouble = why.map(|why| (condition::QUEUE_AWAY, why));
     }
 
-    fn send(&mut self, element: ElementId, labels: &[Label]) {
+    fn send(&mut self, node: NodeId, labels: &[Label]) {
         let remembered = self.recall(labels).unwrap_or_else(|fault| {
             fault.put_off("can't look for remembered results");
             vec![None; labels.len()]
@@ -1079,25 +1071,25 @@ impl Driver {
         let mut bytes = 0;
         let up = self.array.up();
         for (label, remembered) in labels.iter().zip(remembered) {
-            let label = self.signed((element, &up), label, remembered);
+            let label = self.signed((node, &up), label, remembered);
             bytes += label.encoded_len();
             batch.labels.push(label);
             // Labels that read folders may name very many files.
             if bytes > LABELS_BYTES_MAX {
                 let batch = std::mem::take(&mut batch);
-                self.array.send(element.0, To::Labels(batch));
+                self.array.send(node.0, To::Labels(batch));
                 bytes = 0;
             }
         }
         if !batch.labels.is_empty() {
-            self.array.send(element.0, To::Labels(batch));
+            self.array.send(node.0, To::Labels(batch));
         }
     }
 
     /// Returns the cached results that may answer labels sent together.
     fn recall(&self, labels: &[Label]) -> Result<Vec<Option<v1::Remembered>>, Fault> {
         let mut presumed = Presumed::default();
-        let up = |element: ElementId| self.array.up().contains(&element.0);
+        let up = |node: NodeId| self.array.up().contains(&node.0);
         self.database.read(|db| {
             let recalled = labels.iter().map(|label| {
                 let task = self.dispatcher.task_of(label.id);
@@ -1112,22 +1104,22 @@ impl Driver {
         })
     }
 
-    /// Returns an element that is up and has an object whose own element is not up.
+    /// Returns a node that is up and has an object whose own node is not up.
     fn elsewhere(&self, object: u64, up: &[u32]) -> Option<u32> {
         let holders = self.database.read(|db| copies::holders(db, object));
         let mut holders = holders.unwrap_or_default().into_iter();
-        holders.find(|element| up.contains(element))
+        holders.find(|node| up.contains(node))
     }
 
-    /// Returns whether an element keeps its files outside of the array.
-    fn is_outside(&self, element: ElementId) -> bool {
+    /// Returns whether a node keeps its files outside of the array.
+    fn is_outside(&self, node: NodeId) -> bool {
         let rooms = self.shared.rooms();
         let mut outside = rooms.store.iter().filter(|room| room.outside);
-        outside.any(|room| room.element == element)
+        outside.any(|room| room.node == node)
     }
 
-    fn is_damaged(&self, object: u64, element: u32) -> bool {
-        let is = |db: &rusqlite::Connection| damage::is(db, object, element);
+    fn is_damaged(&self, object: u64, node: u32) -> bool {
+        let is = |db: &rusqlite::Connection| damage::is(db, object, node);
         self.shared.damage() && self.database.read(is).unwrap_or(false)
     }
 
@@ -1140,15 +1132,15 @@ impl Driver {
         self.shared.rules.any_growing() && self.database.read(is).unwrap_or(false)
     }
 
-    /// Returns the label in the form that is sent: with the right to pull each remote input from an element that has it now.
+    /// Returns the label in the form that is sent: with the right to pull each remote input from a node that has it now.
     fn signed(
         &self,
-        (element, up): (ElementId, &[u32]),
+        (node, up): (NodeId, &[u32]),
         label: &Label,
         remembered: Option<v1::Remembered>,
     ) -> v1::Label {
         let mut message = v1::Label::from(label);
-        // Ranks may have to fetch every input from another element, and are started where the inputs are.
+        // Ranks may have to fetch every input from another node, and are started where the inputs are.
         let ranked = matches!(&label.operation, Operation::Analyse(analysis) if analysis.surroundings.is_ranked());
         let right = match ranked {
             true => rights::READ | rights::RANK,
@@ -1159,20 +1151,20 @@ impl Driver {
                 input.layout = Some(layout);
                 return;
             }
-            input.growing = input.element == element.0 && self.is_growing(input.object);
-            input.leaves = self.shared.bursts.leaves(element.0).into();
-            // An element outside has no file to open in place: it sends a request to itself.
-            let asks = input.element != element.0 || ranked || self.is_outside(element);
+            input.growing = input.node == node.0 && self.is_growing(input.object);
+            input.leaves = self.shared.bursts.leaves(node.0).into();
+            // A node outside has no file to open in place: it sends a request to itself.
+            let asks = input.node != node.0 || ranked || self.is_outside(node);
             if asks {
                 let object = input.object;
-                let is_damaged = || self.is_damaged(object, input.element);
-                if !up.contains(&input.element) || is_damaged() {
+                let is_damaged = || self.is_damaged(object, input.node);
+                if !up.contains(&input.node) || is_damaged() {
                     let other = self.elsewhere(input.object, up);
-                    input.element = other.unwrap_or(input.element);
+                    input.node = other.unwrap_or(input.node);
                 }
                 input.capability =
                     self.shared
-                        .sign_for_label(input.element, input.object, right, label.owner.uid);
+                        .sign_for_label(input.node, input.object, right, label.owner.uid);
             }
         };
         match &mut message.operation {
@@ -1196,15 +1188,15 @@ impl Driver {
         let found = self.database.read(|db| parts::parts(db, object));
         let (unit, rows) = found.unwrap_or_default()?;
         let part = |row: parts::Row| {
-            let there = up.contains(&row.element).then_some(row.element);
-            let element = there.or_else(|| self.elsewhere(row.object, up));
-            let element = element.unwrap_or(row.element);
+            let there = up.contains(&row.node).then_some(row.node);
+            let node = there.or_else(|| self.elsewhere(row.object, up));
+            let node = node.unwrap_or(row.node);
             let sign = &self.shared;
             v1::LayoutPart {
                 object: row.object,
-                element,
+                node,
                 size: row.size.unwrap_or(0),
-                capability: sign.sign_for_label(element, row.object, right, uid),
+                capability: sign.sign_for_label(node, row.object, right, uid),
             }
         };
         let parts = rows.into_iter().map(part).collect();
@@ -1352,14 +1344,14 @@ impl Driver {
                 self.dispatcher.forget_copies(object);
             }
         }
-        for (element, message) in outbox.messages.drain(..) {
-            self.array.send(element, message);
+        for (node, message) in outbox.messages.drain(..) {
+            self.array.send(node, message);
         }
         let acks = std::mem::take(&mut outbox.acks);
         self.try_to_deliver(outbox, &acks);
-        for (element, labels) in acks {
+        for (node, labels) in acks {
             let labels = labels.iter().map(|label| label.0).collect();
-            self.array.send(element.0, To::Ack(v1::Ack { labels }));
+            self.array.send(node.0, To::Ack(v1::Ack { labels }));
         }
         Ok(())
     }

@@ -3,9 +3,9 @@
 
 use crate::clock;
 use crate::names::commit::Database;
-use crate::names::node::{Caller, Node};
 use crate::names::shared::Shared;
 use crate::names::transaction::Tx;
+use crate::names::vnode::{Caller, Vnode};
 use crate::names::{Change, Changed, Fault, SqliteNames};
 use rusqlite::{Connection, params};
 use std::sync::Arc;
@@ -61,10 +61,10 @@ impl Tx<'_> {
     fn expire(&mut self, ino: i64, object: i64) -> Result<(), Fault> {
         let sql = "DELETE FROM expiry WHERE ino = ?1 AND object = ?2";
         self.db.prepare_cached(sql)?.execute([ino, object])?;
-        let Some(node) = Node::find(self.db, ino.cast_unsigned())? else {
+        let Some(vnode) = Vnode::find(self.db, ino.cast_unsigned())? else {
             return Ok(());
         };
-        if node.object != object.cast_unsigned() || node.writing != 0 {
+        if vnode.object != object.cast_unsigned() || vnode.writing != 0 {
             return Ok(());
         }
         let mut statement = self

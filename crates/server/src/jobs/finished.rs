@@ -82,7 +82,7 @@ fn delete_now(db: &Connection, jobs: Vec<u64>) -> Result<Vec<u64>, Fault> {
         for sql in [
             "UPDATE task SET stdout = '', stderr = '' WHERE job = ?1",
             "DELETE FROM decision WHERE job = ?1",
-            "DELETE FROM job_element WHERE job = ?1",
+            "DELETE FROM job_node WHERE job = ?1",
         ] {
             db.prepare_cached(sql)?.execute([job.cast_signed()])?;
         }

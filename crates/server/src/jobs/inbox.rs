@@ -1,6 +1,6 @@
 //! Messages for the driver, in order.
 //!
-//! While the database can't be written, the driver decides nothing more, but elements continue to report. The queue is bounded: a
+//! While the database can't be written, the driver decides nothing more, but nodes continue to report. The queue is bounded: a
 //! status replaces the earlier status, and a repeated message is queued once.
 
 use super::Incoming;
@@ -87,29 +87,16 @@ fn supersedes(later: &Incoming, earlier: &Incoming) -> bool {
         );
     };
     match (&**later, &**earlier) {
-        (Report::Status { element: a }, Report::Status { element: b })
-        | (Report::Up { element: a, .. }, Report::Up { element: b, .. }) => a.element == b.element,
-        (Report::Down { element: a }, Report::Down { element: b }) => a == b,
-        (
-            Report::Started {
-                element: a,
-                label: x,
-            },
-            Report::Started {
-                element: b,
-                label: y,
-            },
-        )
+        (Report::Status { node: a }, Report::Status { node: b })
+        | (Report::Up { node: a, .. }, Report::Up { node: b, .. }) => a.node == b.node,
+        (Report::Down { node: a }, Report::Down { node: b }) => a == b,
+        (Report::Started { node: a, label: x }, Report::Started { node: b, label: y })
         | (
             Report::Finished {
-                element: a,
-                label: x,
-                ..
+                node: a, label: x, ..
             },
             Report::Finished {
-                element: b,
-                label: y,
-                ..
+                node: b, label: y, ..
             },
         ) => (a, x) == (b, y),
         _ => false,
@@ -125,19 +112,19 @@ mod tests {
         Incoming::Report(Box::new(report))
     }
 
-    fn status(element: u32, free_bytes: u64) -> Incoming {
+    fn status(node: u32, free_bytes: u64) -> Incoming {
         report(Report::Status {
-            element: v1::Element {
-                element,
+            node: v1::Node {
+                node,
                 free_bytes,
-                ..v1::Element::default()
+                ..v1::Node::default()
             },
         })
     }
 
     fn finished(label: u64) -> Incoming {
         report(Report::Finished {
-            element: 1,
+            node: 1,
             label,
             outcome: v1::LabelOutcome::default(),
         })
@@ -200,10 +187,7 @@ mod tests {
         while let Ok(Some(_)) = inbox.next(Duration::ZERO) {
             left += 1;
         }
-        assert_eq!(
-            left, 2,
-            "the plan that is waited for, and what an element says"
-        );
+        assert_eq!(left, 2, "the plan that is waited for, and what a node says");
     }
 
     #[test]

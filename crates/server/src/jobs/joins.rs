@@ -68,7 +68,7 @@ pub(crate) fn record(db: &Connection, task: TaskId) -> Result<(), Fault> {
 
 /// Sets the times of a task to the end of its last component.
 pub(crate) fn measure(db: &Connection, task: TaskId) -> Result<(), Fault> {
-    let sql = "UPDATE task SET (element, start, kernel_start, end, kernel_hash) = (SELECT one.element, max(one.end), \
+    let sql = "UPDATE task SET (node, start, kernel_start, end, kernel_hash) = (SELECT one.node, max(one.end), \
                max(one.end), max(one.end), one.kernel_hash FROM json_each(?2) AS met CROSS JOIN task AS one \
                ON one.task = met.value) WHERE task = ?1";
     let components = list(&components(&spec(db, task.0)?));

@@ -6,7 +6,7 @@ mod numbers;
 pub(super) mod printed;
 mod text;
 
-use crate::files::stream::{Elements, Source};
+use crate::files::stream::{Nodes, Source};
 use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
@@ -41,11 +41,11 @@ pub(super) struct Remote {
 
 impl Remote {
     pub(super) fn new(
-        elements: &Elements,
+        nodes: &Nodes,
         reading: crate::names::reading::Reading,
         until: Instant,
     ) -> Option<Self> {
-        let source = Source::new(elements, reading)?;
+        let source = Source::new(nodes, reading)?;
         Some(Self { source, until })
     }
 
@@ -560,22 +560,22 @@ mod tests {
     use super::*;
     use serde_json::Value as Json;
     use std::path::{Path, PathBuf};
-    use tidemill_core::id::{ElementId, ObjectId};
+    use tidemill_core::id::{NodeId, ObjectId};
     use tidemill_core::layout::{Part, Striped};
 
     pub(super) fn fixtures() -> PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../format/tests/fixtures")
     }
 
-    /// Returns the layout of a file in stripes on `width` elements; as one object if `width` is 0.
+    /// Returns the layout of a file in stripes on `width` nodes; as one object if `width` is 0.
     pub(super) fn lies(size: u64, unit: u64, width: usize) -> Layout {
         let on = |index: usize| {
             let id = u32::try_from(index).unwrap();
             let size = Striped::part_size(unit, width, size, index);
-            Part::on(ObjectId(u64::from(id) + 1), size, ElementId(id))
+            Part::on(ObjectId(u64::from(id) + 1), size, NodeId(id))
         };
         match width {
-            0 => Layout::Whole(Part::on(ObjectId(1), size, ElementId(0))),
+            0 => Layout::Whole(Part::on(ObjectId(1), size, NodeId(0))),
             _ => Layout::Striped(Striped {
                 unit,
                 size,
@@ -593,7 +593,7 @@ mod tests {
         }
     }
 
-    /// Returns the bytes that the elements gather for a component.
+    /// Returns the bytes that the nodes gather for a component.
     fn gathered(file: &[u8], layout: &Layout, selection: &Selection) -> Vec<u8> {
         let at = |offset: u64| usize::try_from(offset).unwrap();
         let part = selection.of_part().map(|part| part as usize);

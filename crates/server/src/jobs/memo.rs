@@ -196,7 +196,7 @@ impl Folders {
     }
 
     /// Returns a label's inputs with the files of each folder in its place. If they exceed the limit of a label, returns the inputs
-    /// unchanged; the element then reports the error.
+    /// unchanged; the node then reports the error.
     pub(crate) fn unfold(&self, inputs: &[Input]) -> Vec<Input> {
         let mut all = Vec::with_capacity(inputs.len());
         let mut name_bytes = 0;
@@ -212,7 +212,7 @@ impl Folders {
                 all.push(Input {
                     name,
                     object: placed.object,
-                    element: placed.element,
+                    node: placed.node,
                     size: placed.size,
                     selection: Selection::WHOLE,
                 });

@@ -28,7 +28,7 @@ pub(crate) mod way;
 
 use crate::array::Report;
 use std::collections::BTreeMap;
-use tidemill_core::dispatch::ElementLoad;
+use tidemill_core::dispatch::NodeLoad;
 use tidemill_core::event::{JobSpec, OutputSpec};
 use tidemill_core::id::{JobId, TaskId};
 use tidemill_core::object::Placed;
@@ -36,7 +36,7 @@ use tidemill_core::object::Placed;
 /// Message for the driver.
 #[derive(Debug)]
 pub(crate) enum Incoming {
-    /// A report of an element.
+    /// A report of a node.
     Report(Box<Report>),
     /// A job was accepted and is in the database.
     Submitted(Box<Accepted>),
@@ -52,11 +52,11 @@ pub(crate) enum Incoming {
     Copies,
     /// Objects wait to be read and compared by a scrub.
     Scrub,
-    /// The set of elements that are being emptied changed, or files are to be moved.
+    /// The set of nodes that are being emptied changed, or files are to be moved.
     Moves,
-    /// Request for the load of elements.
-    Load(tokio::sync::oneshot::Sender<Vec<ElementLoad>>),
-    /// Request for the elements that are needed.
+    /// Request for the load of nodes.
+    Load(tokio::sync::oneshot::Sender<Vec<NodeLoad>>),
+    /// Request for the nodes that are needed.
     Demand(tokio::sync::oneshot::Sender<tidemill_core::dispatch::Demand>),
     /// The server stops.
     Stop,

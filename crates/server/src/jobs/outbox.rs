@@ -1,18 +1,18 @@
 //! The outbox: every label that was decided on, from the transaction of the decision to the transaction that records its end. The
-//! [queue](crate::queue) is filled from the outbox. After a restart the outbox has the labels that elements may have.
+//! [queue](crate::queue) is filled from the outbox. After a restart the outbox has the labels that nodes may have.
 
 use crate::names::Fault;
 use crate::{copies, damage, removal, scrub};
 use prost::Message;
 use rusqlite::{Connection, OptionalExtension, Row, Rows, params};
-use tidemill_core::id::{ElementId, LabelId, ObjectId, TaskId};
+use tidemill_core::id::{LabelId, NodeId, ObjectId, TaskId};
 use tidemill_core::label::{Label, Operation};
 use tidemill_wire::v1;
 
 /// A label in the form in which it is stored.
 #[derive(Clone, Debug)]
 pub(crate) struct Posted {
-    element: ElementId,
+    node: NodeId,
     label: LabelId,
     /// The task that the label is a try of, or the objects that it removes.
     task: Option<TaskId>,
@@ -25,7 +25,7 @@ pub(crate) struct Posted {
 }
 
 impl Posted {
-    pub(crate) fn new(element: ElementId, label: &Label) -> Self {
+    pub(crate) fn new(node: NodeId, label: &Label) -> Self {
         let (mut task, mut removes, mut copies, mut verifies) = (None, Vec::new(), None, None);
         match &label.operation {
             Operation::Analyse(analysis) => task = Some(analysis.task),
@@ -36,7 +36,7 @@ impl Posted {
             }
         }
         Self {
-            element,
+            node,
             label: label.id,
             task,
             removes,
@@ -48,22 +48,22 @@ impl Posted {
 
     /// Stores the label, also if it is already stored.
     pub(crate) fn put(&self, db: &Connection, now: i64) -> Result<(), Fault> {
-        let (label, element) = (self.label.0.cast_signed(), self.element.0);
+        let (label, node) = (self.label.0.cast_signed(), self.node.0);
         let task = self.task.map_or(0, |task| task.0.cast_signed());
         db.prepare_cached("INSERT OR REPLACE INTO label VALUES (?1, ?2, ?3, ?4, ?5)")?
-            .execute(params![label, element, task, self.body, now])?;
+            .execute(params![label, node, task, self.body, now])?;
         if self.task.is_some() {
-            db.prepare_cached("UPDATE task SET label = ?2, element = ?3 WHERE task = ?1")?
-                .execute(params![task, label, element])?;
+            db.prepare_cached("UPDATE task SET label = ?2, node = ?3 WHERE task = ?1")?
+                .execute(params![task, label, node])?;
         }
         if let Some(object) = self.copies {
-            copies::coming(db, object, self.element)?;
-            damage::mending(db, object, self.element)?;
+            copies::coming(db, object, self.node)?;
+            damage::mending(db, object, self.node)?;
         }
         if let Some((scrub, last)) = self.verifies {
             scrub::labelled(db, scrub, last)?;
         }
-        removal::labelled(db, self.label, self.element, &self.removes)
+        removal::labelled(db, self.label, self.node, &self.removes)
     }
 }
 
@@ -73,40 +73,36 @@ fn parse(id: i64, body: &[u8]) -> Result<Label, Fault> {
     Label::try_from(&message).map_err(|error| damaged(error.to_string()))
 }
 
-/// Returns a label that has not ended, with its element.
-pub(crate) fn find(db: &Connection, label: LabelId) -> Result<Option<(ElementId, Label)>, Fault> {
-    let sql = "SELECT element, body FROM label WHERE label = ?1";
+/// Returns a label that has not ended, with its node.
+pub(crate) fn find(db: &Connection, label: LabelId) -> Result<Option<(NodeId, Label)>, Fault> {
+    let sql = "SELECT node, body FROM label WHERE label = ?1";
     let id = label.0.cast_signed();
     let row = |row: &Row<'_>| Ok((row.get(0)?, row.get::<_, Vec<u8>>(1)?));
     let found = db.prepare_cached(sql)?.query_row([id], row).optional()?;
-    let Some((element, body)) = found else {
+    let Some((node, body)) = found else {
         return Ok(None);
     };
-    Ok(Some((ElementId(element), parse(id, &body)?)))
+    Ok(Some((NodeId(node), parse(id, &body)?)))
 }
 
-/// Returns the labels of an element, or of all elements, oldest first.
-pub(crate) fn of(
-    db: &Connection,
-    element: Option<ElementId>,
-) -> Result<Vec<(ElementId, Label)>, Fault> {
-    let sql =
-        "SELECT element, label, body FROM label WHERE ?1 IS NULL OR element = ?1 ORDER BY label";
+/// Returns the labels of a node, or of all nodes, oldest first.
+pub(crate) fn of(db: &Connection, node: Option<NodeId>) -> Result<Vec<(NodeId, Label)>, Fault> {
+    let sql = "SELECT node, label, body FROM label WHERE ?1 IS NULL OR node = ?1 ORDER BY label";
     let mut statement = db.prepare_cached(sql)?;
-    all(statement.query([element.map(|element| element.0)])?)
+    all(statement.query([node.map(|node| node.0)])?)
 }
 
-/// Returns the labels that belong to no task, with their elements.
-pub(crate) fn errands(db: &Connection) -> Result<Vec<(ElementId, Label)>, Fault> {
-    let sql = "SELECT element, label, body FROM label WHERE task = 0 ORDER BY label";
+/// Returns the labels that belong to no task, with their nodes.
+pub(crate) fn errands(db: &Connection) -> Result<Vec<(NodeId, Label)>, Fault> {
+    let sql = "SELECT node, label, body FROM label WHERE task = 0 ORDER BY label";
     all(db.prepare(sql)?.query([])?)
 }
 
-fn all(mut rows: Rows<'_>) -> Result<Vec<(ElementId, Label)>, Fault> {
+fn all(mut rows: Rows<'_>) -> Result<Vec<(NodeId, Label)>, Fault> {
     let mut labels = Vec::new();
     while let Some(row) = rows.next()? {
         let label = parse(row.get(1)?, &row.get::<_, Vec<u8>>(2)?)?;
-        labels.push((ElementId(row.get(0)?), label));
+        labels.push((NodeId(row.get(0)?), label));
     }
     Ok(labels)
 }

@@ -9,9 +9,9 @@ use super::trace;
 use crate::copies::{Found, Look};
 use crate::names::burst::{self, Free};
 use crate::names::copies::remove_copy;
-use crate::names::node::Caller;
 use crate::names::shared::Shared;
 use crate::names::transaction::Tx;
+use crate::names::vnode::Caller;
 use crate::names::{Change, Fault};
 use crate::{copies, damage, moves, removal, scrub};
 use prost::Message;
@@ -19,7 +19,7 @@ use rusqlite::{Connection, OptionalExtension as _, params};
 use std::collections::BTreeSet;
 use tidemill_core::elastic::RUN_MICROJOULES_MAX;
 use tidemill_core::event::{Decision, JobState, TaskState};
-use tidemill_core::id::{ElementId, JobId, LabelId, ObjectId, TaskId};
+use tidemill_core::id::{JobId, LabelId, NodeId, ObjectId, TaskId};
 use tidemill_core::label::{Damaged, Failure, FailureKind, Operation, Outcome};
 use tidemill_core::object::Placed;
 use tidemill_core::time::{Span, Time};
@@ -44,11 +44,8 @@ pub(crate) enum Step {
         state: JobState,
         at: Time,
     },
-    /// Elements as a job found them.
-    Elements {
-        job: JobId,
-        elements: Vec<v1::Element>,
-    },
+    /// Nodes as a job found them.
+    Nodes { job: JobId, nodes: Vec<v1::Node> },
     /// Reason for the placement of a task.
     Decided { job: JobId, decision: Box<Decision> },
     /// A task succeeded.
@@ -56,7 +53,7 @@ pub(crate) enum Step {
     /// Resources that a run used, whether it succeeded or failed.
     Measured {
         task: TaskId,
-        element: ElementId,
+        node: NodeId,
         outcome: Box<Outcome>,
         /// Energy above idle, in millionths of a joule; `None` if it can't be estimated.
         above_idle: Option<u64>,
@@ -65,18 +62,18 @@ pub(crate) enum Step {
     Expire { ino: u64, object: u64 },
     /// Objects that will never have a name.
     Remove {
-        element: ElementId,
+        node: NodeId,
         objects: Vec<ObjectId>,
     },
     /// Finding about the copies of a version.
     Copies { object: ObjectId, found: Found },
     /// An object in the burst tier is no longer stored elsewhere.
     DrainsAgain(ObjectId),
-    /// The objects of an element are examined: the element is lost, or has returned.
+    /// The objects of a node are examined: the node is lost, or has returned.
     Look(Look),
-    /// An element of the burst tier may hold too many bytes.
+    /// A node of the burst tier may hold too many bytes.
     MakeRoom(Free),
-    /// More objects of an element that is being emptied are listed to be moved.
+    /// More objects of a node that is being emptied are listed to be moved.
     List(u32),
     /// A file that a user's jobs waited for exists.
     Resolved {
@@ -88,15 +85,12 @@ pub(crate) enum Step {
     /// has the objects that the label removed in spite of the failure.
     Settle {
         label: LabelId,
-        element: ElementId,
+        node: NodeId,
         ended: Result<Vec<ObjectId>, Vec<ObjectId>>,
         read: scrub::Read,
     },
-    /// Objects of an element are damaged.
-    Damaged {
-        element: ElementId,
-        objects: Vec<Damaged>,
-    },
+    /// Objects of a node are damaged.
+    Damaged { node: NodeId, objects: Vec<Damaged> },
     /// A scrub has no objects left to read.
     Scrubbed { scrub: u64 },
 }
@@ -184,7 +178,7 @@ impl Writer<'_> {
                 }
             }
             Step::Job { job, state, at } => self.job(*job, *state, *at),
-            Step::Elements { job, elements } => trace::keep(self.db, *job, elements),
+            Step::Nodes { job, nodes } => trace::keep(self.db, *job, nodes),
             Step::Decided { job, decision } => self.decided(*job, decision),
             Step::Publish(publishing) => {
                 let (changes, elsewhere) =
@@ -197,11 +191,11 @@ impl Writer<'_> {
             }
             Step::Measured {
                 task,
-                element,
+                node,
                 outcome,
                 above_idle,
             } => {
-                self.measured(*task, *element, outcome)?;
+                self.measured(*task, *node, outcome)?;
                 self.drew(*task, outcome, *above_idle)
             }
             Step::Expire { ino, object } => {
@@ -212,9 +206,9 @@ impl Writer<'_> {
                 let ino = known.optional()?.map_or(*ino, i64::cast_unsigned);
                 publish::expire(self.db, ino, *object, self.now)
             }
-            Step::Remove { element, objects } => self.remove(*element, objects),
+            Step::Remove { node, objects } => self.remove(*node, objects),
             Step::Look(look) => copies::look(self.db, *look, self.now),
-            Step::List(element) => moves::list(self.db, *element, self.now),
+            Step::List(node) => moves::list(self.db, *node, self.now),
             Step::MakeRoom(free) => burst::make_room(self.db, self.shared, *free, self.now),
             Step::Copies { object, found } => {
                 let changed = copies::found(self.db, *object, found, self.now)?;
@@ -225,12 +219,12 @@ impl Writer<'_> {
             Step::Resolved { uid, path, placed } => resolve_awaited(self.db, *uid, path, *placed),
             Step::Settle {
                 label,
-                element,
+                node,
                 ended,
                 read,
-            } => self.settle(*label, *element, ended, read),
-            Step::Damaged { element, objects } => {
-                damage::found(self.db, self.shared, *element, objects, self.now).map(drop)
+            } => self.settle(*label, *node, ended, read),
+            Step::Damaged { node, objects } => {
+                damage::found(self.db, self.shared, *node, objects, self.now).map(drop)
             }
             Step::Scrubbed { scrub } => scrub::finish(self.db, *scrub, self.now),
         }
@@ -290,13 +284,13 @@ impl Writer<'_> {
         Ok(())
     }
 
-    fn measured(&self, task: TaskId, element: ElementId, outcome: &Outcome) -> Result<(), Fault> {
-        let sql = "UPDATE task SET element = ?2, start = ?3, kernel_start = ?4, end = ?5, read_bytes = ?6, \
+    fn measured(&self, task: TaskId, node: NodeId, outcome: &Outcome) -> Result<(), Fault> {
+        let sql = "UPDATE task SET node = ?2, start = ?3, kernel_start = ?4, end = ?5, read_bytes = ?6, \
                    written_bytes = ?7, moved_bytes = ?8, cpu_ns = ?9, memory_bytes = ?10, kernel_hash = ?11, \
                    changed = ?12, stdout = ?13, stderr = ?14, reused = ?15, hash_ns = ?16, in_memory_bytes = ?17 WHERE task = ?1";
         self.db.prepare_cached(sql)?.execute(params![
             task.0.cast_signed(),
-            element.0,
+            node.0,
             time_to_wire(outcome.start),
             time_to_wire(outcome.kernel_start),
             time_to_wire(outcome.end),
@@ -332,11 +326,11 @@ impl Writer<'_> {
         Ok(())
     }
 
-    fn remove(&self, element: ElementId, objects: &[ObjectId]) -> Result<(), Fault> {
+    fn remove(&self, node: NodeId, objects: &[ObjectId]) -> Result<(), Fault> {
         let caller = Caller::root();
         let tx = Tx::new(self.db, self.shared, &caller, 0, self.now);
         for object in objects {
-            tx.drop_object(object.0, i64::from(element.0))?;
+            tx.drop_object(object.0, i64::from(node.0))?;
         }
         Ok(())
     }
@@ -344,7 +338,7 @@ impl Writer<'_> {
     fn settle(
         &self,
         label: LabelId,
-        element: ElementId,
+        node: NodeId,
         ended: &Result<Vec<ObjectId>, Vec<ObjectId>>,
         read: &scrub::Read,
     ) -> Result<(), Fault> {
@@ -352,34 +346,34 @@ impl Writer<'_> {
             Some(Operation::Remove { objects }) => {
                 let failed = ended.as_ref().err().map(Vec::as_slice);
                 let kept = (&self.shared.leaving, self.now);
-                return removal::ended(self.db, element, &objects, failed, kept);
+                return removal::ended(self.db, node, &objects, failed, kept);
             }
             Some(Operation::Copy { to, .. }) => {
                 let kept = (&self.shared.leaving, self.now);
-                return copies::ended(self.db, to.object, element, ended.is_ok(), kept);
+                return copies::ended(self.db, to.object, node, ended.is_ok(), kept);
             }
             Some(Operation::Verify { scrub, objects, .. }) => {
                 let found = (read, ended.is_ok());
-                let of = (scrub, element);
+                let of = (scrub, node);
                 return scrub::ended(self.db, self.shared, of, &objects, found, self.now);
             }
             Some(Operation::Analyse(_)) | None => {}
         }
         for &object in ended.iter().flatten() {
-            if !self.is_known(object, element)? {
-                remove_copy(self.db, object.0, element.0, self.now)?;
+            if !self.is_known(object, node)? {
+                remove_copy(self.db, object.0, node.0, self.now)?;
             }
         }
         Ok(())
     }
 
-    /// Returns whether an object that a label made on an element is expected there. An aborted label may run in spite of that, from
+    /// Returns whether an object that a label made on a node is expected there. An aborted label may run in spite of that, from
     /// a message that arrived twice. It then makes a copy that no step has requested.
-    fn is_known(&self, object: ObjectId, element: ElementId) -> Result<bool, Fault> {
-        let sql = "SELECT EXISTS (SELECT 1 FROM held WHERE object = ?1 AND element = ?2) \
-                   OR EXISTS (SELECT 1 FROM copy WHERE object = ?1 AND element = ?2)";
+    fn is_known(&self, object: ObjectId, node: NodeId) -> Result<bool, Fault> {
+        let sql = "SELECT EXISTS (SELECT 1 FROM held WHERE object = ?1 AND node = ?2) \
+                   OR EXISTS (SELECT 1 FROM copy WHERE object = ?1 AND node = ?2)";
         let mut known = self.db.prepare_cached(sql)?;
-        let row = params![object.0.cast_signed(), element.0];
+        let row = params![object.0.cast_signed(), node.0];
         Ok(known.query_row(row, |row| row.get(0))?)
     }
 }

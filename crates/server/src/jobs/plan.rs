@@ -11,7 +11,7 @@ use rusqlite::{Connection, params};
 use std::collections::{BTreeMap, BTreeSet};
 use tidemill_core::event::{InputSpec, Origin, Share, TaskSpec};
 use tidemill_core::folder::{is_folder, outputs_of};
-use tidemill_core::id::{ElementId, LabelId, ObjectId, TaskId};
+use tidemill_core::id::{LabelId, NodeId, ObjectId, TaskId};
 use tidemill_core::label::{Analysis, Input, Label, Operation, Output};
 use tidemill_core::layout::Selection;
 use tidemill_core::object::Placed;
@@ -27,17 +27,17 @@ type Written = BTreeMap<(String, String), (u64, u64)>;
 /// State of the driver that the database does not have.
 #[derive(Debug)]
 pub(crate) struct Sight {
-    /// Name of the policy that would choose elements.
+    /// Name of the policy that would choose nodes.
     pub(super) policy: String,
-    /// As [`trace::elements`] returns them.
-    pub(super) elements: Vec<v1::Element>,
+    /// As [`trace::nodes`] returns them.
+    pub(super) nodes: Vec<v1::Node>,
 }
 
 /// Expected properties of an output that does not exist yet.
 #[derive(Clone, Copy, Debug)]
 struct Expected {
     object: ObjectId,
-    element: ElementId,
+    node: NodeId,
     /// Size in bytes; `None` if unknown.
     size: Option<u64>,
 }
@@ -86,7 +86,7 @@ pub(super) fn planned(
     };
     Ok(v1::JobTrace {
         job: Some(job),
-        elements: sight.elements,
+        nodes: sight.nodes,
         files: files.into_values().collect(),
         tasks: traced,
     })
@@ -99,7 +99,7 @@ fn file(db: &Connection, input: &InputSpec) -> Result<Option<v1::TracedFile>, Fa
         Origin::File(placed) => Some(v1::TracedFile {
             path,
             size: placed.size,
-            element: placed.element.0,
+            node: placed.node.0,
             object: placed.object.0,
             layout: trace::layout(db, placed.object.0)?,
         }),
@@ -162,7 +162,7 @@ impl Planner<'_> {
                 Share::All | Share::Component | Share::Merge => kind(&spec.kernel).into(),
             },
             kernel_path: code.map_or_else(String::new, |code| code.path.clone()),
-            pinned: spec.element.map(|element| element.0),
+            pinned: spec.node.map(|node| node.0),
             needs: Some(v1::Needs::from(&spec.needs)),
             sent: 0,
             run_ns: trace::remembered_ns(self.db, Some(&task))?,
@@ -185,7 +185,7 @@ impl Planner<'_> {
             let size: u64 = own.clone().map(|file| file.size).sum();
             let expected = Expected {
                 object,
-                element: ElementId(own.clone().next().map_or(0, |file| file.element)),
+                node: NodeId(own.clone().next().map_or(0, |file| file.node)),
                 size: Some(size),
             };
             self.expected.insert((spec.task, at), expected);
@@ -204,7 +204,7 @@ impl Planner<'_> {
         for (at, &size) in sizes.iter().enumerate() {
             let expected = Expected {
                 object: object(spec.task, at),
-                element: ElementId(0),
+                node: NodeId(0),
                 size,
             };
             self.expected.insert((spec.task, at), expected);
@@ -222,7 +222,7 @@ impl Planner<'_> {
             return Ok(None);
         }
         let label = self.label(spec);
-        let up = |element: ElementId| self.up.contains(&element.0);
+        let up = |node: NodeId| self.up.contains(&node.0);
         let found = results::recall(self.db, &label, &mut self.presumed, &up)?;
         let certain = found.filter(|found| {
             let all_reused = found.if_reused.iter().all(|id| self.reused.contains(id));
@@ -237,18 +237,18 @@ impl Planner<'_> {
     /// Returns the label that the task would become.
     fn label(&self, spec: &TaskSpec) -> Label {
         let input = |input: &InputSpec| {
-            let (object, element, size) = match input.origin {
-                Origin::File(placed) => (placed.object, placed.element, placed.size),
+            let (object, node, size) = match input.origin {
+                Origin::File(placed) => (placed.object, placed.node, placed.size),
                 Origin::Task(task, output) => match self.expected.get(&(task, output)) {
-                    Some(known) => (known.object, known.element, known.size.unwrap_or(0)),
-                    None => (object(task, output), ElementId(0), 0),
+                    Some(known) => (known.object, known.node, known.size.unwrap_or(0)),
+                    None => (object(task, output), NodeId(0), 0),
                 },
-                Origin::Awaited => (ObjectId(PRETENDED), ElementId(0), 0),
+                Origin::Awaited => (ObjectId(PRETENDED), NodeId(0), 0),
             };
             Input {
                 name: input.name.clone(),
                 object,
-                element,
+                node,
                 size,
                 selection: input.selection.clone(),
             }
@@ -330,7 +330,7 @@ impl Planner<'_> {
 fn placed(file: &v1::Input) -> Placed {
     Placed {
         object: ObjectId(file.object),
-        element: ElementId(file.element),
+        node: NodeId(file.node),
         size: file.size,
     }
 }

@@ -6,10 +6,10 @@ use super::joins;
 use super::outbox;
 use super::results;
 use super::way::{Anchors, Way, split};
-use crate::names::node::{Caller, NO_ELEMENT, Node, WRITE};
 use crate::names::parts;
 use crate::names::shared::Shared;
 use crate::names::transaction::{Tx, check_free, check_name};
+use crate::names::vnode::{Caller, NO_NODE, Vnode, WRITE};
 use crate::names::{Change, Fault, ids};
 use rusqlite::{Connection, params};
 use std::sync::Arc;
@@ -47,7 +47,7 @@ pub(crate) struct Publishing {
     pub(crate) replace: bool,
     /// Objects that the outputs take their content from, if the result was cached.
     pub(crate) reused: Vec<ObjectId>,
-    /// Hashes of the inputs' contents, as the element reported them.
+    /// Hashes of the inputs' contents, as the node reported them.
     pub(crate) contents: Vec<String>,
 }
 
@@ -73,8 +73,8 @@ pub(crate) fn obstacle(
         fault if fault.of_database() => Err(fault),
         fault => Ok(Some(format!("output {path} can't be made: {fault}"))),
     };
-    if let Some(node) = Node::find(tx.db, ino)? {
-        return match tx.check_replaced(&node, path) {
+    if let Some(vnode) = Vnode::find(tx.db, ino)? {
+        return match tx.check_replaced(&vnode, path) {
             Ok(()) => Ok(None),
             Err(fault) => refused(fault),
         };
@@ -92,7 +92,7 @@ pub(crate) fn obstacle(
             for _ in &way.missing {
                 folder = split(folder).0;
             }
-            let writable = tx.writable_dir(way.node.ino, folder.as_bytes());
+            let writable = tx.writable_dir(way.vnode.ino, folder.as_bytes());
             writable.map(|_| None).or_else(refused)
         }
         Err(fault) => refused(fault),
@@ -107,13 +107,13 @@ pub(crate) fn folder_obstacle(
     path: &str,
     replace: bool,
 ) -> Result<Option<String>, Fault> {
-    let node = match tx.output_way(anchors, path) {
-        Ok((_, Some(node))) if node.is_dir() => node,
+    let vnode = match tx.output_way(anchors, path) {
+        Ok((_, Some(vnode))) if vnode.is_dir() => vnode,
         Err(fault) if fault.of_database() => return Err(fault),
         // No file has inode 0.
         _ => return obstacle(tx, anchors, path, 0),
     };
-    match tx.to_be_emptied(&node) {
+    match tx.to_be_emptied(&vnode) {
         Ok(all) if all.is_empty() || replace => Ok(None),
         Ok(_) => Ok(Some(format!(
             "output {path}/ is not empty: something came into it since"
@@ -153,7 +153,7 @@ pub(crate) fn publish(
     for (index, (output, placed)) in outputs.iter_mut().enumerate() {
         if output.part {
             // Until the parts are joined, only the job needs this part.
-            tx.drop_object(placed.object.0, placed.element.0.into())?;
+            tx.drop_object(placed.object.0, placed.node.0.into())?;
             continue;
         }
         if let Some(striped) = publishing.layouts.get(index) {
@@ -175,7 +175,7 @@ pub(crate) fn publish(
             output.name,
             output.inode.0.cast_signed(),
             placed.object.0.cast_signed(),
-            placed.element.0,
+            placed.node.0,
             placed.size.cast_signed(),
         ])?;
         if let Lifetime::After(span) = publishing.lifetime
@@ -198,7 +198,7 @@ pub(crate) fn publish(
 /// Returns whether a file existed and was deleted. Inode numbers are not reused.
 fn is_gone(db: &Connection, inode: Inode) -> Result<bool, Fault> {
     let mut known = db.prepare_cached("SELECT 1 FROM version WHERE ino = ?1")?;
-    Ok(Node::find(db, inode.0)?.is_none() && known.exists([inode.0.cast_signed()])?)
+    Ok(Vnode::find(db, inode.0)?.is_none() && known.exists([inode.0.cast_signed()])?)
 }
 
 /// Schedules the removal, at time `at`, of a version of a file with all names of the file.
@@ -270,26 +270,26 @@ impl Tx<'_> {
             return Ok(Some(format!("{reason}; its files are for {path}/")));
         }
         match self.output_way(&of.anchors, &folder.path)?.1 {
-            Some(node) => self.empty(&node).map(|()| None),
+            Some(vnode) => self.empty(&vnode).map(|()| None),
             None => Ok(None),
         }
     }
 
     /// Fails unless the caller may write a file that its job replaces.
-    fn check_replaced(&self, node: &Node, path: &str) -> Result<(), Fault> {
-        if node.nlink == 0 {
+    fn check_replaced(&self, vnode: &Vnode, path: &str) -> Result<(), Fault> {
+        if vnode.nlink == 0 {
             return Ok(());
         }
-        self.reach(node.ino)?;
-        self.need(node, WRITE, path)
+        self.reach(vnode.ino)?;
+        self.need(vnode, WRITE, path)
     }
 
     /// Returns whether an output would replace a file that the job's owner may no longer write.
     fn may_not_replace(&self, task: TaskId, output: &OutputSpec) -> Result<bool, Fault> {
-        let Some(node) = Node::find(self.db, output.inode.0)? else {
+        let Some(vnode) = Vnode::find(self.db, output.inode.0)? else {
             return Ok(false);
         };
-        match self.check_replaced(&node, &output.path) {
+        match self.check_replaced(&vnode, &output.path) {
             Ok(()) => Ok(false),
             Err(fault) if fault.of_database() => Err(fault),
             // The task's own earlier output is not a replaced file.
@@ -304,19 +304,19 @@ impl Tx<'_> {
         output: &OutputSpec,
         placed: &Placed,
     ) -> Result<Option<String>, Fault> {
-        if let Some(node) = Node::find(self.db, output.inode.0)? {
-            return self.publish_again(of, node, placed).map(|()| None);
+        if let Some(vnode) = Vnode::find(self.db, output.inode.0)? {
+            return self.publish_again(of, vnode, placed).map(|()| None);
         }
-        let mut node = self.output_node(of.owner, output, placed)?;
+        let mut vnode = self.output_vnode(of.owner, output, placed)?;
         if published(self.db, of.task)? {
             // The file was removed after the first run and stays removed; only the job reads the new output.
-            return self.keep_unnamed(node, of).map(|()| None);
+            return self.keep_unnamed(vnode, of).map(|()| None);
         }
-        let told = match self.name_output(of, output, &mut node) {
+        let told = match self.name_output(of, output, &mut vnode) {
             Ok(told) => told,
             Err(fault) if fault.of_database() => return Err(fault),
             Err(fault) => {
-                let lost = self.name_lost(of, &mut node)?;
+                let lost = self.name_lost(of, &mut vnode)?;
                 let lost = lost.map_or("not kept".to_owned(), |path| format!("in {path}"));
                 Some(format!("output {} is {lost}: {fault}", output.path))
             }
@@ -324,9 +324,9 @@ impl Tx<'_> {
         if let Some(told) = &told {
             tracing::warn!(job = %of.job, "{told}");
         }
-        if Node::find(self.db, node.ino)?.is_some() {
-            self.record_version(&node, of.owner.uid, of.task.0)?;
-            self.changes.push(Change::Sealed(node.ino));
+        if Vnode::find(self.db, vnode.ino)?.is_some() {
+            self.record_version(&vnode, of.owner.uid, of.task.0)?;
+            self.changes.push(Change::Sealed(vnode.ino));
         }
         Ok(told)
     }
@@ -336,65 +336,65 @@ impl Tx<'_> {
     fn publish_again(
         &mut self,
         of: &Publishing,
-        mut node: Node,
+        mut vnode: Vnode,
         placed: &Placed,
     ) -> Result<(), Fault> {
-        if node.object == placed.object.0 {
+        if vnode.object == placed.object.0 {
             return Ok(());
         }
         let ours = self
             .db
             .prepare_cached("SELECT 1 FROM version WHERE object = ?1 AND task = ?2")?
-            .exists([node.object.cast_signed(), of.task.0.cast_signed()])?;
+            .exists([vnode.object.cast_signed(), of.task.0.cast_signed()])?;
         let replaces = of.replace && !published(self.db, of.task)?;
         if !(ours || replaces) {
             // A user has written the file since: that content is not replaced.
-            self.fill(&mut node, placed)?;
-            return self.keep_unnamed(node, of);
+            self.fill(&mut vnode, placed)?;
+            return self.keep_unnamed(vnode, of);
         }
-        let before = node.object;
-        self.drop_object(node.object, node.element)?;
-        node.version += 1;
-        self.fill(&mut node, placed)?;
-        let had_none = node.version > 1 && before == 0;
-        self.record_version(&node, of.owner.uid, of.task.0)?;
-        node.update(self.db)?;
-        self.note(&node)?;
+        let before = vnode.object;
+        self.drop_object(vnode.object, vnode.node)?;
+        vnode.version += 1;
+        self.fill(&mut vnode, placed)?;
+        let had_none = vnode.version > 1 && before == 0;
+        self.record_version(&vnode, of.owner.uid, of.task.0)?;
+        vnode.update(self.db)?;
+        self.note(&vnode)?;
         if had_none {
-            self.note_for_all(node.ino)?;
+            self.note_for_all(vnode.ino)?;
         }
         self.changes
-            .extend([Change::Node(node.ino), Change::Sealed(node.ino)]);
+            .extend([Change::Vnode(vnode.ino), Change::Sealed(vnode.ino)]);
         Ok(())
     }
 
     /// Records an output that is no version of a file, and schedules its removal for when its job no longer needs it.
-    fn keep_unnamed(&self, mut node: Node, of: &Publishing) -> Result<(), Fault> {
-        node.version = 0;
-        self.record_version(&node, of.owner.uid, of.task.0)?;
-        self.drop_object(node.object, node.element)
+    fn keep_unnamed(&self, mut vnode: Vnode, of: &Publishing) -> Result<(), Fault> {
+        vnode.version = 0;
+        self.record_version(&vnode, of.owner.uid, of.task.0)?;
+        self.drop_object(vnode.object, vnode.node)
     }
 
-    fn fill(&self, node: &mut Node, placed: &Placed) -> Result<(), Fault> {
+    fn fill(&self, vnode: &mut Vnode, placed: &Placed) -> Result<(), Fault> {
         let parted = self.shared.parts() && parts::parts(self.db, placed.object.0)?.is_some();
-        node.object = placed.object.0;
-        node.element = match parted {
-            true => NO_ELEMENT,
-            false => i64::from(placed.element.0),
+        vnode.object = placed.object.0;
+        vnode.node = match parted {
+            true => NO_NODE,
+            false => i64::from(placed.node.0),
         };
-        node.size = placed.size;
-        node.mtime = self.now;
-        node.ctime = self.now;
+        vnode.size = placed.size;
+        vnode.mtime = self.now;
+        vnode.ctime = self.now;
         Ok(())
     }
 
-    fn output_node(
+    fn output_vnode(
         &self,
         owner: Owner,
         output: &OutputSpec,
         placed: &Placed,
-    ) -> Result<Node, Fault> {
-        let mut node = Node {
+    ) -> Result<Vnode, Fault> {
+        let mut vnode = Vnode {
             ino: output.inode.0,
             kind: Kind::File,
             mode: OUTPUT_MODE,
@@ -408,13 +408,13 @@ impl Tx<'_> {
             rdev: 0,
             version: 1,
             object: 0,
-            element: 0,
+            node: 0,
             writing: 0,
             parent: 0,
             target: Vec::new(),
         };
-        self.fill(&mut node, placed)?;
-        Ok(node)
+        self.fill(&mut vnode, placed)?;
+        Ok(vnode)
     }
 
     /// Names an output where its job wants it, or with another name in the same folder if the name is taken.
@@ -422,67 +422,67 @@ impl Tx<'_> {
         &mut self,
         of: &Publishing,
         output: &OutputSpec,
-        node: &mut Node,
+        vnode: &mut Vnode,
     ) -> Result<Option<String>, Fault> {
         let (way, found) = self.output_way(&of.anchors, &output.path)?;
         let folder = self.make_missing(way, (of.owner.uid, of.owner.gid))?;
         let name = split(&output.path).1;
         if found.is_none() {
-            self.name_in(folder, name, node)?;
+            self.name_in(folder, name, vnode)?;
             return Ok(None);
         }
         // The name was free when the outcome arrived. Neither the computed output nor the present file is deleted.
         let other = format!("{name}.job{}", of.job);
-        self.name_in(folder, &other, node)?;
+        self.name_in(folder, &other, vnode)?;
         Ok(Some(format!(
             "output {} is named {other}: the name is taken",
             output.path
         )))
     }
 
-    fn name_in(&mut self, folder: Node, name: &str, node: &mut Node) -> Result<(), Fault> {
+    fn name_in(&mut self, folder: Vnode, name: &str, vnode: &mut Vnode) -> Result<(), Fault> {
         check_name(name.as_bytes())?;
         let folder = self.writable_dir(folder.ino, name.as_bytes())?;
-        if Node::child(self.db, folder.ino, name.as_bytes())?.is_some() {
+        if Vnode::child(self.db, folder.ino, name.as_bytes())?.is_some() {
             return Err(Fault::Exists(name.into()));
         }
-        let gid = node.gid;
-        if folder.mode & crate::names::node::SETGID != 0 {
-            node.gid = folder.gid;
+        let gid = vnode.gid;
+        if folder.mode & crate::names::vnode::SETGID != 0 {
+            vnode.gid = folder.gid;
         }
-        if let Err(fault) = self.add_entry(folder, name.as_bytes(), node) {
-            node.gid = gid;
+        if let Err(fault) = self.add_entry(folder, name.as_bytes(), vnode) {
+            vnode.gid = gid;
             return Err(fault);
         }
-        node.insert(self.db)?;
-        self.note(node)?;
+        vnode.insert(self.db)?;
+        self.note(vnode)?;
         self.shared.add_files(1);
         Ok(())
     }
 
     /// Names an output that can't be where its job wants it: in root's `/lost+found`, or in the root folder if another object has
     /// that name. Returns its path; `None` if the output is not kept.
-    fn name_lost(&mut self, of: &Publishing, node: &mut Node) -> Result<Option<String>, Fault> {
+    fn name_lost(&mut self, of: &Publishing, vnode: &mut Vnode) -> Result<Option<String>, Fault> {
         let root = Caller::root();
         let mut tx = Tx::new(self.db, self.shared, &root, 0, self.now);
-        let named = tx.name_as_lost(of, node);
+        let named = tx.name_as_lost(of, vnode);
         self.changes.append(&mut tx.changes);
         match named {
             Ok(path) => Ok(Some(path)),
             Err(fault) if fault.of_database() => Err(fault),
             Err(_) => {
-                self.keep_unnamed(node.clone(), of)?;
+                self.keep_unnamed(vnode.clone(), of)?;
                 Ok(None)
             }
         }
     }
 
-    fn name_as_lost(&mut self, of: &Publishing, node: &mut Node) -> Result<String, Fault> {
-        let top = Node::get(self.db, Inode::ROOT.0)?;
-        let lost = match Node::child(self.db, top.ino, LOST.as_bytes())? {
+    fn name_as_lost(&mut self, of: &Publishing, vnode: &mut Vnode) -> Result<String, Fault> {
+        let top = Vnode::get(self.db, Inode::ROOT.0)?;
+        let lost = match Vnode::child(self.db, top.ino, LOST.as_bytes())? {
             None => {
                 let way = Way {
-                    node: top.clone(),
+                    vnode: top.clone(),
                     missing: vec![LOST.into()],
                 };
                 Some(self.make_missing(way, (0, 0))?)
@@ -490,15 +490,15 @@ impl Tx<'_> {
             found => found.filter(|lost| lost.is_dir() && [0, of.owner.uid].contains(&lost.uid)),
         };
         if let Some(lost) = lost {
-            let name = node.ino.to_string();
-            match self.name_in(lost, &name, node) {
+            let name = vnode.ino.to_string();
+            match self.name_in(lost, &name, vnode) {
                 Ok(()) => return Ok(format!("/{LOST}/{name}")),
                 Err(fault) if fault.of_database() => return Err(fault),
                 Err(_) => {}
             }
         }
-        let name = format!("{LOST}.{}", node.ino);
-        self.name_in(top, &name, node)?;
+        let name = format!("{LOST}.{}", vnode.ino);
+        self.name_in(top, &name, vnode)?;
         Ok(format!("/{name}"))
     }
 }
@@ -508,7 +508,7 @@ mod tests {
     use super::*;
     use crate::jobs::way::{self, Links};
     use crate::names::SqliteNames;
-    use tidemill_core::id::ElementId;
+    use tidemill_core::id::NodeId;
     use tidemill_wire::v1;
 
     const ONE: u32 = 1001;
@@ -559,7 +559,7 @@ mod tests {
                 ..v1::Create::default()
             };
             self.within(move |tx| tx.create(&create).map(drop));
-            self.node(path).unwrap().ino
+            self.vnode(path).unwrap().ino
         }
 
         fn folder(&self, path: &str, uid: u32, mode: u32) {
@@ -570,13 +570,13 @@ mod tests {
             self.make(path, Kind::Symlink, (uid, 0o777), target);
         }
 
-        fn node(&self, path: &str) -> Option<Node> {
+        fn vnode(&self, path: &str) -> Option<Vnode> {
             let path = path.to_owned();
             self.within(move |tx| Ok(tx.resolve(path.as_bytes(), false).ok()))
         }
 
         fn rename(&self, from: &str, to: &str) {
-            let ino = |path: &str| self.node(split(path).0).unwrap().ino;
+            let ino = |path: &str| self.vnode(split(path).0).unwrap().ino;
             let rename = v1::Rename {
                 parent: ino(from),
                 name: split(from).1.as_bytes().to_vec(),
@@ -589,7 +589,7 @@ mod tests {
 
         fn remove_folder(&self, path: &str) {
             let unlink = v1::Unlink {
-                parent: self.node(split(path).0).unwrap().ino,
+                parent: self.vnode(split(path).0).unwrap().ino,
                 name: split(path).1.as_bytes().to_vec(),
                 directory: true,
                 time: 0,
@@ -598,9 +598,9 @@ mod tests {
         }
 
         fn chmod(&self, path: &str, mode: u32) {
-            let mut node = self.node(path).unwrap();
-            node.mode = mode;
-            self.within(move |tx| node.update(tx.db));
+            let mut vnode = self.vnode(path).unwrap();
+            vnode.mode = mode;
+            self.within(move |tx| vnode.update(tx.db));
         }
 
         /// Returns a job of a user with one output, as after its submission.
@@ -621,7 +621,7 @@ mod tests {
             };
             let placed = Placed {
                 object: ObjectId(reserved("object")),
-                element: ElementId(0),
+                node: NodeId(0),
                 size: 5,
             };
             Publishing {
@@ -658,7 +658,7 @@ mod tests {
         }
 
         fn is_empty(&self, path: &str) -> bool {
-            let ino = self.node(path).unwrap().ino;
+            let ino = self.vnode(path).unwrap().ino;
             self.within(move |tx| {
                 let mut entries = tx.db.prepare("SELECT 1 FROM dirent WHERE parent = ?1")?;
                 Ok(!entries.exists([ino.cast_signed()])?)
@@ -676,7 +676,7 @@ mod tests {
             array.link(&format!("{folder}/out"), ONE, "/other");
             assert_eq!(array.obstacle(&job), None);
             assert_eq!(array.end(&job), "");
-            let named = array.node(&format!("{folder}/old/sub/f")).unwrap();
+            let named = array.vnode(&format!("{folder}/old/sub/f")).unwrap();
             assert_eq!((named.uid, named.object), (uid, job.outputs[0].1.object.0));
             assert!(array.is_empty("/other"), "{folder}");
         }
@@ -695,9 +695,9 @@ mod tests {
             let told = array.end(&job);
             let ino = job.outputs[0].0.inode.0;
             assert!(told.contains(&format!("in /lost+found/{ino}")), "{told}");
-            let named = array.node(&format!("/lost+found/{ino}")).unwrap();
+            let named = array.vnode(&format!("/lost+found/{ino}")).unwrap();
             assert_eq!(named.uid, uid);
-            assert_eq!(array.node("/lost+found").unwrap().uid, 0);
+            assert_eq!(array.vnode("/lost+found").unwrap().uid, 0);
             assert!(array.is_empty("/other"), "{folder}");
         }
     }
@@ -712,7 +712,7 @@ mod tests {
         let told = array.end(&job);
         let lost = format!("/lost+found.{}", job.outputs[0].0.inode.0);
         assert!(told.contains(&lost), "{told}");
-        assert_eq!(array.node(&lost).unwrap().uid, OTHER);
+        assert_eq!(array.vnode(&lost).unwrap().uid, OTHER);
         assert!(array.is_empty("/shared/out"));
     }
 
@@ -724,7 +724,7 @@ mod tests {
         let path = "/shared/results/new/f";
         let job = array.submitted(OTHER, path, Links::All);
         assert_eq!((array.obstacle(&job), array.end(&job)), (None, "".into()));
-        assert!(array.node("/other/results/new/f").is_some());
+        assert!(array.vnode("/other/results/new/f").is_some());
 
         // A rule fires long after its user wrote it.
         let rule = array.submitted(OTHER, path, Links::Own);
@@ -733,7 +733,7 @@ mod tests {
         array.link("/shared/own", OTHER, "/other/results");
         let rule = array.submitted(OTHER, "/shared/own/of-rule", Links::Own);
         assert_eq!((array.obstacle(&rule), array.end(&rule)), (None, "".into()));
-        assert!(array.node("/other/results/of-rule").is_some());
+        assert!(array.vnode("/other/results/of-rule").is_some());
     }
 
     #[test]
@@ -742,7 +742,7 @@ mod tests {
         let job = array.submitted(ONE, "/one/out/f", Links::All);
         array.make("/one/out/f", Kind::File, (ONE, 0o644), "");
         assert!(array.end(&job).contains("f.job7"));
-        let named = array.node("/one/out/f.job7").unwrap();
+        let named = array.vnode("/one/out/f.job7").unwrap();
         assert_eq!(named.ino, job.outputs[0].0.inode.0);
     }
 
@@ -757,7 +757,7 @@ mod tests {
         array.chmod("/shared/out/f", 0o644);
         assert!(array.obstacle(&job).unwrap().contains("permission denied"));
         assert!(array.end(&job).contains("f.job7"));
-        assert_eq!(array.node("/shared/out/f").unwrap().object, 0);
-        assert_eq!(array.node("/shared/out/f.job7").unwrap().uid, OTHER);
+        assert_eq!(array.vnode("/shared/out/f").unwrap().object, 0);
+        assert_eq!(array.vnode("/shared/out/f.job7").unwrap().uid, OTHER);
     }
 }

@@ -4,13 +4,13 @@
 //! `same` has their first object. A workflow that is submitted again is therefore answered from cached results without reading a
 //! byte, and every task that runs again creates new objects.
 //!
-//! If a run of a task costs clearly more than reading its data, its element hashes the data that it has read. The table `content`
+//! If a run of a task costs clearly more than reading its data, its node hashes the data that it has read. The table `content`
 //! has the hash by first object, so an object with the same bytes gets the same first object once it was hashed, too. For an object
 //! without a hash the newest result of the same shape is offered: equal except for the objects of the data, whose sizes are equal.
-//! The condition is that the element finds the expected hashes in the new data.
+//! The condition is that the node finds the expected hashes in the new data.
 //!
-//! The key has only the name of a built-in kernel or a program. The element that is offered a result compares the hash of the code
-//! that it would run with the hash of the code that made the result. If the hashes differ, the element runs the task. If a task
+//! The key has only the name of a built-in kernel or a program. The node that is offered a result compares the hash of the code
+//! that it would run with the hash of the code that made the result. If the hashes differ, the node runs the task. If a task
 //! reads only some bytes of an input, the selection of these bytes is part of the key. Equal ranges of equal files are equal. Parts
 //! of files are not, since the files may be striped differently. Neither is recognised by a hash, because a hash belongs to a whole
 //! file.
@@ -23,7 +23,7 @@ use crate::{copies, damage};
 use rusqlite::{Connection, OptionalExtension, params};
 use std::collections::HashMap;
 use tidemill_core::folder::{is_folder, outputs_of};
-use tidemill_core::id::{ElementId, LabelId, ObjectId};
+use tidemill_core::id::{LabelId, NodeId, ObjectId};
 use tidemill_core::label::{Analysis, Input, Kernel, Label, Operation};
 use tidemill_core::layout::Selection;
 use tidemill_core::object::Placed;
@@ -178,13 +178,13 @@ struct Presumption {
     condition: Option<LabelId>,
 }
 
-/// Returns the cached result of a label, if the elements in `up` can supply one. Adds the consequences for later labels to
+/// Returns the cached result of a label, if the nodes in `up` can supply one. Adds the consequences for later labels to
 /// `presumed`.
 pub(super) fn recall(
     db: &Connection,
     label: &Label,
     presumed: &mut Presumed,
-    up: &dyn Fn(ElementId) -> bool,
+    up: &dyn Fn(NodeId) -> bool,
 ) -> Result<Option<v1::Remembered>, Fault> {
     let Operation::Analyse(analysis) = &label.operation else {
         return Ok(None);
@@ -230,7 +230,7 @@ pub(super) fn recall(
     let outputs = found.outputs.into_iter().map(|(name, placed)| v1::Input {
         name,
         object: placed.object.0,
-        element: placed.element.0,
+        node: placed.node.0,
         size: placed.size,
         ..v1::Input::default()
     });
@@ -334,7 +334,7 @@ struct Found {
 fn find(
     db: &Connection,
     identity: &Identity<'_>,
-    up: &dyn Fn(ElementId) -> bool,
+    up: &dyn Fn(NodeId) -> bool,
 ) -> Result<Option<Found>, Fault> {
     for (column, value) in [("key", identity.key()), ("shape", identity.shape())] {
         let Some(value) = value else { continue };
@@ -344,12 +344,12 @@ fn find(
             };
             let mut outputs = outputs(db, &result)?;
             for (_, placed) in &mut outputs {
-                placed.element = readable(db, *placed, up)?;
+                placed.node = readable(db, *placed, up)?;
             }
             let names = outputs.iter().map(|(name, _)| name.as_str());
             let owners = outputs_of(identity.outputs.iter().copied(), names);
             if let Some(owners) = owners
-                && outputs.iter().all(|(_, placed)| up(placed.element))
+                && outputs.iter().all(|(_, placed)| up(placed.node))
             {
                 return Ok(Some(Found {
                     result,
@@ -363,20 +363,14 @@ fn find(
     Ok(None)
 }
 
-/// Returns the element that an object can be read from: the first, or an element with a copy.
-fn readable(
-    db: &Connection,
-    placed: Placed,
-    up: &dyn Fn(ElementId) -> bool,
-) -> Result<ElementId, Fault> {
-    if up(placed.element) && !damage::is(db, placed.object.0, placed.element.0)? {
-        return Ok(placed.element);
+/// Returns the node that an object can be read from: the first, or a node with a copy.
+fn readable(db: &Connection, placed: Placed, up: &dyn Fn(NodeId) -> bool) -> Result<NodeId, Fault> {
+    if up(placed.node) && !damage::is(db, placed.object.0, placed.node.0)? {
+        return Ok(placed.node);
     }
     let holders = copies::holders(db, placed.object.0)?.into_iter();
-    let mut holders = holders.map(ElementId);
-    Ok(holders
-        .find(|&element| up(element))
-        .unwrap_or(placed.element))
+    let mut holders = holders.map(NodeId);
+    Ok(holders.find(|&node| up(node)).unwrap_or(placed.node))
 }
 
 /// Returns the newest results with this key or shape.
@@ -440,13 +434,13 @@ fn missing(
 
 /// Returns the files of a result with their names; empty if a file no longer exists.
 fn outputs(db: &Connection, result: &Made) -> Result<Vec<(String, Placed)>, Fault> {
-    let sql = "SELECT output.object, coalesce(version.element, 0), coalesce(version.size, 0), \
+    let sql = "SELECT output.object, coalesce(version.node, 0), coalesce(version.size, 0), \
                coalesce(version.removed, 1), name FROM task_output AS output LEFT JOIN version ON version.object = output.object WHERE output.task = ?1 ORDER BY seq";
     let mut statement = db.prepare_cached(sql)?;
     let rows = statement.query_map([result.task], |row| {
         let placed = Placed {
             object: ObjectId(row.get::<_, i64>(0)?.cast_unsigned()),
-            element: ElementId(row.get(1)?),
+            node: NodeId(row.get(1)?),
             size: row.get::<_, i64>(2)?.cast_unsigned(),
         };
         let removed: bool = row.get(3)?;
@@ -628,7 +622,7 @@ mod tests {
         let input = |selection: &Selection, object| Input {
             name: "data".into(),
             object: ObjectId(object),
-            element: ElementId(0),
+            node: NodeId(0),
             size: 100,
             selection: selection.clone(),
         };

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use tidemill_core::event::{Ended, InputSpec, Origin, OutputSpec, Share, TaskSpec};
 use tidemill_core::folder;
-use tidemill_core::id::{ElementId, Inode, ObjectId, TaskId};
+use tidemill_core::id::{Inode, NodeId, ObjectId, TaskId};
 use tidemill_core::job::Lifetime;
 use tidemill_core::label::{Kernel, Limits, Stack, Stage};
 use tidemill_core::object::Placed;
@@ -27,7 +27,7 @@ pub(crate) struct StoredTask {
     pub(crate) outputs: Vec<StoredOutput>,
     stdin: Option<String>,
     stdout: Option<String>,
-    pub(crate) element: Option<u32>,
+    pub(crate) node: Option<u32>,
     retries: u32,
     time_ns_max: u64,
     memory_bytes_max: u64,
@@ -128,16 +128,9 @@ pub(crate) struct StoredInput {
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum StoredOrigin {
-    File {
-        object: u64,
-        element: u32,
-        size: u64,
-    },
+    File { object: u64, node: u32, size: u64 },
     Awaited,
-    Task {
-        task: u64,
-        output: usize,
-    },
+    Task { task: u64, output: usize },
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -179,7 +172,7 @@ impl StoredTask {
             outputs: task.outputs.iter().map(output_to_store).collect(),
             stdin: task.stdin.clone(),
             stdout: task.stdout.clone(),
-            element: task.element.map(|element| element.0),
+            node: task.node.map(|node| node.0),
             retries: task.retries,
             time_ns_max: task.limits.time.0,
             memory_bytes_max: task.limits.memory_bytes,
@@ -216,7 +209,7 @@ impl StoredTask {
             outputs: Vec::new(),
             stdin: None,
             stdout: None,
-            element: None,
+            node: None,
             retries: 0,
             time_ns_max: 0,
             memory_bytes_max: 0,
@@ -290,7 +283,7 @@ impl StoredTask {
             outputs: self.outputs.iter().map(output_from_store).collect(),
             stdin: self.stdin.clone(),
             stdout: self.stdout.clone(),
-            element: self.element.map(ElementId),
+            node: self.node.map(NodeId),
             retries: self.retries,
             limits: Limits {
                 time: Span(self.time_ns_max),
@@ -338,13 +331,9 @@ fn single(kind: &str, name: &str) -> Option<Kernel> {
 
 fn input_to_store(input: &InputSpec) -> StoredInput {
     let origin = match input.origin {
-        Origin::File(Placed {
-            object,
-            element,
-            size,
-        }) => StoredOrigin::File {
+        Origin::File(Placed { object, node, size }) => StoredOrigin::File {
             object: object.0,
-            element: element.0,
+            node: node.0,
             size,
         },
         Origin::Awaited => StoredOrigin::Awaited,
@@ -364,14 +353,10 @@ fn input_to_store(input: &InputSpec) -> StoredInput {
 
 fn input_from_store(input: &StoredInput, uid: u32) -> InputSpec {
     let (origin, path) = match input.origin {
-        StoredOrigin::File {
-            object,
-            element,
-            size,
-        } => {
+        StoredOrigin::File { object, node, size } => {
             let placed = Placed {
                 object: ObjectId(object),
-                element: ElementId(element),
+                node: NodeId(node),
                 size,
             };
             (Origin::File(placed), input.path.clone())

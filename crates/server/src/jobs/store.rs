@@ -8,7 +8,7 @@ use rusqlite::{Connection, OptionalExtension, params};
 use std::collections::BTreeMap;
 use tidemill_core::event::{Ended, JobSpec, Origin, OutputSpec, TaskState};
 use tidemill_core::folder;
-use tidemill_core::id::{ElementId, Inode, JobId, LabelId, ObjectId, TaskId};
+use tidemill_core::id::{Inode, JobId, LabelId, NodeId, ObjectId, TaskId};
 use tidemill_core::label::{Operation, Owner};
 use tidemill_core::object::Placed;
 use tidemill_wire::v1::State;
@@ -92,7 +92,7 @@ pub(crate) fn insert(
 }
 
 /// Deletes labels of tasks that no longer wait for them: labels of jobs that have ended, and of superseded tries. Call this before
-/// any job is resumed. An element that never received such a label will never report its end. A report of another element is
+/// any job is resumed. A node that never received such a label will never report its end. A report of another node is
 /// handled like that of an unwanted label.
 pub(crate) fn forget_overtaken(db: &Connection) -> Result<(), Fault> {
     let sql = "DELETE FROM label WHERE task != 0 AND NOT EXISTS (SELECT 1 FROM task JOIN job ON job.job = task.job \
@@ -153,14 +153,10 @@ fn load_tasks(db: &Connection, job: &mut Accepted) -> Result<(), Fault> {
         for input in &mut stored.inputs {
             if let (StoredOrigin::Awaited, Some(placed)) = (input.origin, resolved.get(&input.path))
             {
-                let Placed {
-                    object,
-                    element,
-                    size,
-                } = *placed;
+                let Placed { object, node, size } = *placed;
                 input.origin = StoredOrigin::File {
                     object: object.0,
-                    element: element.0,
+                    node: node.0,
                     size,
                 };
             }
@@ -191,29 +187,26 @@ fn how_ended(
     Ok(match State::try_from(state).unwrap_or(State::Unspecified) {
         State::Done => Some(Ended::Done(done)),
         State::Failed | State::Cancelled => Some(Ended::Failed),
-        State::Sent | State::Running => {
-            outbox::find(db, label)?.map(|(element, sent)| Ended::Sent {
-                label,
-                element,
-                objects: match &sent.operation {
-                    Operation::Analyse(analysis) => {
-                        analysis.outputs.iter().map(|one| one.object).collect()
-                    }
-                    Operation::Copy { .. }
-                    | Operation::Remove { .. }
-                    | Operation::Verify { .. } => Vec::new(),
-                },
-                tries: tries.saturating_sub(1),
-            })
-        }
+        State::Sent | State::Running => outbox::find(db, label)?.map(|(node, sent)| Ended::Sent {
+            label,
+            node,
+            objects: match &sent.operation {
+                Operation::Analyse(analysis) => {
+                    analysis.outputs.iter().map(|one| one.object).collect()
+                }
+                Operation::Copy { .. } | Operation::Remove { .. } | Operation::Verify { .. } => {
+                    Vec::new()
+                }
+            },
+            tries: tries.saturating_sub(1),
+        }),
         _ => None,
     })
 }
 
 /// Returns the files of a successful task: with their names in its private folder, and without paths.
 pub(crate) fn files(db: &Connection, task: TaskId) -> Result<Vec<(OutputSpec, Placed)>, Fault> {
-    let sql =
-        "SELECT object, element, size, name, ino FROM task_output WHERE task = ?1 ORDER BY seq";
+    let sql = "SELECT object, node, size, name, ino FROM task_output WHERE task = ?1 ORDER BY seq";
     let mut statement = db.prepare_cached(sql)?;
     let rows = statement.query_map([task.0.cast_signed()], |row| {
         let output = OutputSpec {
@@ -261,7 +254,7 @@ pub(crate) fn job_of(db: &Connection, task: TaskId) -> Result<u64, Fault> {
 fn placed(row: &rusqlite::Row<'_>) -> rusqlite::Result<Placed> {
     Ok(Placed {
         object: ObjectId(row.get::<_, i64>(0)?.cast_unsigned()),
-        element: ElementId(row.get(1)?),
+        node: NodeId(row.get(1)?),
         size: row.get::<_, i64>(2)?.cast_unsigned(),
     })
 }
@@ -271,7 +264,7 @@ pub(crate) fn resolved_inputs(
     db: &Connection,
     job: JobId,
 ) -> Result<BTreeMap<String, Placed>, Fault> {
-    let sql = "SELECT object, element, size, path FROM awaited WHERE job = ?1 AND object != -1";
+    let sql = "SELECT object, node, size, path FROM awaited WHERE job = ?1 AND object != -1";
     let mut statement = db.prepare_cached(sql)?;
     let rows = statement.query_map([job.0.cast_signed()], |row| Ok((row.get(3)?, placed(row)?)))?;
     Ok(rows.collect::<Result<_, _>>()?)
@@ -284,17 +277,13 @@ pub(crate) fn resolve_awaited(
     path: &str,
     placed: Placed,
 ) -> Result<(), Fault> {
-    let sql = "UPDATE awaited SET object = ?3, element = ?4, size = ?5 WHERE uid = ?1 AND path = ?2 AND object = -1";
-    let Placed {
-        object,
-        element,
-        size,
-    } = placed;
+    let sql = "UPDATE awaited SET object = ?3, node = ?4, size = ?5 WHERE uid = ?1 AND path = ?2 AND object = -1";
+    let Placed { object, node, size } = placed;
     let row = params![
         uid,
         path,
         object.0.cast_signed(),
-        element.0,
+        node.0,
         size.cast_signed()
     ];
     db.prepare_cached(sql)?.execute(row)?;

@@ -11,7 +11,7 @@ use crate::access::aside;
 use crate::array::Array;
 use crate::bound;
 use crate::clock;
-use crate::files::stream::Elements;
+use crate::files::stream::Nodes;
 use crate::names::budget::{Budget, Share};
 use crate::names::claims::{Claim, Claims};
 use crate::names::transaction::Tx;
@@ -23,9 +23,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
-use tidemill_core::event::{ElementView, JobSpec, OutputSpec, Role};
+use tidemill_core::event::{JobSpec, NodeView, OutputSpec, Role};
 use tidemill_core::folder;
-use tidemill_core::id::{ElementId, Inode, JobId, ObjectId, TaskId};
+use tidemill_core::id::{Inode, JobId, NodeId, ObjectId, TaskId};
 use tidemill_core::job::own::OwnName;
 use tidemill_core::job::{
     Awaited, Files, FolderMap, Found, Ids, Job, JobError, KernelKind, Listed, Look, Made, Map,
@@ -38,7 +38,7 @@ use tidemill_core::resources::Place;
 use tidemill_wire::USER_SCRIPT_BYTES_MAX;
 use tidemill_wire::v1::{Kind, State};
 
-/// Time to wait for elements when they are asked which programs they have.
+/// Time to wait for nodes when they are asked which programs they have.
 const PROGRAMS_WAIT: Duration = Duration::from_secs(3);
 /// Number of checks, and the pause between them, for a job with a submission id while another job has claimed its outputs.
 const ONCE_LOOKS: u32 = 50;
@@ -564,7 +564,7 @@ async fn reserve(names: &SqliteNames, job: &Job) -> Result<Issued, Fault> {
     names.database().write(work).await
 }
 
-/// Returns the elements of the array, up or down. For elements that answer, the result says which of the possible programs and of
+/// Returns the nodes of the array, up or down. For nodes that answer, the result says which of the possible programs and of
 /// the requested folders they have.
 async fn places(array: &Array, job: &Job) -> Vec<Place> {
     let kernels = job
@@ -588,14 +588,14 @@ async fn places(array: &Array, job: &Job) -> Vec<Place> {
         let names = names.into_iter().collect();
         found = array.find_programs(names, PROGRAMS_WAIT).await;
     }
-    let places = array.elements().into_iter().filter_map(|element| {
-        let view = ElementView::try_from(&element).ok()?;
+    let places = array.nodes().into_iter().filter_map(|node| {
+        let view = NodeView::try_from(&node).ok()?;
         Some(Place {
-            element: ElementId(element.element),
+            node: NodeId(node.node),
             host: view.role == Role::Host,
             offers: view.offers,
             programs: found
-                .remove(&element.element)
+                .remove(&node.node)
                 .map(|names| names.into_iter().collect()),
         })
     });
@@ -620,7 +620,7 @@ impl Folders<'_> {
     /// Returns a reader for the version that was looked up.
     fn version(&self, path: &str, made: &Made) -> Result<Remote, String> {
         let objects = self.array.objects().ok_or("no file can be read here")?;
-        let elements = Elements {
+        let nodes = Nodes {
             array: self.array.clone(),
             shared: self.names.shared().clone(),
             objects: objects.clone(),
@@ -634,10 +634,10 @@ impl Folders<'_> {
         });
         let reading = inode.and_then(|inode| self.names.read_version(self.caller, inode));
         let reading = reading.map_err(|fault| fault.to_string())?;
-        if reading.node.object != made.object.0 {
+        if reading.vnode.object != made.object.0 {
             return Err("the file has just changed; submit the job again".to_owned());
         }
-        Remote::new(&elements, reading, self.until).ok_or_else(|| "the file is empty".to_owned())
+        Remote::new(&nodes, reading, self.until).ok_or_else(|| "the file is empty".to_owned())
     }
 }
 
@@ -812,7 +812,7 @@ impl Outside for Seen<'_> {
     }
 }
 
-/// Returns the layout of a sealed version, with each part on its first element.
+/// Returns the layout of a sealed version, with each part on its first node.
 pub(crate) fn layout(db: &rusqlite::Connection, placed: Placed) -> Layout {
     let striped = parts::sealed(db, placed.object.0).unwrap_or_else(|fault| {
         fault.put_off("what a file is made of is not known");
@@ -820,49 +820,49 @@ pub(crate) fn layout(db: &rusqlite::Connection, placed: Placed) -> Layout {
     });
     match striped {
         Some(layout) => layout,
-        None => Layout::Whole(Part::on(placed.object, placed.size, placed.element)),
+        None => Layout::Whole(Part::on(placed.object, placed.size, placed.node)),
     }
 }
 
 /// Returns the object at a path, and its inode if a version of it is being written.
 fn look(tx: &Tx<'_>, path: &str) -> (Look, Option<u64>) {
-    let node = match tx.resolve(path.as_bytes(), true) {
-        Ok(node) => node,
+    let vnode = match tx.resolve(path.as_bytes(), true) {
+        Ok(vnode) => vnode,
         Err(Fault::NotFound(_) | Fault::NotDirectory(_)) => {
             let away = tx.absolute_link(path.as_bytes()).is_some();
             return (if away { Look::Away } else { Look::Nothing }, None);
         }
         Err(_) => return (Look::Denied, None),
     };
-    if node.kind != Kind::File {
+    if vnode.kind != Kind::File {
         return (Look::Folder, None);
     }
-    if !tx.caller.may(&node, crate::names::node::READ) {
+    if !tx.caller.may(&vnode, crate::names::vnode::READ) {
         return (Look::Denied, None);
     }
-    let writing = (node.writing != 0).then_some(node.ino);
-    if node.version == 0 {
+    let writing = (vnode.writing != 0).then_some(vnode.ino);
+    if vnode.version == 0 {
         return (Look::Unsealed, writing);
     }
-    let element = if node.has_parts() {
-        tx.first_part(node.object).unwrap_or(0)
+    let node = if vnode.has_parts() {
+        tx.first_part(vnode.object).unwrap_or(0)
     } else {
-        node.element().unwrap_or(0)
+        vnode.node().unwrap_or(0)
     };
     let placed = Placed {
-        object: ObjectId(node.object),
-        element: ElementId(element),
-        size: node.size,
+        object: ObjectId(vnode.object),
+        node: NodeId(node),
+        size: vnode.size,
     };
     let executable = if tx.caller.uid == 0 {
-        node.mode & 0o111 != 0
+        vnode.mode & 0o111 != 0
     } else {
-        tx.caller.may(&node, crate::names::node::SEARCH)
+        tx.caller.may(&vnode, crate::names::vnode::SEARCH)
     };
     let found = Found {
-        inode: Inode(node.ino),
+        inode: Inode(vnode.ino),
         placed,
-        writable: tx.caller.may(&node, crate::names::node::WRITE),
+        writable: tx.caller.may(&vnode, crate::names::vnode::WRITE),
         executable,
     };
     (Look::Sealed(found), writing)
@@ -871,8 +871,8 @@ fn look(tx: &Tx<'_>, path: &str) -> (Look, Option<u64>) {
 /// Returns a version, regardless of its file's name and present version. The caller keeps its bytes.
 fn look_at_version(tx: &Tx<'_>, object: ObjectId) -> Look {
     // The size of a version that is still being written is not known yet; 0 stands for it.
-    let sql = "SELECT ino, size, element FROM version WHERE object = ?1 \
-               UNION ALL SELECT ino, 0, element FROM writing WHERE object = ?1 LIMIT 1";
+    let sql = "SELECT ino, size, node FROM version WHERE object = ?1 \
+               UNION ALL SELECT ino, 0, node FROM writing WHERE object = ?1 LIMIT 1";
     let found = tx.db.prepare_cached(sql).and_then(|mut statement| {
         statement.query_row([object.0.cast_signed()], |row| {
             let (ino, size): (i64, i64) = (row.get(0)?, row.get(1)?);
@@ -884,25 +884,25 @@ fn look_at_version(tx: &Tx<'_>, object: ObjectId) -> Look {
         })
     });
     // The job does not wait for a deleted version.
-    let Ok((ino, size, element)) = found else {
+    let Ok((ino, size, node)) = found else {
         return Look::Denied;
     };
-    let node = match tx.reach(ino) {
-        Ok(node) if tx.caller.may(&node, crate::names::node::READ) => node,
+    let vnode = match tx.reach(ino) {
+        Ok(vnode) if tx.caller.may(&vnode, crate::names::vnode::READ) => vnode,
         _ => return Look::Denied,
     };
-    let element = match u32::try_from(element) {
-        Ok(element) => element,
+    let node = match u32::try_from(node) {
+        Ok(node) => node,
         Err(_) => tx.first_part(object.0).unwrap_or(0),
     };
     Look::Sealed(Found {
         inode: Inode(ino),
         placed: Placed {
             object,
-            element: ElementId(element),
+            node: NodeId(node),
             size,
         },
-        writable: tx.caller.may(&node, crate::names::node::WRITE),
+        writable: tx.caller.may(&vnode, crate::names::vnode::WRITE),
         executable: false,
     })
 }

@@ -1,6 +1,6 @@
 //! Traces: the course of a job, with all data that planning a similar job needs (`tidemill jobs --export-trace`).
 //!
-//! The state of elements at the start of a job is stored with the job, since histories and links have changed by the time of the
+//! The state of nodes at the start of a job is stored with the job, since histories and links have changed by the time of the
 //! export. All other data is read from the tables of jobs and lineage.
 
 use super::spec::{SPEC, StoredOrigin, StoredShare, StoredTask};
@@ -10,9 +10,9 @@ use crate::names::{Fault, parts};
 use prost::Message;
 use rusqlite::{Connection, OptionalExtension as _, params};
 use std::collections::{BTreeMap, BTreeSet};
-use tidemill_core::dispatch::{Dispatcher, ElementStatus};
+use tidemill_core::dispatch::{Dispatcher, NodeStatus};
 use tidemill_core::event::{JobSpec, Origin};
-use tidemill_core::id::{ElementId, JobId, ObjectId, TaskId};
+use tidemill_core::id::{JobId, NodeId, ObjectId, TaskId};
 use tidemill_core::layout::{Layout, Part};
 use tidemill_core::time::Time;
 use tidemill_wire::convert::role_name;
@@ -21,17 +21,17 @@ use tidemill_wire::v1;
 /// Maximum number of reused results that are followed to the original run.
 const REUSED_MAX: usize = 64;
 
-/// Returns the elements that are up at the start of a job, with their histories of its kernels and all other state that its policy
+/// Returns the nodes that are up at the start of a job, with their histories of its kernels and all other state that its policy
 /// uses.
-pub(crate) fn elements(job: &Accepted, dispatcher: &Dispatcher, now: Time) -> Vec<v1::Element> {
+pub(crate) fn nodes(job: &Accepted, dispatcher: &Dispatcher, now: Time) -> Vec<v1::Node> {
     let memory = dispatcher.memory(job.spec.policy.as_deref());
     let read: BTreeSet<ObjectId> = inputs(&job.spec).collect();
-    let mut all: Vec<v1::Element> = known(job, dispatcher.elements(now)).collect();
-    for (index, element) in all.iter_mut().enumerate() {
-        let id = ElementId(element.element);
+    let mut all: Vec<v1::Node> = known(job, dispatcher.nodes(now)).collect();
+    for (index, node) in all.iter_mut().enumerate() {
+        let id = NodeId(node.node);
         let copies = dispatcher.copies_on(id).map(|(object, _)| object);
-        let wait_ns = element.traced.as_ref().map_or(0, |state| state.wait_ns);
-        element.traced = Some(v1::TracedState {
+        let wait_ns = node.traced.as_ref().map_or(0, |state| state.wait_ns);
+        node.traced = Some(v1::TracedState {
             wait_ns,
             copies: copies
                 .filter(|object| read.contains(object))
@@ -55,13 +55,13 @@ fn inputs(job: &JobSpec) -> impl Iterator<Item = ObjectId> + '_ {
 
 fn known(
     job: &Accepted,
-    elements: impl Iterator<Item = ElementStatus>,
-) -> impl Iterator<Item = v1::Element> {
+    nodes: impl Iterator<Item = NodeStatus>,
+) -> impl Iterator<Item = v1::Node> {
     let tasks = job.spec.tasks.iter();
     let kernels: BTreeSet<String> = tasks.map(|task| task.kernel.name().to_owned()).collect();
-    let up = elements.filter(|element| element.up);
-    let element = move |element: ElementStatus| {
-        let view = element.view;
+    let up = nodes.filter(|node| node.up);
+    let node = move |node: NodeStatus| {
+        let view = node.view;
         let known = view.history.into_iter();
         let known = known.filter(|(kernel, _)| kernels.contains(kernel.as_str()));
         let history = known.map(|(kernel, history)| {
@@ -72,46 +72,42 @@ fn known(
             };
             (kernel, history)
         });
-        v1::Element {
-            element: element.element.0,
+        v1::Node {
+            node: node.node.0,
             role: role_name(view.role).into(),
             up: true,
             cores: view.offers.cores,
             memory_bytes: view.offers.memory_bytes,
             resources: view.offers.named,
-            programs: element.programs,
+            programs: node.programs,
             capacity_bytes: view.capacity_bytes,
             free_bytes: view.free_bytes,
             link_bytes_per_sec: view.link_bytes_per_sec,
             device_bytes_per_sec: view.device_bytes_per_sec,
             watts_milli: view.watts_milli,
             history: history.collect(),
-            running: count(element.running),
-            queued: count(element.outstanding.saturating_sub(element.running)),
+            running: count(node.running),
+            queued: count(node.outstanding.saturating_sub(node.running)),
             traced: Some(v1::TracedState {
-                wait_ns: element.wait.0,
+                wait_ns: node.wait.0,
                 ..v1::TracedState::default()
             }),
-            ..v1::Element::default()
+            ..v1::Node::default()
         }
     };
-    up.map(element)
+    up.map(node)
 }
 
 fn count(labels: usize) -> u32 {
     u32::try_from(labels).unwrap_or(u32::MAX)
 }
 
-/// Stores the result of [`elements`].
-pub(crate) fn keep(db: &Connection, job: JobId, elements: &[v1::Element]) -> Result<(), Fault> {
-    let sql = "INSERT OR REPLACE INTO job_element(job, element, status) VALUES (?1, ?2, ?3)";
+/// Stores the result of [`nodes`].
+pub(crate) fn keep(db: &Connection, job: JobId, nodes: &[v1::Node]) -> Result<(), Fault> {
+    let sql = "INSERT OR REPLACE INTO job_node(job, node, status) VALUES (?1, ?2, ?3)";
     let mut insert = db.prepare_cached(sql)?;
-    for element in elements {
-        let row = params![
-            job.0.cast_signed(),
-            element.element,
-            element.encode_to_vec()
-        ];
+    for node in nodes {
+        let row = params![job.0.cast_signed(), node.node, node.encode_to_vec()];
         insert.execute(row)?;
     }
     Ok(())
@@ -149,20 +145,16 @@ pub(crate) fn trace(db: &Connection, mut job: v1::Job) -> Result<v1::JobTrace, F
                     stored.kernel_kind
                 }
             },
-            pinned: stored.element,
+            pinned: stored.node,
             sent: sent.get(&id).copied().unwrap_or(0),
             output_sizes: sizes.iter().map(|placed| placed.size).collect(),
             run_ns: remembered_ns(db, job.tasks.get(tasks.len()))?,
         });
         for input in stored.inputs {
-            let (size, element, object) = match input.origin {
-                StoredOrigin::File {
-                    element,
-                    size,
-                    object,
-                } => (size, element, object),
+            let (size, node, object) = match input.origin {
+                StoredOrigin::File { node, size, object } => (size, node, object),
                 StoredOrigin::Awaited => match resolved.get(&input.path) {
-                    Some(placed) => (placed.size, placed.element.0, placed.object.0),
+                    Some(placed) => (placed.size, placed.node.0, placed.object.0),
                     None => continue,
                 },
                 StoredOrigin::Task { .. } => continue,
@@ -175,21 +167,21 @@ pub(crate) fn trace(db: &Connection, mut job: v1::Job) -> Result<v1::JobTrace, F
                 layout: layout(db, object)?,
                 path,
                 size,
-                element,
+                node,
                 object,
             };
             files.insert(input.path, file);
         }
     }
     Ok(v1::JobTrace {
-        elements: kept(db, job.job)?,
+        nodes: kept(db, job.job)?,
         job: Some(job),
         files: files.into_values().collect(),
         tasks,
     })
 }
 
-/// Returns the objects of a striped version, with their elements. Returns `None` for one object and for a version of pieces, which
+/// Returns the objects of a striped version, with their nodes. Returns `None` for one object and for a version of pieces, which
 /// traces can't represent.
 pub(super) fn layout(db: &Connection, object: u64) -> Result<Option<v1::Layout>, Fault> {
     let Some(Layout::Striped(striped)) = parts::sealed(db, object)? else {
@@ -197,7 +189,7 @@ pub(super) fn layout(db: &Connection, object: u64) -> Result<Option<v1::Layout>,
     };
     let part = |part: &Part| v1::LayoutPart {
         object: part.object.0,
-        element: part.copies.first().map_or(0, |copy| copy.element.0),
+        node: part.copies.first().map_or(0, |copy| copy.node.0),
         size: part.size,
         capability: Vec::new(),
     };
@@ -231,15 +223,15 @@ pub(super) fn remembered_ns(db: &Connection, task: Option<&v1::Task>) -> Result<
     Ok(ran)
 }
 
-fn kept(db: &Connection, job: u64) -> Result<Vec<v1::Element>, Fault> {
-    let sql = "SELECT status FROM job_element WHERE job = ?1 ORDER BY element";
+fn kept(db: &Connection, job: u64) -> Result<Vec<v1::Node>, Fault> {
+    let sql = "SELECT status FROM job_node WHERE job = ?1 ORDER BY node";
     let mut statement = db.prepare_cached(sql)?;
     let rows = statement.query_map([job.cast_signed()], |row| row.get::<_, Vec<u8>>(0))?;
-    let mut elements = Vec::new();
+    let mut nodes = Vec::new();
     for row in rows {
-        let status = v1::Element::decode(row?.as_slice())
-            .map_err(|error| Fault::Damaged(format!("elements of job {job}: {error}")))?;
-        elements.push(status);
+        let status = v1::Node::decode(row?.as_slice())
+            .map_err(|error| Fault::Damaged(format!("nodes of job {job}: {error}")))?;
+        nodes.push(status);
     }
-    Ok(elements)
+    Ok(nodes)
 }

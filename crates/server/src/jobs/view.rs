@@ -124,7 +124,7 @@ fn energy(row: &Row<'_>, at: usize) -> rusqlite::Result<Option<v1::Reckoned>> {
     Ok((reckoned.runs + reckoned.unknown > 0).then_some(reckoned))
 }
 
-/// Adds the known reasons why tasks of a job wait before they are on an element.
+/// Adds the known reasons why tasks of a job wait before they are on a node.
 fn held_up(db: &Connection, job: &mut v1::Job) -> Result<(), Fault> {
     let sql = "SELECT error, count(*) FROM task WHERE job = ?1 AND state IN (?2, ?3) AND error <> '' \
                GROUP BY error ORDER BY min(task)";
@@ -142,7 +142,7 @@ fn held_up(db: &Connection, job: &mut v1::Job) -> Result<(), Fault> {
 
 /// Returns the tasks of a job that changed after `after`, in the script's order, and the number of the last change.
 pub(crate) fn tasks(db: &Connection, job: u64, after: i64) -> Result<(Vec<v1::Task>, i64), Fault> {
-    let sql = "SELECT task, spec, state, element, tries, start, kernel_start, end, read_bytes, written_bytes, \
+    let sql = "SELECT task, spec, state, node, tries, start, kernel_start, end, read_bytes, written_bytes, \
                moved_bytes, cpu_ns, memory_bytes, kernel_hash, error, iif(state = 6, stderr, ''), changed, reused, \
                coalesce((SELECT before.job FROM task AS before WHERE before.task = task.reused), 0), hash_ns, \
                in_memory_bytes, microjoules, reckoned, unreckoned FROM task \
@@ -197,7 +197,7 @@ fn task_row(row: &Row<'_>, unresolved: &HashSet<String>) -> Result<v1::Task, Fau
         outputs: (stored.outputs.into_iter())
             .map(|output| shown(output.path, &output.name))
             .collect(),
-        element: row.get(3)?,
+        node: row.get(3)?,
         tries: row.get(4)?,
         start: row.get(5)?,
         kernel_start: row.get(6)?,
@@ -236,7 +236,7 @@ pub(crate) fn logs(
     after: u64,
     limit: u32,
 ) -> Result<Vec<v1::Task>, Fault> {
-    let sql = "SELECT task, spec, state, element, error, stdout, stderr, tries, start FROM task \
+    let sql = "SELECT task, spec, state, node, error, stdout, stderr, tries, start FROM task \
                WHERE job = ?1 AND task > ?2 ORDER BY task LIMIT ?3";
     let mut statement = db.prepare_cached(sql)?;
     let mut logs = Vec::new();
@@ -249,7 +249,7 @@ pub(crate) fn logs(
             name: stored.name,
             kernel: stored.kernel,
             state: row.get(2)?,
-            element: row.get(3)?,
+            node: row.get(3)?,
             error: row.get(4)?,
             stdout: row.get(5)?,
             stderr: row.get(6)?,
@@ -261,15 +261,15 @@ pub(crate) fn logs(
     Ok(logs)
 }
 
-/// Returns the number of inputs that a task read before their makers in the job ended, by the clock of their element.
+/// Returns the number of inputs that a task read before their makers in the job ended, by the clock of their node.
 fn fed(task: &v1::Task, makers: &HashMap<&str, &v1::Task>) -> u32 {
     let ran = task.reused_task == 0;
     let makers = task
         .pipelined
         .iter()
         .filter_map(|path| makers.get(path.as_str()));
-    let fed = makers
-        .filter(|maker| ran && maker.element == task.element && task.kernel_start < maker.end);
+    let fed =
+        makers.filter(|maker| ran && maker.node == task.node && task.kernel_start < maker.end);
     u32::try_from(fed.count()).unwrap_or(u32::MAX)
 }
 

@@ -6,8 +6,8 @@
 
 use crate::names::Fault;
 use crate::names::budget::COMPONENT;
-use crate::names::node::{Node, SEARCH};
 use crate::names::transaction::{PATH_MAX, Tx, check_name};
+use crate::names::vnode::{SEARCH, Vnode};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use tidemill_core::id::Inode;
@@ -41,9 +41,9 @@ pub(crate) enum Links {
 /// The existing part of a path.
 #[derive(Debug)]
 pub(crate) struct Way {
-    /// The last node that exists.
-    pub(crate) node: Node,
-    /// Missing names after the node, the next name first.
+    /// The last inode that exists.
+    pub(crate) vnode: Vnode,
+    /// Missing names after the inode, the next name first.
     pub(crate) missing: Vec<Vec<u8>>,
 }
 
@@ -63,7 +63,7 @@ pub(crate) fn anchors<'a>(
     paths: impl Iterator<Item = &'a str>,
     links: Links,
 ) -> Result<Anchors, Fault> {
-    let root = Node::get(tx.db, Inode::ROOT.0)?;
+    let root = Vnode::get(tx.db, Inode::ROOT.0)?;
     let mut anchors = Anchors::new();
     for path in paths {
         let folder = split(path).0;
@@ -73,7 +73,7 @@ pub(crate) fn anchors<'a>(
         match tx.walk(root.clone(), (folder, 0), links, path) {
             Ok(way) => {
                 let names = names(folder).count() - way.missing.len();
-                let ino = way.node.ino;
+                let ino = way.vnode.ino;
                 anchors.insert(folder.to_owned(), Anchor { ino, names });
             }
             Err(fault) if fault.of_database() => return Err(fault),
@@ -85,17 +85,17 @@ pub(crate) fn anchors<'a>(
 }
 
 impl Tx<'_> {
-    /// Returns the folder of an output, and the node that has the name of the output now.
+    /// Returns the folder of an output, and the inode that has the name of the output now.
     pub(crate) fn output_way(
         &self,
         anchors: &Anchors,
         path: &str,
-    ) -> Result<(Way, Option<Node>), Fault> {
+    ) -> Result<(Way, Option<Vnode>), Fault> {
         let (folder, name) = split(path);
         let way = self.way(anchors, folder, path)?;
         let found = if way.missing.is_empty() {
-            self.need(&way.node, SEARCH, path)?;
-            Node::child(self.db, way.node.ino, name.as_bytes())?
+            self.need(&way.vnode, SEARCH, path)?;
+            Vnode::child(self.db, way.vnode.ino, name.as_bytes())?
         } else {
             None
         };
@@ -115,20 +115,20 @@ impl Tx<'_> {
             }
         };
         if let Some(anchor) = anchor
-            && let Some(node) = Node::find(self.db, anchor.ino)?.filter(|node| node.nlink > 0)
+            && let Some(vnode) = Vnode::find(self.db, anchor.ino)?.filter(|vnode| vnode.nlink > 0)
         {
-            let node = self.reach_dir(node.ino, SEARCH, shown.as_bytes())?;
-            return self.walk(node, (folder, anchor.names), Links::Own, shown);
+            let vnode = self.reach_dir(vnode.ino, SEARCH, shown.as_bytes())?;
+            return self.walk(vnode, (folder, anchor.names), Links::Own, shown);
         }
         // Without an anchor, or if the anchor was removed, the path counts.
-        let root = Node::get(self.db, Inode::ROOT.0)?;
+        let root = Vnode::get(self.db, Inode::ROOT.0)?;
         self.walk(root, (folder, 0), Links::Own, shown)
     }
 
     /// Follows a path without its first names from a folder.
     fn walk(
         &self,
-        mut node: Node,
+        mut vnode: Vnode,
         (path, skipped): (&str, usize),
         links: Links,
         shown: &str,
@@ -140,23 +140,23 @@ impl Tx<'_> {
         let (mut followed, mut looked_up) = (0, 0);
         let not_directory = || Fault::NotDirectory(shown.to_owned());
         while let Some((name, in_path)) = todo.pop() {
-            if !node.is_dir() {
+            if !vnode.is_dir() {
                 return Err(not_directory());
             }
             self.budget.look_up(COMPONENT)?;
-            self.need(&node, SEARCH, shown)?;
+            self.need(&vnode, SEARCH, shown)?;
             looked_up += 1;
-            let next = match self.child(&node, &name) {
+            let next = match self.child(&vnode, &name) {
                 Err(Fault::NotFound(_)) if in_path => {
                     let mut missing = vec![name];
                     missing.extend(todo.into_iter().rev().map(|(name, _)| name));
-                    return Ok(Way { node, missing });
+                    return Ok(Way { vnode, missing });
                 }
                 Err(Fault::NotFound(_)) => return Err(Fault::NotFound(shown.to_owned())),
                 next => next?,
             };
             if next.kind != Kind::Symlink {
-                node = next;
+                vnode = next;
                 continue;
             }
             if links == Links::Own && ![0, self.caller.uid].contains(&next.uid) {
@@ -167,24 +167,28 @@ impl Tx<'_> {
                 return Err(Fault::Loop(shown.to_owned()));
             }
             if next.target.starts_with(b"/") {
-                node = Node::get(self.db, Inode::ROOT.0)?;
+                vnode = Vnode::get(self.db, Inode::ROOT.0)?;
             }
             let parts = next.target.split(|&byte| byte == b'/').rev();
             let parts = parts.filter(|part| !part.is_empty());
             todo.extend(parts.map(|part| (part.to_vec(), false)));
         }
-        if !node.is_dir() {
+        if !vnode.is_dir() {
             return Err(not_directory());
         }
         Ok(Way {
-            node,
+            vnode,
             missing: Vec::new(),
         })
     }
 
     /// Creates the missing folders of a path, as the owner; returns the last folder.
-    pub(crate) fn make_missing(&mut self, way: Way, (uid, gid): (u32, u32)) -> Result<Node, Fault> {
-        let mut folder = way.node;
+    pub(crate) fn make_missing(
+        &mut self,
+        way: Way,
+        (uid, gid): (u32, u32),
+    ) -> Result<Vnode, Fault> {
+        let mut folder = way.vnode;
         for name in way.missing {
             check_name(&name)?;
             let ino = crate::names::ids::reserve(self.db, "inode", 1)?;
@@ -198,14 +202,14 @@ impl Tx<'_> {
                 gid,
                 ..v1::Create::default()
             })?;
-            folder = Node::get(self.db, ino)?;
+            folder = Vnode::get(self.db, ino)?;
         }
         Ok(folder)
     }
 
     /// Fails if a link of another user is on the path of an output, or is the output itself.
     pub(crate) fn check_links(&self, path: &str) -> Result<(), Fault> {
-        let root = Node::get(self.db, Inode::ROOT.0)?;
+        let root = Vnode::get(self.db, Inode::ROOT.0)?;
         match self.walk(root, (path, 0), Links::Own, path) {
             Ok(_) | Err(Fault::NotDirectory(_) | Fault::NotFound(_)) => Ok(()),
             Err(fault) => Err(fault),

@@ -1,4 +1,4 @@
-//! Rebalancing: full elements give files to empty ones. This module selects the files among the versions at the time of the request, and
+//! Rebalancing: full nodes give files to empty ones. This module selects the files among the versions at the time of the request, and
 //! writes the table `move`. Next: `server/src/copies.rs`, which carries out the moves.
 
 use crate::names::Fault;
@@ -9,7 +9,7 @@ use rusqlite::{Connection, params};
 use std::collections::BTreeMap;
 use tidemill_core::balance::{Fill, Plan};
 use tidemill_core::copies::Site;
-use tidemill_core::id::ElementId;
+use tidemill_core::id::NodeId;
 use tidemill_wire::v1;
 
 /// Maximum number of moves written in one transaction.
@@ -32,35 +32,35 @@ pub(crate) struct Rebalance {
 }
 
 impl Rebalance {
-    /// Plans the moves after which all elements are equally full, within `within` percent.
+    /// Plans the moves after which all nodes are equally full, within `within` percent.
     pub(crate) fn plan(db: &Connection, sites: &[Site], within: u32) -> Result<Self, Fault> {
         let held = held(db)?;
         let takes = sites
             .iter()
             .filter(|site| site.takes && !site.memory && !site.burst && !site.outside);
         let fills = takes.map(|site| Fill {
-            element: site.element,
+            node: site.node,
             host: site.host.clone(),
-            held_bytes: held.get(&site.element.0).copied().unwrap_or(0),
+            held_bytes: held.get(&site.node.0).copied().unwrap_or(0),
             free_bytes: site.free_bytes,
         });
         let fills: Vec<Fill> = fills.collect();
         let mut plan = Plan::new(&fills, within);
         let (mut moves, mut flows) = (Vec::new(), BTreeMap::new());
-        let sql = "SELECT object, element, size FROM held WHERE removed = 0 AND size > 0 AND element >= 0 \
+        let sql = "SELECT object, node, size FROM held WHERE removed = 0 AND size > 0 AND node >= 0 \
                    AND NOT EXISTS (SELECT 1 FROM move WHERE move.object = held.object) ORDER BY object";
         let mut statement = db.prepare_cached(sql)?;
-        let mut others = db.prepare_cached("SELECT element FROM copy WHERE object = ?1")?;
+        let mut others = db.prepare_cached("SELECT node FROM copy WHERE object = ?1")?;
         let mut rows = statement.query([])?;
         while let Some(row) = rows.next()? {
             if plan.is_done() {
                 break;
             }
             let (object, source, size): (i64, u32, i64) = (row.get(0)?, row.get(1)?, row.get(2)?);
-            let others = others.query_map([object], |row| row.get(0).map(ElementId))?;
+            let others = others.query_map([object], |row| row.get(0).map(NodeId))?;
             let others = others.collect::<Result<Vec<_>, _>>()?;
             let size = size.cast_unsigned();
-            let Some(ElementId(target)) = plan.take(ElementId(source), size, &others) else {
+            let Some(NodeId(target)) = plan.take(NodeId(source), size, &others) else {
                 continue;
             };
             moves.push(Planned {
@@ -87,14 +87,14 @@ impl Rebalance {
             files,
             bytes,
         });
-        let elements = self.fills.iter().map(|fill| v1::Fill {
-            element: fill.element.0,
+        let nodes = self.fills.iter().map(|fill| v1::Fill {
+            node: fill.node.0,
             held_bytes: fill.held_bytes,
             free_bytes: fill.free_bytes,
         });
         v1::RebalanceReply {
             flows: flows.collect(),
-            elements: elements.collect(),
+            nodes: nodes.collect(),
         }
     }
 
@@ -104,14 +104,14 @@ impl Rebalance {
     }
 }
 
-/// Returns the total size of versions on each element, with all copies, in bytes.
+/// Returns the total size of versions on each node, with all copies, in bytes.
 fn held(db: &Connection) -> Result<BTreeMap<u32, u64>, Fault> {
     let bytes = burst::sum_of("size");
     let sql = format!(
-        "SELECT element, {bytes} FROM (\
-         SELECT element, size FROM held WHERE removed = 0 AND element >= 0 \
-         UNION ALL SELECT copy.element, held.size FROM copy \
-         CROSS JOIN held ON held.object = copy.object) GROUP BY element"
+        "SELECT node, {bytes} FROM (\
+         SELECT node, size FROM held WHERE removed = 0 AND node >= 0 \
+         UNION ALL SELECT copy.node, held.size FROM copy \
+         CROSS JOIN held ON held.object = copy.object) GROUP BY node"
     );
     let mut statement = db.prepare_cached(&sql)?;
     let rows = statement.query_map([], |row| {
@@ -129,8 +129,8 @@ pub(crate) fn keep(
 ) -> Result<(), Fault> {
     shared.leaving.set_moving();
     let sql = "INSERT OR IGNORE INTO move SELECT ?2, object, ?3, size, ?4 FROM held \
-               WHERE object = ?1 AND removed = 0 AND element = ?2 \
-               AND NOT EXISTS (SELECT 1 FROM copy WHERE copy.object = ?1 AND copy.element = ?3 AND state = ?5)";
+               WHERE object = ?1 AND removed = 0 AND node = ?2 \
+               AND NOT EXISTS (SELECT 1 FROM copy WHERE copy.object = ?1 AND copy.node = ?3 AND state = ?5)";
     let mut insert = db.prepare_cached(sql)?;
     for one in moves {
         let row = params![one.object, one.source, one.target, REBALANCE, CURRENT];

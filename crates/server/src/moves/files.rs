@@ -1,13 +1,13 @@
-//! Files that their owners want on other elements. This module writes the table `move`. Next: `server/src/copies.rs`, which creates and
+//! Files that their owners want on other nodes. This module writes the table `move`. Next: `server/src/copies.rs`, which creates and
 //! removes the copies.
 
 use super::{Member, Refusal};
 use crate::names::Fault;
 use crate::names::copies::{self, CURRENT, DRAIN, MOVE};
-use crate::names::node::Node;
 use crate::names::parts;
 use crate::names::promises;
 use crate::names::transaction::Tx;
+use crate::names::vnode::Vnode;
 use rusqlite::{OptionalExtension, params};
 use tidemill_core::copies::Site;
 use tidemill_core::id::ObjectId;
@@ -21,7 +21,7 @@ const BELOW_MAX: usize = 100_000;
 const READ_AND_SEARCH: u32 = 0o5;
 const READ: u32 = 0o4;
 
-/// An object of a version and the element of its first copy.
+/// An object of a version and the node of its first copy.
 #[derive(Clone, Copy, Debug)]
 struct Lies {
     object: u64,
@@ -29,16 +29,16 @@ struct Lies {
     size: u64,
 }
 
-/// An element to which files are to be moved.
+/// A node to which files are to be moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Target {
-    element: u32,
+    node: u32,
     free_bytes: u64,
-    /// Bytes that are to move to the element.
+    /// Bytes that are to move to the node.
     bytes: u64,
 }
 
-/// Orders the move of a file, or of all files below a folder, to elements.
+/// Orders the move of a file, or of all files below a folder, to nodes.
 pub(crate) fn to(
     tx: &Tx<'_>,
     request: &v1::MoveRequest,
@@ -64,7 +64,7 @@ pub(crate) fn to(
             moving.len(),
             targets.iter().map(|one| one.bytes).sum::<u64>(),
         );
-        let has = |object, element| has(tx, object, element);
+        let has = |object, node| has(tx, object, node);
         moving.extend(spread(&objects, &mut targets, has)?);
         if moving.len() == count {
             reply.there += 1;
@@ -75,12 +75,10 @@ pub(crate) fn to(
     }
     for target in &targets {
         let needed = target.bytes.saturating_add(RESERVE_BYTES);
-        let goes = moving
-            .iter()
-            .any(|(_, _, element)| *element == target.element);
+        let goes = moving.iter().any(|(_, _, node)| *node == target.node);
         if goes && target.free_bytes < needed {
             return Ok(Err(Refusal::Full {
-                element: target.element,
+                node: target.node,
                 free: target.free_bytes,
                 needed,
             }));
@@ -105,7 +103,7 @@ enum Whose {
 }
 
 /// Returns the files of a request, or the path as an error if there are too many.
-fn meant(tx: &Tx<'_>, request: &v1::StageRequest) -> Result<Result<Vec<Node>, String>, Fault> {
+fn meant(tx: &Tx<'_>, request: &v1::StageRequest) -> Result<Result<Vec<Vnode>, String>, Fault> {
     if request.folder != 0 && (request.free || request.bring.is_some()) {
         return Err(Fault::Malformed(
             "a folder by its number is only waited for",
@@ -178,7 +176,7 @@ fn sealed_at(tx: &Tx<'_>, object: u64) -> Result<i64, Fault> {
     Ok(found.optional()?.unwrap_or(0))
 }
 
-/// Orders copies of the stored objects of a file, or of all files below a folder, on an element of the burst tier.
+/// Orders copies of the stored objects of a file, or of all files below a folder, on a node of the burst tier.
 pub(crate) fn bring(
     tx: &Tx<'_>,
     (request, bring): (&v1::StageRequest, &v1::Bring),
@@ -205,7 +203,7 @@ pub(crate) fn bring(
                 reply.away = reply.away.max(one.first + 1);
             }
             match tx.comes_to_burst(one.object)? {
-                Some(element) => reply.element = element + 1,
+                Some(node) => reply.node = node + 1,
                 None => {
                     bytes_new = bytes_new.saturating_add(one.size);
                     new.push(one.object);
@@ -220,47 +218,43 @@ pub(crate) fn bring(
         Ok(target) => target,
         Err(refusal) => return Ok(Err(refusal)),
     };
-    let element = target.element.0;
-    let promised = promises::promised(tx.db, element, tx.now)?;
+    let node = target.node.0;
+    let promised = promises::promised(tx.db, node, tx.now)?;
     let needed = [
         bytes_new,
-        tx.coming_to_burst(element)?,
+        tx.coming_to_burst(node)?,
         RESERVE_BYTES,
         promised,
     ];
     let needed = needed.into_iter().fold(0, u64::saturating_add);
     let free = target.free_bytes;
-    let may_go = tx.may_go(element)?.saturating_sub(bytes_there);
+    let may_go = tx.may_go(node)?.saturating_sub(bytes_there);
     if free.saturating_add(may_go) < needed {
-        return Ok(Err(Refusal::Full {
-            element,
-            free,
-            needed,
-        }));
+        return Ok(Err(Refusal::Full { node, free, needed }));
     }
-    tx.give_room(element, needed.saturating_sub(free))?;
+    tx.give_room(node, needed.saturating_sub(free))?;
     tx.shared.leaving.set_moving();
     for object in new {
-        tx.bring(object, element)?;
+        tx.bring(object, node)?;
     }
-    reply.element = element + 1;
+    reply.node = node + 1;
     Ok(Ok(reply))
 }
 
-/// Returns the named element of the burst tier, or one on the caller's host, else the element with the most free space.
+/// Returns the named node of the burst tier, or one on the caller's host, else the node with the most free space.
 pub(super) fn burst_site<'a>(
     bring: &v1::Bring,
     members: &[Member],
     sites: &'a [Site],
 ) -> Result<&'a Site, Refusal> {
-    if let Some(element) = bring.element.checked_sub(1) {
-        let member = members.iter().find(|one| one.element == element);
+    if let Some(node) = bring.node.checked_sub(1) {
+        let member = members.iter().find(|one| one.node == node);
         return match member {
-            None => Err(Refusal::Unknown(element)),
-            Some(member) if !member.burst => Err(Refusal::NotBurst(element)),
+            None => Err(Refusal::Unknown(node)),
+            Some(member) if !member.burst => Err(Refusal::NotBurst(node)),
             Some(_) => {
-                let site = sites.iter().find(|site| site.element.0 == element);
-                site.ok_or(Refusal::Down(element))
+                let site = sites.iter().find(|site| site.node.0 == node);
+                site.ok_or(Refusal::Down(node))
             }
         };
     }
@@ -276,24 +270,24 @@ pub(crate) fn written(tx: &Tx<'_>, request: &v1::StageRequest) -> Result<Vec<u64
     Ok(written.map(|file| file.ino).collect())
 }
 
-/// Returns the named elements, each once, if files can be moved to them.
+/// Returns the named nodes, each once, if files can be moved to them.
 fn takes_all(
     tx: &Tx<'_>,
     request: &v1::MoveRequest,
     members: &[Member],
     sites: &[Site],
 ) -> Result<Vec<Target>, Refusal> {
-    let one = [request.element];
-    let named = match request.elements.is_empty() {
+    let one = [request.node];
+    let named = match request.nodes.is_empty() {
         true => &one[..],
-        false => &request.elements[..],
+        false => &request.nodes[..],
     };
     let mut targets: Vec<Target> = Vec::new();
-    for &element in named {
-        let site = takes(tx, element, members, sites)?;
-        if targets.iter().all(|target| target.element != element) {
+    for &node in named {
+        let site = takes(tx, node, members, sites)?;
+        if targets.iter().all(|target| target.node != node) {
             targets.push(Target {
-                element,
+                node,
                 free_bytes: site.free_bytes,
                 bytes: 0,
             });
@@ -303,11 +297,11 @@ fn takes_all(
 }
 
 /// Returns the objects of a sealed version; none if it has no bytes yet.
-fn objects_of(tx: &Tx<'_>, file: &Node) -> Result<Vec<Lies>, Fault> {
+fn objects_of(tx: &Tx<'_>, file: &Vnode) -> Result<Vec<Lies>, Fault> {
     if file.object == 0 {
         return Ok(Vec::new());
     }
-    if let Some(first) = file.element() {
+    if let Some(first) = file.node() {
         let (object, size) = (file.object, file.size);
         return Ok(vec![Lies {
             object,
@@ -318,7 +312,7 @@ fn objects_of(tx: &Tx<'_>, file: &Node) -> Result<Vec<Lies>, Fault> {
     let parts = parts::of_all(tx.db, &[ObjectId(file.object)])?.into_iter();
     let lies = |part: &Part| Lies {
         object: part.object.0,
-        first: part.copies.first().map_or(0, |copy| copy.element.0),
+        first: part.copies.first().map_or(0, |copy| copy.node.0),
         size: part.size,
     };
     Ok(parts
@@ -326,7 +320,7 @@ fn objects_of(tx: &Tx<'_>, file: &Node) -> Result<Vec<Lies>, Fault> {
         .collect())
 }
 
-/// Distributes the objects of a version over the target elements. Each target gets the same number, and objects on a target stay there.
+/// Distributes the objects of a version over the target nodes. Each target gets the same number, and objects on a target stay there.
 fn spread<E>(
     objects: &[Lies],
     targets: &mut [Target],
@@ -338,9 +332,9 @@ fn spread<E>(
     for one in objects {
         let mut stays = None;
         for (index, target) in targets.iter().enumerate() {
-            let is_first = target.element == one.first;
+            let is_first = target.node == one.first;
             if counts[index] < most
-                && (is_first || (stays.is_none() && has(one.object, target.element)?))
+                && (is_first || (stays.is_none() && has(one.object, target.node)?))
             {
                 stays = Some(index);
             }
@@ -360,42 +354,42 @@ fn spread<E>(
         if let Some(index) = emptiest {
             counts[index] += 1;
             targets[index].bytes = targets[index].bytes.saturating_add(one.size);
-            goes.push((one.object, one.first, targets[index].element));
+            goes.push((one.object, one.first, targets[index].node));
         }
     }
     Ok(goes)
 }
 
-/// Returns the element's site, if files can be moved to it.
+/// Returns the node's site, if files can be moved to it.
 fn takes<'a>(
     tx: &Tx<'_>,
-    element: u32,
+    node: u32,
     members: &[Member],
     sites: &'a [Site],
 ) -> Result<&'a Site, Refusal> {
-    let member = members.iter().find(|one| one.element == element);
-    let member = member.ok_or(Refusal::Unknown(element))?;
+    let member = members.iter().find(|one| one.node == node);
+    let member = member.ok_or(Refusal::Unknown(node))?;
     if !member.store {
-        return Err(Refusal::NoStore(element));
+        return Err(Refusal::NoStore(node));
     }
     if member.burst {
-        return Err(Refusal::Burst(element));
+        return Err(Refusal::Burst(node));
     }
-    if tx.shared.leaving.is_closed(element) {
-        return Err(Refusal::Emptied(element));
+    if tx.shared.leaving.is_closed(node) {
+        return Err(Refusal::Emptied(node));
     }
-    let site = sites.iter().find(|site| site.element.0 == element);
-    site.ok_or(Refusal::Down(element))
+    let site = sites.iter().find(|site| site.node.0 == node);
+    site.ok_or(Refusal::Down(node))
 }
 
-/// Whether an element has a copy that is not the first.
-fn has(tx: &Tx<'_>, object: u64, element: u32) -> Result<bool, Fault> {
-    let sql = "SELECT 1 FROM copy WHERE object = ?1 AND element = ?2 AND state = ?3";
+/// Whether a node has a copy that is not the first.
+fn has(tx: &Tx<'_>, object: u64, node: u32) -> Result<bool, Fault> {
+    let sql = "SELECT 1 FROM copy WHERE object = ?1 AND node = ?2 AND state = ?3";
     let mut statement = tx.db.prepare_cached(sql)?;
-    Ok(statement.exists(params![object.cast_signed(), element, CURRENT])?)
+    Ok(statement.exists(params![object.cast_signed(), node, CURRENT])?)
 }
 
-/// Orders that the first copy of an object moves to another element. An order to leave an element that is being emptied remains, and
+/// Orders that the first copy of an object moves to another node. An order to leave a node that is being emptied remains, and
 /// other moves of the object are cancelled.
 pub(crate) fn put(tx: &Tx<'_>, object: u64, (first, target): (u32, u32)) -> Result<(), Fault> {
     let id = object.cast_signed();
@@ -432,31 +426,31 @@ pub(crate) fn cancel(tx: &Tx<'_>, path: &[u8]) -> Result<v1::MoveReply, Fault> {
 }
 
 /// Returns a file, or the files below a folder, if the caller has the needed rights; `None` if there are too many.
-fn below(tx: &Tx<'_>, first: Node, whose: Whose) -> Result<Option<Vec<Node>>, Fault> {
+fn below(tx: &Tx<'_>, first: Vnode, whose: Whose) -> Result<Option<Vec<Vnode>>, Fault> {
     let mut files = Vec::new();
     let mut left = vec![first];
     let mut seen = 0;
-    while let Some(node) = left.pop() {
-        match node.kind {
+    while let Some(vnode) = left.pop() {
+        match vnode.kind {
             Kind::File => {
                 match whose {
-                    Whose::Own => tx.need_owner(&node)?,
-                    Whose::Readable => tx.need(&node, READ, &tx.called(node.ino))?,
+                    Whose::Own => tx.need_owner(&vnode)?,
+                    Whose::Readable => tx.need(&vnode, READ, &tx.called(vnode.ino))?,
                     Whose::Listed => {}
                 }
-                files.push(node);
+                files.push(vnode);
             }
-            Kind::Directory if whose == Whose::Listed && !tx.caller.may(&node, READ_AND_SEARCH) => {
-            }
+            Kind::Directory
+                if whose == Whose::Listed && !tx.caller.may(&vnode, READ_AND_SEARCH) => {}
             Kind::Directory => {
-                let called = tx.called(node.ino);
-                tx.need(&node, READ_AND_SEARCH, &called)?;
-                let entries = tx.entries(node.ino, BELOW_MAX + 1 - seen)?;
+                let called = tx.called(vnode.ino);
+                tx.need(&vnode, READ_AND_SEARCH, &called)?;
+                let entries = tx.entries(vnode.ino, BELOW_MAX + 1 - seen)?;
                 seen += entries.len();
                 if seen > BELOW_MAX {
                     return Ok(None);
                 }
-                left.extend(entries.into_iter().map(|(_, node)| node));
+                left.extend(entries.into_iter().map(|(_, vnode)| vnode));
             }
             _ => {}
         }
@@ -470,23 +464,23 @@ mod tests {
     use proptest::prelude::*;
     use std::convert::Infallible;
 
-    fn target(element: u32) -> Target {
+    fn target(node: u32) -> Target {
         Target {
-            element,
+            node,
             free_bytes: u64::MAX,
             bytes: 0,
         }
     }
 
-    fn spread_to(firsts: &[u32], elements: &[u32], copies: &[(u64, u32)]) -> Vec<(u64, u32, u32)> {
+    fn spread_to(firsts: &[u32], nodes: &[u32], copies: &[(u64, u32)]) -> Vec<(u64, u32, u32)> {
         let lies = |(object, &first): (u64, &u32)| Lies {
             object,
             first,
             size: 10,
         };
         let objects: Vec<Lies> = (0..).zip(firsts).map(lies).collect();
-        let mut targets: Vec<Target> = elements.iter().map(|&element| target(element)).collect();
-        let has = |object, element| Ok::<_, Infallible>(copies.contains(&(object, element)));
+        let mut targets: Vec<Target> = nodes.iter().map(|&node| target(node)).collect();
+        let has = |object, node| Ok::<_, Infallible>(copies.contains(&(object, node)));
         let Ok(goes) = spread(&objects, &mut targets, has);
         let bytes: u64 = targets.iter().map(|target| target.bytes).sum();
         assert_eq!(bytes, goes.len() as u64 * 10);
@@ -499,12 +493,12 @@ mod tests {
         assert_eq!(spread_to(&[0, 1], &[1, 2], &[]), [(0, 0, 2)]);
         assert_eq!(spread_to(&[0, 1], &[1, 0], &[]), []);
         assert_eq!(spread_to(&[0, 1], &[5], &[]), [(0, 0, 5), (1, 1, 5)]);
-        // No element keeps more than its share.
+        // No node keeps more than its share.
         assert_eq!(
             spread_to(&[1, 1, 1, 1], &[1, 2], &[]),
             [(2, 1, 2), (3, 1, 2)]
         );
-        // Another copy counts, too, but the first copy stays on its element.
+        // Another copy counts, too, but the first copy stays on its node.
         assert_eq!(spread_to(&[0, 1], &[2, 1], &[(0, 2), (1, 2)]), []);
         assert_eq!(spread_to(&[0], &[2], &[(0, 2)]), []);
     }
@@ -527,9 +521,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn spread_gives_each_element_at_most_its_share(firsts in proptest::collection::vec(0..6_u32, 1..12), count in 1..6_u32, from in 0..4_u32) {
-            let elements: Vec<u32> = (from..from + count).collect();
-            let goes = spread_to(&firsts, &elements, &[]);
+        fn spread_gives_each_node_at_most_its_share(firsts in proptest::collection::vec(0..6_u32, 1..12), count in 1..6_u32, from in 0..4_u32) {
+            let nodes: Vec<u32> = (from..from + count).collect();
+            let goes = spread_to(&firsts, &nodes, &[]);
             let mut after = firsts.clone();
             for (object, first, to) in goes {
                 let at = &mut after[usize::try_from(object).unwrap()];
@@ -537,11 +531,11 @@ mod tests {
                 prop_assert!(first != to);
                 *at = to;
             }
-            let most = firsts.len().div_ceil(elements.len());
-            for element in &elements {
-                prop_assert!(after.iter().filter(|at| *at == element).count() <= most);
+            let most = firsts.len().div_ceil(nodes.len());
+            for node in &nodes {
+                prop_assert!(after.iter().filter(|at| *at == node).count() <= most);
             }
-            prop_assert!(after.iter().all(|at| elements.contains(at)));
+            prop_assert!(after.iter().all(|at| nodes.contains(at)));
         }
     }
 }

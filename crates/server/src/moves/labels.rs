@@ -22,20 +22,20 @@ fn word(why: i64) -> &'static str {
     }
 }
 
-/// Returns the labels that are queued or running. `removed` are elements that no longer belong to the array.
+/// Returns the labels that are queued or running. `removed` are nodes that no longer belong to the array.
 pub(crate) fn list(
     db: &Connection,
     running: &BTreeSet<LabelId>,
     removed: &BTreeSet<u32>,
 ) -> Result<Vec<v1::Errand>, Fault> {
     let mut errands = Vec::new();
-    for (element, label) in outbox::errands(db)? {
+    for (node, label) in outbox::errands(db)? {
         let id = label.id;
         let sql = "SELECT at FROM label WHERE label = ?1";
         let mut at = db.prepare_cached(sql)?;
         let mut errand = v1::Errand {
             label: id.0,
-            element: element.0,
+            node: node.0,
             at: at.query_row([id.0.cast_signed()], |row| row.get(0))?,
             running: running.contains(&id),
             ..v1::Errand::default()
@@ -45,7 +45,7 @@ pub(crate) fn list(
                 errand.kind = "copy".into();
                 errand.object = to.object.0;
                 errand.objects = 1;
-                errand.from = from.element.0;
+                errand.from = from.node.0;
                 errand.bytes = from.size;
                 errand.path = to.path.clone().into_bytes();
                 errand.why = why_copied(db, to.object.0, removed)?;
@@ -102,10 +102,11 @@ fn why_copied(db: &Connection, object: u64, removed: &BTreeSet<u32>) -> Result<S
     if !crate::damage::of(db, object)?.is_empty() {
         return Ok("damage".into());
     }
-    let sql = "SELECT element FROM held WHERE object = ?1 UNION SELECT element FROM copy WHERE object = ?1";
+    let sql =
+        "SELECT node FROM held WHERE object = ?1 UNION SELECT node FROM copy WHERE object = ?1";
     let mut statement = db.prepare_cached(sql)?;
     let holders = statement.query_map([object.cast_signed()], |row| row.get::<_, u32>(0))?;
-    let sql = "SELECT 1 FROM lost WHERE element = ?1 AND back = 0";
+    let sql = "SELECT 1 FROM lost WHERE node = ?1 AND back = 0";
     let mut lost = db.prepare_cached(sql)?;
     for holder in holders {
         let holder = holder?;

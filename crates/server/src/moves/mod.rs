@@ -1,5 +1,5 @@
-//! Moves of objects from one element to another: objects that are to leave an element (`move`), elements that are being emptied
-//! (`drain`), and elements that were removed from the array (`removed`). This module only writes these tables. Next:
+//! Moves of objects from one node to another: objects that are to leave a node (`move`), nodes that are being emptied
+//! (`drain`), and nodes that were removed from the array (`removed`). This module only writes these tables. Next:
 //! `server/src/copies.rs`, which examines them.
 //!
 //! A move is only a row: it says that one copy is to be removed, and perhaps where another copy is to be stored. The code for all copies
@@ -22,119 +22,103 @@ use rusqlite::{Connection, OptionalExtension, params};
 use tidemill_core::shown::line;
 use tidemill_wire::v1;
 
-/// Maximum number of versions examined in one batch for copies on an element that is being emptied.
+/// Maximum number of versions examined in one batch for copies on a node that is being emptied.
 const PAGE_MAX: u32 = 16_384;
 /// Value of `drain.after` when all versions were examined.
 const ALL: i64 = i64::MAX;
-/// Maximum number of named files that prevent an element from being removed.
+/// Maximum number of named files that prevent a node from being removed.
 const NAMED_MAX: u32 = 5;
 
-/// Order that an object leaves an element.
+/// Order that an object leaves a node.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Move {
     pub(crate) source: u32,
     pub(crate) target: Option<u32>,
-    /// Whether the object has to leave, for any element that can take it.
+    /// Whether the object has to leave, for any node that can take it.
     pub(crate) anywhere: bool,
 }
 
-/// Properties of an element of the array that matter for moves.
+/// Properties of a node of the array that matter for moves.
 #[derive(Clone, Debug)]
 pub(crate) struct Member {
-    pub(crate) element: u32,
+    pub(crate) node: u32,
     pub(crate) store: bool,
     pub(crate) memory: bool,
     pub(crate) burst: bool,
     pub(crate) up: bool,
 }
 
-/// Reason why an operation on an element is refused.
+/// Reason why an operation on a node is refused.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Refusal {
-    #[error("element {0} is not part of the array; see `tidemill status`")]
+    #[error("node {0} is not part of the array; see `tidemill status`")]
     Unknown(u32),
     #[error(
-        "element {0} is the last one that keeps data: its files could not move to another element; start another element first"
+        "node {0} is the last one that keeps data: its files could not move to another node; start another node first"
     )]
     Last(u32),
-    #[error("element {0} is not being emptied; see `tidemill status`")]
+    #[error("node {0} is not being emptied; see `tidemill status`")]
     NotEmptied(u32),
     #[error(
-        "element {element} still has {files} files, such as {names}: empty it with `tidemill element drain {element}` \
-         first, or, if it is gone for good, give up what no other element has with --lose"
+        "node {node} still has {files} files, such as {names}: empty it with `tidemill node drain {node}` \
+         first, or, if it is gone for good, give up what no other node has with --lose"
     )]
     HasFiles {
-        element: u32,
+        node: u32,
         files: u64,
         names: String,
     },
     #[error(
-        "element {0} is still in use: {1}; wait, or, if it is lost for good, stop it and then remove it"
+        "node {0} is still in use: {1}; wait, or, if it is lost for good, stop it and then remove it"
     )]
     InUse(u32, String),
     #[error(
-        "element {0} is down, and {1} files were being written there: start it again, or lose them with --lose"
+        "node {0} is down, and {1} files were being written there: start it again, or lose them with --lose"
     )]
     Writing(u32, u64),
-    #[error("element {0} keeps no data: name one that `tidemill status` lists as store")]
+    #[error("node {0} keeps no data: name one that `tidemill status` lists as store")]
     NoStore(u32),
-    #[error("element {0} is of the burst tier, from which files drain: name one that stores")]
+    #[error("node {0} is of the burst tier, from which files drain: name one that stores")]
     Burst(u32),
-    #[error("element {0} is not of the burst tier; see `tidemill status`")]
+    #[error("node {0} is not of the burst tier; see `tidemill status`")]
     NotBurst(u32),
-    #[error("no element of the burst tier is up; start one with `tidemill element --tier burst`")]
+    #[error("no node of the burst tier is up; start one with `tidemill node --tier burst`")]
     NoBurst,
-    #[error("element {0} is down; start it, or name another one")]
+    #[error("node {0} is down; start it, or name another one")]
     Down(u32),
-    #[error("element {0} is being emptied; name another one")]
+    #[error("node {0} is being emptied; name another one")]
     Emptied(u32),
     #[error(
-        "element {element} has {free} bytes free, and {needed} are to go there; name another one, or fewer files"
+        "node {node} has {free} bytes free, and {needed} are to go there; name another one, or fewer files"
     )]
-    Full {
-        element: u32,
-        free: u64,
-        needed: u64,
-    },
+    Full { node: u32, free: u64, needed: u64 },
     #[error(
-        "element {element} of the burst tier can't keep {bytes} bytes more: {missing} are missing even when all that is stored \
-         elsewhere has gone from there; wait for that (--wait), ask for less, or name another element, see `tidemill status`"
+        "node {node} of the burst tier can't keep {bytes} bytes more: {missing} are missing even when all that is stored \
+         elsewhere has gone from there; wait for that (--wait), ask for less, or name another node, see `tidemill status`"
     )]
-    Missing {
-        element: u32,
-        bytes: u64,
-        missing: u64,
-    },
+    Missing { node: u32, bytes: u64, missing: u64 },
     #[error(
-        "element {element} of the burst tier could hold {capacity} bytes at all, which is less than {bytes} bytes plus 16 MiB"
+        "node {node} of the burst tier could hold {capacity} bytes at all, which is less than {bytes} bytes plus 16 MiB"
     )]
     Beyond {
-        element: u32,
+        node: u32,
         bytes: u64,
         capacity: u64,
     },
     #[error(
-        "users may be promised {max} bytes of element {element} together (--reserve-max of the server), and were promised {promised}: \
+        "users may be promised {max} bytes of node {node} together (--reserve-max of the server), and were promised {promised}: \
          wait until that has ended (--wait), or ask for less"
     )]
-    Share {
-        element: u32,
-        max: u64,
-        promised: u64,
-    },
+    Share { node: u32, max: u64, promised: u64 },
     #[error(
-        "users may be promised {max} bytes of element {element} together (--reserve-max of the server), and {bytes} are more"
+        "users may be promised {max} bytes of node {node} together (--reserve-max of the server), and {bytes} are more"
     )]
-    BeyondShare { element: u32, bytes: u64, max: u64 },
+    BeyondShare { node: u32, bytes: u64, max: u64 },
     #[error(
-        "one user may be promised {max} bytes of element {element} for more than 7 days, and was promised {promised}: \
+        "one user may be promised {max} bytes of node {node} for more than 7 days, and was promised {promised}: \
          ask for less, or for a shorter time"
     )]
-    Long {
-        element: u32,
-        max: u64,
-        promised: u64,
-    },
+    Long { node: u32, max: u64, promised: u64 },
     #[error("{0} is not a folder: give a folder, for whose files room is promised")]
     NoFolder(String),
     #[error("a promise of {0} is not possible: give a size, and a time up to 366 days")]
@@ -146,7 +130,7 @@ pub(crate) enum Refusal {
     #[error("{0} has more than {1} files and folders below it; name some of them")]
     TooMany(String, usize),
     #[error(
-        "element {0} is up: what only it has can be saved with `tidemill element drain {0}`; stop it first if it is to be \
+        "node {0} is up: what only it has can be saved with `tidemill node drain {0}`; stop it first if it is to be \
          given up all the same"
     )]
     Up(u32),
@@ -166,23 +150,23 @@ pub(crate) fn of(db: &Connection, object: u64) -> Result<Vec<Move>, Fault> {
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Records that an element no longer has an object.
-pub(crate) fn done(db: &Connection, object: u64, element: u32) -> Result<(), Fault> {
-    burst::left(db, object.cast_signed(), element)?;
+/// Records that a node no longer has an object.
+pub(crate) fn done(db: &Connection, object: u64, node: u32) -> Result<(), Fault> {
+    burst::left(db, object.cast_signed(), node)?;
     let sql = "DELETE FROM move WHERE source = ?1 AND object = ?2 RETURNING size";
-    let row = params![element, object.cast_signed()];
+    let row = params![node, object.cast_signed()];
     let size: Option<i64> = db
         .prepare_cached(sql)?
         .query_row(row, |row| row.get(0))
         .optional()?;
     if let Some(size) = size {
-        let sql = "UPDATE drain SET files = files + 1, bytes = bytes + ?2 WHERE element = ?1";
-        db.prepare_cached(sql)?.execute(params![element, size])?;
+        let sql = "UPDATE drain SET files = files + 1, bytes = bytes + ?2 WHERE node = ?1";
+        db.prepare_cached(sql)?.execute(params![node, size])?;
     }
     Ok(())
 }
 
-/// Cancels the moves of an object, except that it still leaves an element that is being emptied, without a target.
+/// Cancels the moves of an object, except that it still leaves a node that is being emptied, without a target.
 pub(crate) fn stay(db: &Connection, object: u64) -> Result<(), Fault> {
     let sql = "UPDATE move SET target = NULL WHERE object = ?1 AND why = ?2";
     let row = params![object.cast_signed(), DRAIN];
@@ -192,59 +176,58 @@ pub(crate) fn stay(db: &Connection, object: u64) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Starts the emptying of an element. An element that is being emptied already is no error.
+/// Starts the emptying of a node. A node that is being emptied already is no error.
 pub(crate) fn drain(
     db: &Connection,
     shared: &Shared,
-    (element, members): (u32, &[Member]),
+    (node, members): (u32, &[Member]),
     now: i64,
 ) -> Result<Result<(), Refusal>, Fault> {
-    if !members.iter().any(|one| one.element == element) {
-        return Ok(Err(Refusal::Unknown(element)));
+    if !members.iter().any(|one| one.node == node) {
+        return Ok(Err(Refusal::Unknown(node)));
     }
-    if is_last(shared, element, members) {
-        return Ok(Err(Refusal::Last(element)));
+    if is_last(shared, node, members) {
+        return Ok(Err(Refusal::Last(node)));
     }
-    // From now on, each version sealed on the element is put on the list at its seal.
-    shared.leaving.set_emptied(element, true);
+    // From now on, each version sealed on the node is put on the list at its seal.
+    shared.leaving.set_emptied(node, true);
     db.execute(
         "INSERT OR IGNORE INTO drain VALUES (?1, ?2, 0, 0, 0)",
-        params![element, now],
+        params![node, now],
     )?;
     let sql = "UPDATE move SET why = ?2 WHERE source = ?1";
-    db.execute(sql, params![element, DRAIN])?;
-    not_there(db, element)?;
+    db.execute(sql, params![node, DRAIN])?;
+    not_there(db, node)?;
     Ok(Ok(()))
 }
 
-/// Stops all moves to an element. Objects that have to leave their element move to another target; other moves are cancelled.
-fn not_there(db: &Connection, element: u32) -> Result<(), Fault> {
+/// Stops all moves to a node. Objects that have to leave their node move to another target; other moves are cancelled.
+fn not_there(db: &Connection, node: u32) -> Result<(), Fault> {
     let sql = "UPDATE move SET target = NULL WHERE target = ?1 AND why = ?2";
-    db.execute(sql, params![element, DRAIN])?;
-    db.execute("DELETE FROM move WHERE target = ?1", [element])?;
+    db.execute(sql, params![node, DRAIN])?;
+    db.execute("DELETE FROM move WHERE target = ?1", [node])?;
     Ok(())
 }
 
-/// Whether no other element with a disk could take the objects of this element.
-fn is_last(shared: &Shared, element: u32, members: &[Member]) -> bool {
-    let mut others = members.iter().filter(|one| one.element != element);
-    !others
-        .any(|one| one.store && !one.memory && !one.burst && !shared.leaving.is_closed(one.element))
+/// Whether no other node with a disk could take the objects of this node.
+fn is_last(shared: &Shared, node: u32, members: &[Member]) -> bool {
+    let mut others = members.iter().filter(|one| one.node != node);
+    !others.any(|one| one.store && !one.memory && !one.burst && !shared.leaving.is_closed(one.node))
 }
 
-/// Stops the emptying of an element. Its remaining objects stay, and objects that have left it stay on the other elements.
+/// Stops the emptying of a node. Its remaining objects stay, and objects that have left it stay on the other nodes.
 pub(crate) fn cancel_drain(
     db: &Connection,
     shared: &Shared,
-    element: u32,
+    node: u32,
 ) -> Result<Result<(), Refusal>, Fault> {
-    if db.execute("DELETE FROM drain WHERE element = ?1", [element])? == 0 {
-        return Ok(Err(Refusal::NotEmptied(element)));
+    if db.execute("DELETE FROM drain WHERE node = ?1", [node])? == 0 {
+        return Ok(Err(Refusal::NotEmptied(node)));
     }
     // Entries on the list of versions to examine are removed when they are examined.
     let sql = "DELETE FROM move WHERE source = ?1 AND why = ?2";
-    db.execute(sql, params![element, DRAIN])?;
-    shared.leaving.set_emptied(element, false);
+    db.execute(sql, params![node, DRAIN])?;
+    shared.leaving.set_emptied(node, false);
     Ok(Ok(()))
 }
 
@@ -254,18 +237,18 @@ pub(crate) fn any(db: &Connection) -> Result<bool, Fault> {
     Ok(db.prepare_cached(sql)?.query_row([], |row| row.get(0))?)
 }
 
-/// Returns the elements being emptied whose versions are not all on the list yet.
+/// Returns the nodes being emptied whose versions are not all on the list yet.
 pub(crate) fn unlisted(db: &Connection) -> Result<Vec<u32>, Fault> {
-    let mut statement = db.prepare_cached("SELECT element FROM drain WHERE after != ?1")?;
-    let elements = statement.query_map([ALL], |row| row.get(0))?;
-    Ok(elements.collect::<Result<_, _>>()?)
+    let mut statement = db.prepare_cached("SELECT node FROM drain WHERE after != ?1")?;
+    let nodes = statement.query_map([ALL], |row| row.get(0))?;
+    Ok(nodes.collect::<Result<_, _>>()?)
 }
 
-/// Puts the next versions of an element that is being emptied on the list of versions to examine.
-pub(crate) fn list(db: &Connection, element: u32, now: i64) -> Result<(), Fault> {
-    let sql = "SELECT after FROM drain WHERE element = ?1";
+/// Puts the next versions of a node that is being emptied on the list of versions to examine.
+pub(crate) fn list(db: &Connection, node: u32, now: i64) -> Result<(), Fault> {
+    let sql = "SELECT after FROM drain WHERE node = ?1";
     let mut statement = db.prepare_cached(sql)?;
-    let after = statement.query_row([element], |row| row.get::<_, i64>(0));
+    let after = statement.query_row([node], |row| row.get::<_, i64>(0));
     let Some(after) = after.optional()? else {
         return Ok(());
     };
@@ -274,38 +257,38 @@ pub(crate) fn list(db: &Connection, element: u32, now: i64) -> Result<(), Fault>
     let last: Option<i64> = statement.query_row(params![after, PAGE_MAX], |row| row.get(0))?;
     if let Some(last) = last {
         // A copy that is being created is put on the list when it exists.
-        let page = params![element, after, last, DRAIN, CURRENT];
+        let page = params![node, after, last, DRAIN, CURRENT];
         let sql = "INSERT OR IGNORE INTO move SELECT ?1, object, NULL, size, ?4 FROM held \
-                   WHERE object > ?2 AND object <= ?3 AND element = ?1 AND removed = 0 \
+                   WHERE object > ?2 AND object <= ?3 AND node = ?1 AND removed = 0 \
                    UNION ALL SELECT ?1, copy.object, NULL, held.size, ?4 FROM copy \
                    CROSS JOIN held ON held.object = copy.object \
-                   WHERE copy.object > ?2 AND copy.object <= ?3 AND copy.element = ?1 AND copy.state = ?5 \
+                   WHERE copy.object > ?2 AND copy.object <= ?3 AND copy.node = ?1 AND copy.state = ?5 \
                    AND held.removed = 0";
         db.prepare_cached(sql)?.execute(page)?;
         let sql = "INSERT INTO short SELECT object, ?4, ?5 FROM move \
                    WHERE source = ?1 AND object > ?2 AND object <= ?3 \
                    ON CONFLICT DO UPDATE SET at = min(at, ?5)";
         db.prepare_cached(sql)?
-            .execute(params![element, after, last, MOVES, now])?;
+            .execute(params![node, after, last, MOVES, now])?;
     }
-    db.prepare_cached("UPDATE drain SET after = ?2 WHERE element = ?1")?
-        .execute(params![element, last.unwrap_or(ALL)])?;
+    db.prepare_cached("UPDATE drain SET after = ?2 WHERE node = ?1")?
+        .execute(params![node, last.unwrap_or(ALL)])?;
     Ok(())
 }
 
-fn count(db: &Connection, sql: &str, element: u32) -> Result<u64, Fault> {
+fn count(db: &Connection, sql: &str, node: u32) -> Result<u64, Fault> {
     let mut statement = db.prepare_cached(sql)?;
-    let count: i64 = statement.query_row([element], |row| row.get(0))?;
+    let count: i64 = statement.query_row([node], |row| row.get(0))?;
     Ok(count.cast_unsigned())
 }
 
-/// Returns the progress of emptying elements.
+/// Returns the progress of emptying nodes.
 pub(crate) fn drains(db: &Connection, now: i64) -> Result<Vec<v1::Drain>, Fault> {
-    let sql = "SELECT element, began, after, files, bytes FROM drain ORDER BY element";
+    let sql = "SELECT node, began, after, files, bytes FROM drain ORDER BY node";
     let mut statement = db.prepare_cached(sql)?;
     let rows = statement.query_map([], |row| {
         Ok(v1::Drain {
-            element: row.get(0)?,
+            node: row.get(0)?,
             began: row.get(1)?,
             listing: row.get::<_, i64>(2)? != ALL,
             files_moved: row.get::<_, i64>(3)?.cast_unsigned(),
@@ -321,90 +304,86 @@ pub(crate) fn drains(db: &Connection, now: i64) -> Result<Vec<v1::Drain>, Fault>
 }
 
 fn measure(db: &Connection, drain: &mut v1::Drain, now: i64) -> Result<(), Fault> {
-    let element = drain.element;
+    let node = drain.node;
     let bytes = burst::sum_of("size");
     let sql = format!("SELECT count(*), {bytes} FROM move WHERE source = ?1");
     let mut statement = db.prepare_cached(&sql)?;
-    (drain.files_left, drain.bytes_left) = statement.query_row([element], |row| {
+    (drain.files_left, drain.bytes_left) = statement.query_row([node], |row| {
         let number = |at| row.get::<_, i64>(at).map(i64::cast_unsigned);
         Ok((number(0)?, number(1)?))
     })?;
     let sql = "SELECT count(*) FROM move CROSS JOIN short ON short.object = move.object \
                WHERE source = ?1 AND short.at > ?2";
     let mut statement = db.prepare_cached(sql)?;
-    let rests: i64 = statement.query_row(params![element, now], |row| row.get(0))?;
+    let rests: i64 = statement.query_row(params![node, now], |row| row.get(0))?;
     drain.files_waiting = rests.cast_unsigned();
-    drain.removals = count(db, REMOVALS, element)?;
-    drain.writing = count(db, WRITING, element)?;
-    drain.labels = count(db, LABELS, element)?;
+    drain.removals = count(db, REMOVALS, node)?;
+    drain.writing = count(db, WRITING, node)?;
+    drain.labels = count(db, LABELS, node)?;
     Ok(())
 }
 
 /// Objects whose removal is postponed for days are not waited for.
-const REMOVALS: &str = "SELECT (SELECT count(*) FROM removal WHERE element = ?1 AND queued < (unixepoch() + 3600) * 1000000000) + (SELECT count(*) FROM part \
-     CROSS JOIN version ON version.object = part.object WHERE part.element = ?1 AND removed = 1)";
-const WRITING: &str = "SELECT (SELECT count(*) FROM writing WHERE element = ?1) + (SELECT count(*) FROM part \
-     CROSS JOIN writing ON writing.object = part.object WHERE part.element = ?1)";
-/// Labels of tasks: their outputs will be stored on the element.
-const LABELS: &str = "SELECT count(*) FROM label WHERE element = ?1 AND task != 0";
-const COMING: &str = "SELECT count(*) FROM copy WHERE element = ?1";
+const REMOVALS: &str = "SELECT (SELECT count(*) FROM removal WHERE node = ?1 AND queued < (unixepoch() + 3600) * 1000000000) + (SELECT count(*) FROM part \
+     CROSS JOIN version ON version.object = part.object WHERE part.node = ?1 AND removed = 1)";
+const WRITING: &str = "SELECT (SELECT count(*) FROM writing WHERE node = ?1) + (SELECT count(*) FROM part \
+     CROSS JOIN writing ON writing.object = part.object WHERE part.node = ?1)";
+/// Labels of tasks: their outputs will be stored on the node.
+const LABELS: &str = "SELECT count(*) FROM label WHERE node = ?1 AND task != 0";
+const COMING: &str = "SELECT count(*) FROM copy WHERE node = ?1";
 
-/// Removes an element from the array. Files that no other element has are lost then; with `lose`, only their names remain. Returns the
+/// Removes a node from the array. Files that no other node has are lost then; with `lose`, only their names remain. Returns the
 /// number of these files.
 pub(crate) fn remove(
     db: &Connection,
     shared: &Shared,
-    (element, members): (u32, &[Member]),
+    (node, members): (u32, &[Member]),
     (lose, now): (bool, i64),
 ) -> Result<Result<u64, Refusal>, Fault> {
-    let Some(member) = members.iter().find(|one| one.element == element) else {
-        return Ok(Err(Refusal::Unknown(element)));
+    let Some(member) = members.iter().find(|one| one.node == node) else {
+        return Ok(Err(Refusal::Unknown(node)));
     };
-    if member.store && is_last(shared, element, members) {
-        return Ok(Err(Refusal::Last(element)));
+    if member.store && is_last(shared, node, members) {
+        return Ok(Err(Refusal::Last(node)));
     }
-    let (files, names) = held(db, element)?;
+    let (files, names) = held(db, node)?;
     if files > 0 && !lose {
         let names = names.join(", ");
-        return Ok(Err(Refusal::HasFiles {
-            element,
-            files,
-            names,
-        }));
+        return Ok(Err(Refusal::HasFiles { node, files, names }));
     }
     if member.up {
         if files > 0 {
-            return Ok(Err(Refusal::Up(element)));
+            return Ok(Err(Refusal::Up(node)));
         }
-        if let Some(use_of) = in_use(db, element)? {
-            return Ok(Err(Refusal::InUse(element, use_of)));
+        if let Some(use_of) = in_use(db, node)? {
+            return Ok(Err(Refusal::InUse(node, use_of)));
         }
     }
-    let writing = count(db, WRITING, element)?;
+    let writing = count(db, WRITING, node)?;
     if writing > 0 && !lose {
-        return Ok(Err(Refusal::Writing(element, writing)));
+        return Ok(Err(Refusal::Writing(node, writing)));
     }
-    give_up_writing(db, shared, element, now)?;
-    forget(db, shared, element, now)?;
+    give_up_writing(db, shared, node, now)?;
+    forget(db, shared, node, now)?;
     Ok(Ok(files))
 }
 
-/// Returns the number of files on an element, and the names of some.
-fn held(db: &Connection, element: u32) -> Result<(u64, Vec<String>), Fault> {
-    let sql = "SELECT count(*) FROM held WHERE element = ?1 AND removed = 0";
-    let files = count(db, sql, element)? + count(db, COMING, element)?;
-    let sql = "SELECT path FROM held WHERE element = ?1 AND removed = 0 \
+/// Returns the number of files on a node, and the names of some.
+fn held(db: &Connection, node: u32) -> Result<(u64, Vec<String>), Fault> {
+    let sql = "SELECT count(*) FROM held WHERE node = ?1 AND removed = 0";
+    let files = count(db, sql, node)? + count(db, COMING, node)?;
+    let sql = "SELECT path FROM held WHERE node = ?1 AND removed = 0 \
                UNION ALL SELECT path FROM copy CROSS JOIN held ON held.object = copy.object \
-               WHERE copy.element = ?1 LIMIT ?2";
+               WHERE copy.node = ?1 LIMIT ?2";
     let mut statement = db.prepare_cached(sql)?;
-    let names = statement.query_map(params![element, NAMED_MAX], |row| row.get::<_, Vec<u8>>(0))?;
+    let names = statement.query_map(params![node, NAMED_MAX], |row| row.get::<_, Vec<u8>>(0))?;
     let names = names.collect::<Result<Vec<_>, _>>()?;
     let shown = |name: &Vec<u8>| line(&String::from_utf8_lossy(name));
     Ok((files, names.iter().map(shown).collect()))
 }
 
-/// Returns the reason why an element without files is still needed, or `None`.
-fn in_use(db: &Connection, element: u32) -> Result<Option<String>, Fault> {
+/// Returns the reason why a node without files is still needed, or `None`.
+fn in_use(db: &Connection, node: u32) -> Result<Option<String>, Fault> {
     for (what, sql) in [
         ("files that are being written there", WRITING),
         ("labels of tasks", LABELS),
@@ -413,7 +392,7 @@ fn in_use(db: &Connection, element: u32) -> Result<Option<String>, Fault> {
             REMOVALS,
         ),
     ] {
-        let count = count(db, sql, element)?;
+        let count = count(db, sql, node)?;
         if count > 0 {
             return Ok(Some(format!("{count} {what}")));
         }
@@ -421,13 +400,13 @@ fn in_use(db: &Connection, element: u32) -> Result<Option<String>, Fault> {
     Ok(None)
 }
 
-/// Abandons the versions that are being written on the element, since they can't become complete any more.
-fn give_up_writing(db: &Connection, shared: &Shared, element: u32, now: i64) -> Result<(), Fault> {
-    let sql = "SELECT ino, object FROM writing WHERE element = ?1 \
+/// Abandons the versions that are being written on the node, since they can't become complete any more.
+fn give_up_writing(db: &Connection, shared: &Shared, node: u32, now: i64) -> Result<(), Fault> {
+    let sql = "SELECT ino, object FROM writing WHERE node = ?1 \
                UNION SELECT ino, writing.object FROM part CROSS JOIN writing ON writing.object = part.object \
-               WHERE part.element = ?1";
+               WHERE part.node = ?1";
     let mut statement = db.prepare_cached(sql)?;
-    let versions = statement.query_map([element], |row| {
+    let versions = statement.query_map([node], |row| {
         let number = |at| row.get::<_, i64>(at).map(i64::cast_unsigned);
         Ok((number(0)?, number(1)?))
     })?;
@@ -439,42 +418,42 @@ fn give_up_writing(db: &Connection, shared: &Shared, element: u32, now: i64) -> 
     Ok(())
 }
 
-fn forget(db: &Connection, shared: &Shared, element: u32, now: i64) -> Result<(), Fault> {
-    shared.leaving.set_removed(element);
-    // Other elements have these versions, too, and further copies may be missing from now on.
-    let sql = "SELECT object FROM copy WHERE element = ?1 UNION SELECT burst.object FROM burst \
+fn forget(db: &Connection, shared: &Shared, node: u32, now: i64) -> Result<(), Fault> {
+    shared.leaving.set_removed(node);
+    // Other nodes have these versions, too, and further copies may be missing from now on.
+    let sql = "SELECT object FROM copy WHERE node = ?1 UNION SELECT burst.object FROM burst \
                CROSS JOIN held ON held.object = burst.object \
-               WHERE held.element = ?1 AND burst.element != ?1 AND removed = 0";
+               WHERE held.node = ?1 AND burst.node != ?1 AND removed = 0";
     let mut statement = db.prepare_cached(sql)?;
-    let others = statement.query_map([element], |row| row.get::<_, i64>(0))?;
+    let others = statement.query_map([node], |row| row.get::<_, i64>(0))?;
     let others = others.collect::<Result<Vec<_>, _>>()?;
     for object in &others {
         look_again(db, object.cast_unsigned(), now)?;
     }
-    // No copy is left of the versions that only this element has.
-    let sql = "INSERT INTO short SELECT object, 0, ?2 FROM held WHERE element = ?1 AND removed = 0 \
-               AND NOT EXISTS (SELECT 1 FROM copy WHERE copy.object = held.object AND state = ?3 AND copy.element != ?1) \
+    // No copy is left of the versions that only this node has.
+    let sql = "INSERT INTO short SELECT object, 0, ?2 FROM held WHERE node = ?1 AND removed = 0 \
+               AND NOT EXISTS (SELECT 1 FROM copy WHERE copy.object = held.object AND state = ?3 AND copy.node != ?1) \
                ON CONFLICT DO UPDATE SET has = 0, at = min(at, ?2)";
-    db.execute(sql, params![element, now, CURRENT])?;
-    store::forget(db, element)?;
-    channels::lose(db, element)?;
-    db.execute("INSERT INTO removed VALUES (?1, ?2)", params![element, now])?;
+    db.execute(sql, params![node, now, CURRENT])?;
+    store::forget(db, node)?;
+    channels::lose(db, node)?;
+    db.execute("INSERT INTO removed VALUES (?1, ?2)", params![node, now])?;
     for object in others {
         burst::lost_elsewhere(db, object)?;
     }
     for sql in [
-        "DELETE FROM copy WHERE element = ?1",
-        "DELETE FROM drain WHERE element = ?1",
+        "DELETE FROM copy WHERE node = ?1",
+        "DELETE FROM drain WHERE node = ?1",
         "DELETE FROM move WHERE source = ?1",
-        "DELETE FROM removal WHERE element = ?1",
-        "DELETE FROM damage WHERE element = ?1",
-        "DELETE FROM note WHERE element = ?1",
-        "DELETE FROM lost WHERE element = ?1",
-        "DELETE FROM burst WHERE element = ?1",
-        "DELETE FROM promise WHERE element = ?1",
-        "DELETE FROM element WHERE element = ?1",
+        "DELETE FROM removal WHERE node = ?1",
+        "DELETE FROM damage WHERE node = ?1",
+        "DELETE FROM note WHERE node = ?1",
+        "DELETE FROM lost WHERE node = ?1",
+        "DELETE FROM burst WHERE node = ?1",
+        "DELETE FROM promise WHERE node = ?1",
+        "DELETE FROM node WHERE node = ?1",
     ] {
-        db.execute(sql, [element])?;
+        db.execute(sql, [node])?;
     }
-    not_there(db, element)
+    not_there(db, node)
 }

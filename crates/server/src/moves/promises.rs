@@ -5,9 +5,9 @@ use super::{Member, Refusal};
 use crate::clock;
 use crate::names::burst;
 use crate::names::ids;
-use crate::names::node::{Node, SEARCH, WRITE};
 use crate::names::promises::{self, Promised};
 use crate::names::transaction::Tx;
+use crate::names::vnode::{SEARCH, Vnode, WRITE};
 use crate::names::{Caller, Fault, SqliteNames};
 use rusqlite::params;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ const EACH_MAX: u64 = 64;
 /// Default and maximum duration of a promise.
 const LASTS_NS: i64 = 24 * 3600 * 1_000_000_000;
 const LASTS_NS_MAX: i64 = 366 * LASTS_NS;
-/// Duration from which a promise is long, and the fraction of the users' share on an element that one user's long promises can take.
+/// Duration from which a promise is long, and the fraction of the users' share on a node that one user's long promises can take.
 const LONG_NS: i64 = 7 * LASTS_NS;
 const LONG_PART: u64 = 4;
 /// Interval in which expired promises are looked for.
@@ -31,7 +31,7 @@ const PERIOD: Duration = Duration::from_secs(1);
 
 type Done<T> = Result<Result<T, Refusal>, Fault>;
 
-/// Request to one element.
+/// Request to one node.
 struct Asked<'a> {
     bytes: u64,
     promises: &'a [Promised],
@@ -86,13 +86,11 @@ pub(crate) fn reserve(
             Err(refusal) => refused = refused.or(Some(refusal)),
         }
     }
-    if let Some(Refusal::Missing {
-        element, missing, ..
-    }) = refused
+    if let Some(Refusal::Missing { node, missing, .. }) = refused
         && request.wait
     {
         // The space that the request lacks becomes free sooner.
-        burst::drain_sooner(tx.db, (element, missing), tx.now)?;
+        burst::drain_sooner(tx.db, (node, missing), tx.now)?;
     }
     Ok(Err(refused.unwrap_or(Refusal::NoBurst)))
 }
@@ -106,16 +104,16 @@ fn too_many(caller: &Caller, promises: &[Promised]) -> Option<Refusal> {
     (!caller.above() && own >= EACH_MAX).then_some(Refusal::TooManyPromises(own))
 }
 
-/// Returns the elements that may give the promise: the named one, or those of the caller's host first, and of these those with the most
+/// Returns the nodes that may give the promise: the named one, or those of the caller's host first, and of these those with the most
 /// free space.
 fn candidates<'a>(
     request: &v1::PromiseRequest,
     members: &[Member],
     sites: &'a [Site],
 ) -> Result<Vec<&'a Site>, Refusal> {
-    if request.element != 0 {
+    if request.node != 0 {
         let bring = v1::Bring {
-            element: request.element,
+            node: request.node,
             host: String::new(),
         };
         return Ok(vec![super::files::burst_site(&bring, members, sites)?]);
@@ -139,31 +137,31 @@ fn too_long(tx: &Tx<'_>, site: &Site, asked: &Asked<'_>, capacity: u64) -> Optio
     if !asked.bounded || !asked.long {
         return None;
     }
-    let element = site.element.0;
+    let node = site.node.0;
     let percent = u128::from(tx.shared.bursts.limits().reserve);
     let share = u64::try_from(u128::from(capacity) * percent / 100).unwrap_or(u64::MAX);
     let max = share / LONG_PART;
     let own = asked.promises.iter().filter(|one| {
-        let own = one.bounded && one.element == element && one.uid == tx.caller.uid;
+        let own = one.bounded && one.node == node && one.uid == tx.caller.uid;
         own && one.until.saturating_sub(tx.now) > LONG_NS
     });
     let promised: u64 = own.map(|one| one.promise.bytes).sum();
     let fits = promised.saturating_add(asked.bytes) <= max;
     (!fits).then_some(Refusal::Long {
-        element,
+        node,
         max,
         promised,
     })
 }
 
-/// Checks whether an element can keep a promise.
+/// Checks whether a node can keep a promise.
 fn keeps(tx: &Tx<'_>, site: &Site, asked: &Asked<'_>) -> Done<()> {
-    let (element, bytes) = (site.element.0, asked.bytes);
-    let held = burst::told(tx.db, element, tx.now)?.bytes;
+    let (node, bytes) = (site.node.0, asked.bytes);
+    let held = burst::told(tx.db, node, tx.now)?.bytes;
     let capacity = held.saturating_add(site.free_bytes);
     if bytes.saturating_add(RESERVE_BYTES) > capacity {
         return Ok(Err(Refusal::Beyond {
-            element,
+            node,
             bytes,
             capacity,
         }));
@@ -172,18 +170,14 @@ fn keeps(tx: &Tx<'_>, site: &Site, asked: &Asked<'_>) -> Done<()> {
         let percent = u128::from(tx.shared.bursts.limits().reserve);
         let max = u64::try_from(u128::from(capacity) * percent / 100).unwrap_or(u64::MAX);
         let users = asked.promises.iter();
-        let users = users.filter(|one| one.bounded && one.element == element);
+        let users = users.filter(|one| one.bounded && one.node == node);
         let promised = users.map(|one| one.promise.bytes).sum::<u64>();
         if bytes > max {
-            return Ok(Err(Refusal::BeyondShare {
-                element,
-                bytes,
-                max,
-            }));
+            return Ok(Err(Refusal::BeyondShare { node, bytes, max }));
         }
         if promised.saturating_add(bytes) > max {
             return Ok(Err(Refusal::Share {
-                element,
+                node,
                 max,
                 promised,
             }));
@@ -192,14 +186,14 @@ fn keeps(tx: &Tx<'_>, site: &Site, asked: &Asked<'_>) -> Done<()> {
     if let Some(refusal) = too_long(tx, site, asked, capacity) {
         return Ok(Err(refusal));
     }
-    let at = (element, site.free_bytes);
+    let at = (node, site.free_bytes);
     let space = promises::space(tx.db, at, (asked.promises, tx.now))?;
-    let promised = promises::of(asked.promises, element);
-    let moves = (tx.may_go(element)?, tx.coming_to_burst(element)?);
+    let promised = promises::of(asked.promises, node);
+    let moves = (tx.may_go(node)?, tx.coming_to_burst(node)?);
     Ok(match space.missing(bytes, &promised, moves) {
         0 => Ok(()),
         missing => Err(Refusal::Missing {
-            element,
+            node,
             bytes,
             missing,
         }),
@@ -208,17 +202,17 @@ fn keeps(tx: &Tx<'_>, site: &Site, asked: &Asked<'_>) -> Done<()> {
 
 fn keep(
     tx: &Tx<'_>,
-    (folder, site): (&Node, &Site),
+    (folder, site): (&Vnode, &Site),
     (asked, until): (&Asked<'_>, i64),
 ) -> Result<v1::Promise, Fault> {
     let id = ids::reserve(tx.db, "promise", 1)?;
-    let sql = "INSERT INTO promise(promise, ino, element, bytes, uid, bounded, since, until) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
+    let sql = "INSERT INTO promise(promise, ino, node, bytes, uid, bounded, since, until) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
     tx.db.execute(
         sql,
         params![
             id.cast_signed(),
             folder.ino.cast_signed(),
-            site.element.0,
+            site.node.0,
             asked.bytes.cast_signed(),
             tx.caller.uid,
             asked.bounded,
@@ -239,7 +233,7 @@ fn told(tx: &Tx<'_>, one: &Promised) -> Result<v1::Promise, Fault> {
     Ok(v1::Promise {
         id: one.id,
         folder: tx.path_of(one.ino)?.unwrap_or_default(),
-        element: one.element,
+        node: one.node,
         bytes: one.promise.bytes,
         used: one.promise.used,
         open: one.promise.open,
@@ -311,14 +305,14 @@ pub(crate) async fn run(names: Arc<SqliteNames>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tidemill_core::id::ElementId;
+    use tidemill_core::id::NodeId;
 
     #[test]
     fn long_promises_of_one_user_are_bounded() {
         let folder = tempfile::tempdir().unwrap();
         let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
         let site = Site {
-            element: ElementId(3),
+            node: NodeId(3),
             host: "h".into(),
             free_bytes: 800 << 20,
             takes: true,

@@ -84,19 +84,19 @@ impl Tx<'_> {
         }
     }
 
-    /// For a client that is not a mount, adds the URLs of the elements to read or write.
+    /// For a client that is not a mount, adds the URLs of the nodes to read or write.
     fn show_places(&self, answer: &mut Answer) {
         if self.session != 0 {
             return;
         }
         let rooms = self.shared.rooms();
-        let url = |element| rooms.urls.get(&element).cloned().unwrap_or_default();
-        let urls = |parts: &[v1::LayoutPart]| parts.iter().map(|part| url(part.element)).collect();
+        let url = |node| rooms.urls.get(&node).cloned().unwrap_or_default();
+        let urls = |parts: &[v1::LayoutPart]| parts.iter().map(|part| url(part.node)).collect();
         match answer {
             Answer::Opened(opened) => match (&opened.layout, &mut opened.together) {
                 (Some(layout), _) => opened.part_urls = urls(&layout.parts),
                 (None, Some(together)) => together.part_urls = urls(&together.parts),
-                (None, None) => opened.url = url(opened.element),
+                (None, None) => opened.url = url(opened.node),
             },
             Answer::Together(together) => together.part_urls = urls(&together.parts),
             _ => {}

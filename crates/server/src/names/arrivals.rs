@@ -2,8 +2,8 @@
 //! clients that watch paths, so that a client misses nothing while it is disconnected (next: `server/src/arrivals.rs`).
 
 use super::fault::Fault;
-use super::node::{Caller, Node, READ, SEARCH};
 use super::transaction::Tx;
+use super::vnode::{Caller, READ, SEARCH, Vnode};
 use rusqlite::{Connection, OptionalExtension, params};
 use std::fmt;
 use std::str::FromStr;
@@ -82,17 +82,17 @@ impl Page {
         self.arrivals.len() >= limit || self.bytes >= ANSWER_BYTES_MAX
     }
 
-    fn push(&mut self, path: &str, node: &Node, cursor: &Cursor) {
+    fn push(&mut self, path: &str, vnode: &Vnode, cursor: &Cursor) {
         let cursor = cursor.to_string();
         self.bytes += path.len() + cursor.len();
         self.arrivals.push(v1::Arrival {
             path: path.to_owned(),
-            ino: node.ino,
-            version: node.version,
-            object: node.object,
-            size: node.size,
-            mtime: node.mtime,
-            uid: node.uid,
+            ino: vnode.ino,
+            version: vnode.version,
+            object: vnode.object,
+            size: vnode.size,
+            mtime: vnode.mtime,
+            uid: vnode.uid,
             cursor,
         });
     }
@@ -109,23 +109,23 @@ pub(crate) struct Row {
 
 impl Tx<'_> {
     /// Records a version that was closed under a name, or a file or folder that received a name.
-    pub(crate) fn arrived(&self, node: &Node, path: &[u8]) -> Result<(), Fault> {
-        let sealed = node.kind == Kind::File && node.object != 0 && node.version != 0;
-        if path.is_empty() || !sealed && !node.is_dir() {
+    pub(crate) fn arrived(&self, vnode: &Vnode, path: &[u8]) -> Result<(), Fault> {
+        let sealed = vnode.kind == Kind::File && vnode.object != 0 && vnode.version != 0;
+        if path.is_empty() || !sealed && !vnode.is_dir() {
             return Ok(());
         }
-        let object = if sealed { node.object } else { 0 };
+        let object = if sealed { vnode.object } else { 0 };
         // No number is given twice, even if a power failure loses the last commits.
         let sql = "INSERT INTO arrival VALUES (max(?1, 1 + coalesce((SELECT max(number) FROM arrival), 0), \
                    1 + (SELECT next FROM counter WHERE name = 'arrival')), ?2, ?3, ?4)";
         let now = self.now / MICROSECOND_NS;
-        let row = params![now, node.ino.cast_signed(), object.cast_signed(), path];
+        let row = params![now, vnode.ino.cast_signed(), object.cast_signed(), path];
         self.db.prepare_cached(sql)?.execute(row)?;
         self.forget_arrivals()
     }
 
     /// Records a file or folder that received a name in a folder.
-    pub(crate) fn arrived_in(&self, node: &Node, folder: u64, name: &[u8]) -> Result<(), Fault> {
+    pub(crate) fn arrived_in(&self, vnode: &Vnode, folder: u64, name: &[u8]) -> Result<(), Fault> {
         let Some(mut path) = self.path_of(folder)? else {
             return Ok(());
         };
@@ -133,7 +133,7 @@ impl Tx<'_> {
             path.push(b'/');
         }
         path.extend_from_slice(name);
-        self.arrived(node, &path)
+        self.arrived(vnode, &path)
     }
 
     fn forget_arrivals(&self) -> Result<(), Fault> {
@@ -198,10 +198,10 @@ impl Tx<'_> {
                     break;
                 }
             } else if pattern.matches(&path[1..])
-                && let Some(node) = self.seen_at(path, pattern)?
-                && (node.ino, node.object) == (row.ino, row.object)
+                && let Some(vnode) = self.seen_at(path, pattern)?
+                && (vnode.ino, vnode.object) == (row.ino, row.object)
             {
-                page.push(path, &node, &row.heard());
+                page.push(path, &vnode, &row.heard());
             }
             page.cursor = row.heard();
         }
@@ -237,12 +237,12 @@ impl Tx<'_> {
                 number: row.number,
                 within: Some(path.clone()),
             };
-            if let Some(node) = self.seen_at(&path, pattern)?
-                && node.object != 0
-                && node.version != 0
+            if let Some(vnode) = self.seen_at(&path, pattern)?
+                && vnode.object != 0
+                && vnode.version != 0
             {
                 let cursor = page.cursor.clone();
-                page.push(&path, &node, &cursor);
+                page.push(&path, &vnode, &cursor);
             }
         }
         Ok(true)
@@ -292,27 +292,27 @@ impl Tx<'_> {
 
     /// Returns the file at a path without links, if the caller may read the file and may list every folder that the pattern does
     /// not name.
-    fn seen_at(&self, path: &str, pattern: &Pattern) -> Result<Option<Node>, Fault> {
+    fn seen_at(&self, path: &str, pattern: &Pattern) -> Result<Option<Vnode>, Fault> {
         let caller = Caller {
             checked: false,
             ..self.caller.clone()
         };
-        let mut node = Node::get(self.db, Inode::ROOT.0)?;
+        let mut vnode = Vnode::get(self.db, Inode::ROOT.0)?;
         let mut walked = 0;
         for name in path[1..].split('/') {
             let named = walked < pattern.folder().len();
             let needed = if named { SEARCH } else { SEARCH | READ };
-            if !node.is_dir() || !caller.may(&node, needed) {
+            if !vnode.is_dir() || !caller.may(&vnode, needed) {
                 return Ok(None);
             }
-            let Some(next) = Node::child(self.db, node.ino, name.as_bytes())? else {
+            let Some(next) = Vnode::child(self.db, vnode.ino, name.as_bytes())? else {
                 return Ok(None);
             };
-            node = next;
+            vnode = next;
             walked += name.len() + 1;
         }
-        let seen = node.kind == Kind::File && caller.may(&node, READ);
-        Ok(seen.then_some(node))
+        let seen = vnode.kind == Kind::File && caller.may(&vnode, READ);
+        Ok(seen.then_some(vnode))
     }
 }
 
@@ -404,10 +404,10 @@ mod tests {
 
     /// Gives a file a new version, like a seal.
     fn seal(tx: &Tx<'_>, path: &str) -> Result<(), Fault> {
-        let node = tx.resolve(path.as_bytes(), true)?;
+        let vnode = tx.resolve(path.as_bytes(), true)?;
         let sql = "UPDATE inode SET version = version + 1, object = 1000 * ino + version + 1 WHERE ino = ?1";
-        tx.db.execute(sql, [node.ino.cast_signed()])?;
-        tx.arrived(&Node::get(tx.db, node.ino)?, path.as_bytes())
+        tx.db.execute(sql, [vnode.ino.cast_signed()])?;
+        tx.arrived(&Vnode::get(tx.db, vnode.ino)?, path.as_bytes())
     }
 
     fn put(names: &SqliteNames, path: &'static str, mode: u32) {

@@ -1,17 +1,17 @@
 //! Attributes: mode, owner, times, extended attributes, and the statistics of the array's space.
 
 use super::fault::Fault;
-use super::node::{Node, SETGID, SETUID};
 use super::parts::Striping;
 use super::transaction::{Change, NAME_MAX, Tx, shown};
+use super::vnode::{SETGID, SETUID, Vnode};
 use rusqlite::{OptionalExtension, params};
 use tidemill_core::burst::Durable;
 use tidemill_core::copies::Wanted;
 use tidemill_core::layout::Medium;
 use tidemill_wire::v1::{self, Kind, name_result::Result as Answer};
 
-/// Folder attribute: the element of new files below this directory. Value on a file: its element.
-pub(crate) const FOLDER_ELEMENT: &[u8] = b"user.tidemill.element";
+/// Folder attribute: the node of new files below this directory. Value on a file: its node.
+pub(crate) const FOLDER_NODE: &[u8] = b"user.tidemill.node";
 /// Folder attribute: the number of copies of new versions of files below this directory. Value on a file: the wanted number of
 /// copies of its version.
 pub(crate) const FOLDER_COPIES: &[u8] = b"user.tidemill.copies";
@@ -40,16 +40,16 @@ const TRUSTED: &[u8] = b"trusted.";
 /// Longest value of an extended attribute, in bytes.
 const VALUE_MAX: usize = 65_536;
 
-fn is_virtual(node: &Node, name: &[u8]) -> bool {
+fn is_virtual(vnode: &Vnode, name: &[u8]) -> bool {
     let of_folders = [
         FOLDER_DURABLE,
-        FOLDER_ELEMENT,
+        FOLDER_NODE,
         FOLDER_COPIES,
         FOLDER_STRIPES,
         FOLDER_MEDIUM,
         FOLDER_RULE,
     ];
-    VIRTUAL.contains(&name) || (of_folders.contains(&name) && !node.is_dir())
+    VIRTUAL.contains(&name) || (of_folders.contains(&name) && !vnode.is_dir())
 }
 
 impl Tx<'_> {
@@ -58,38 +58,38 @@ impl Tx<'_> {
     }
 
     pub(crate) fn set_attr(&mut self, op: &v1::SetAttr) -> Result<Answer, Fault> {
-        let mut node = self.reach(op.ino)?;
-        self.change_attributes(&mut node, op)?;
-        node.update(self.db)?;
-        self.note(&node)?;
+        let mut vnode = self.reach(op.ino)?;
+        self.change_attributes(&mut vnode, op)?;
+        vnode.update(self.db)?;
+        self.note(&vnode)?;
         if op.uid.is_some() || op.gid.is_some() || op.mode.is_some() {
-            self.changes_zarr_rights(&node)?;
+            self.changes_zarr_rights(&vnode)?;
         }
-        self.changes.push(Change::Node(node.ino));
-        Ok(Answer::Attr(node.attr()))
+        self.changes.push(Change::Vnode(vnode.ino));
+        Ok(Answer::Attr(vnode.attr()))
     }
 
-    /// Changes attributes of a node; the caller writes the node.
+    /// Changes attributes of an inode; the caller writes the inode.
     pub(crate) fn change_attributes(
         &mut self,
-        node: &mut Node,
+        vnode: &mut Vnode,
         op: &v1::SetAttr,
     ) -> Result<(), Fault> {
         let only_if = op.only_if.as_ref();
         let same = |rights: &v1::Rights| {
-            (rights.mode, rights.uid, rights.gid) == (node.mode, node.uid, node.gid)
+            (rights.mode, rights.uid, rights.gid) == (vnode.mode, vnode.uid, vnode.gid)
         };
         if !only_if.is_none_or(same) {
             return Ok(());
         }
-        self.check_set_attr(node, op)?;
+        self.check_set_attr(vnode, op)?;
         if op.uid.is_some() || op.gid.is_some() {
-            node.uid = op.uid.unwrap_or(node.uid);
-            node.gid = op.gid.unwrap_or(node.gid);
+            vnode.uid = op.uid.unwrap_or(vnode.uid);
+            vnode.gid = op.gid.unwrap_or(vnode.gid);
             // As Linux does: a program must not keep special rights under a new owner.
-            if !node.is_dir() && op.mode.is_none() {
-                let group_exec = node.mode & 0o010 != 0;
-                node.mode &= if group_exec {
+            if !vnode.is_dir() && op.mode.is_none() {
+                let group_exec = vnode.mode & 0o010 != 0;
+                vnode.mode &= if group_exec {
                     !(SETUID | SETGID)
                 } else {
                     !SETUID
@@ -97,43 +97,43 @@ impl Tx<'_> {
             }
         }
         if let Some(mode) = op.mode {
-            node.mode = mode & 0o7777;
-            if !self.caller.above() && !node.is_dir() && !self.caller.in_group(node.gid) {
-                node.mode &= !SETGID;
+            vnode.mode = mode & 0o7777;
+            if !self.caller.above() && !vnode.is_dir() && !self.caller.in_group(vnode.gid) {
+                vnode.mode &= !SETGID;
             }
         }
-        node.atime = op.atime.unwrap_or(node.atime);
-        node.mtime = op.mtime.unwrap_or(node.mtime);
-        node.ctime = self.time(op.ctime);
+        vnode.atime = op.atime.unwrap_or(vnode.atime);
+        vnode.mtime = op.mtime.unwrap_or(vnode.mtime);
+        vnode.ctime = self.time(op.ctime);
         if op.uid.is_some() || op.gid.is_some() || op.mode.is_some() {
-            self.changes.push(Change::Rights(node.ino));
+            self.changes.push(Change::Rights(vnode.ino));
         }
         Ok(())
     }
 
-    fn check_set_attr(&self, node: &Node, op: &v1::SetAttr) -> Result<(), Fault> {
-        self.need_owner(node)?;
+    fn check_set_attr(&self, vnode: &Vnode, op: &v1::SetAttr) -> Result<(), Fault> {
+        self.need_owner(vnode)?;
         if self.caller.above() {
             return Ok(());
         }
-        let new_owner = op.uid.is_some_and(|uid| uid != node.uid);
+        let new_owner = op.uid.is_some_and(|uid| uid != vnode.uid);
         let strange_group = op
             .gid
-            .is_some_and(|gid| gid != node.gid && !self.caller.in_group(gid));
+            .is_some_and(|gid| gid != vnode.gid && !self.caller.in_group(gid));
         if new_owner || strange_group {
-            return Err(Fault::NotOwner(self.called(node.ino)));
+            return Err(Fault::NotOwner(self.called(vnode.ino)));
         }
         Ok(())
     }
 
     pub(crate) fn get_xattr(&self, op: &v1::GetXattr) -> Result<Answer, Fault> {
-        let node = self.reach(op.ino)?;
-        self.need_read(&node)?;
-        let value = if is_virtual(&node, &op.name) {
-            self.answered(&node, &op.name)?
+        let vnode = self.reach(op.ino)?;
+        self.need_read(&vnode)?;
+        let value = if is_virtual(&vnode, &op.name) {
+            self.answered(&vnode, &op.name)?
         } else {
             self.check_namespace(&op.name, false)?;
-            self.stored(node.ino, &op.name)?
+            self.stored(vnode.ino, &op.name)?
         };
         let value = value.ok_or_else(|| Fault::NoAttribute(shown(&op.name)))?;
         Ok(Answer::Bytes(v1::Bytes { value }))
@@ -149,30 +149,28 @@ impl Tx<'_> {
             .optional()?)
     }
 
-    fn answered(&self, node: &Node, name: &[u8]) -> Result<Option<Vec<u8>>, Fault> {
-        if node.kind != Kind::File || node.version == 0 {
+    fn answered(&self, vnode: &Vnode, name: &[u8]) -> Result<Option<Vec<u8>>, Fault> {
+        if vnode.kind != Kind::File || vnode.version == 0 {
             return Ok(None);
         }
         let number = |value: u64| Some(value.to_string().into_bytes());
         Ok(match name {
-            b"user.tidemill.version" => number(node.version),
-            b"user.tidemill.object" if node.object != 0 => number(node.object),
-            FOLDER_ELEMENT => node
-                .element()
-                .and_then(|element| number(u64::from(element))),
-            FOLDER_COPIES if node.object != 0 => {
-                let (wanted, _) = self.copies_of(node.object)?;
+            b"user.tidemill.version" => number(vnode.version),
+            b"user.tidemill.object" if vnode.object != 0 => number(vnode.object),
+            FOLDER_NODE => vnode.node().and_then(|node| number(u64::from(node))),
+            FOLDER_COPIES if vnode.object != 0 => {
+                let (wanted, _) = self.copies_of(vnode.object)?;
                 number(wanted.into())
             }
-            FOLDER_MEDIUM => node.element().map(|element| {
-                let memory = self.shared.in_memory(element);
+            FOLDER_MEDIUM => vnode.node().map(|node| {
+                let memory = self.shared.in_memory(node);
                 if memory { "memory" } else { "disk" }.into()
             }),
-            FOLDER_STRIPES => self.stripes_of(node)?.map(String::into_bytes),
-            b"user.tidemill.layout" => Some(self.layout(node)?.into_bytes()),
-            b"user.tidemill.task" => self.task_of(node.object)?.and_then(number),
-            b"user.tidemill.lineage" if node.object != 0 => {
-                Some(crate::lineage::summary(self, node.object)?.into_bytes())
+            FOLDER_STRIPES => self.stripes_of(vnode)?.map(String::into_bytes),
+            b"user.tidemill.layout" => Some(self.layout(vnode)?.into_bytes()),
+            b"user.tidemill.task" => self.task_of(vnode.object)?.and_then(number),
+            b"user.tidemill.lineage" if vnode.object != 0 => {
+                Some(crate::lineage::summary(self, vnode.object)?.into_bytes())
             }
             _ => None,
         })
@@ -189,25 +187,25 @@ impl Tx<'_> {
     }
 
     pub(crate) fn set_xattr(&mut self, op: &v1::SetXattr) -> Result<Answer, Fault> {
-        let node = self.reach(op.ino)?;
-        self.need_write(&node)?;
-        self.check_settable(&node, &op.name)?;
+        let vnode = self.reach(op.ino)?;
+        self.need_write(&vnode)?;
+        self.check_settable(&vnode, &op.name)?;
         if op.name.len() > NAME_MAX || op.value.len() > VALUE_MAX {
             return Err(Fault::AttributeTooLong(shown(&op.name)));
         }
         if op.create || op.replace {
-            match (self.stored(node.ino, &op.name)?, op.create, op.replace) {
+            match (self.stored(vnode.ino, &op.name)?, op.create, op.replace) {
                 (Some(_), true, _) => return Err(Fault::AttributeExists(shown(&op.name))),
                 (None, _, true) => return Err(Fault::NoAttribute(shown(&op.name))),
                 _ => {}
             }
         }
-        if op.name == FOLDER_ELEMENT {
+        if op.name == FOLDER_NODE {
             let text = std::str::from_utf8(&op.value).ok().map(str::trim);
             if text.and_then(|text| text.parse::<u32>().ok()).is_none() {
-                return Err(Fault::BadElement(shown(&op.value)));
+                return Err(Fault::BadNode(shown(&op.value)));
             }
-            self.shared.set_folder_elements();
+            self.shared.set_folder_nodes();
         }
         if op.name == FOLDER_COPIES {
             let text = String::from_utf8_lossy(&op.value);
@@ -232,35 +230,35 @@ impl Tx<'_> {
             return Err(Fault::BadWait(shown(&op.value)));
         }
         if op.name == FOLDER_RULE {
-            self.set_folder_rule(&node, &op.value)?;
+            self.set_folder_rule(&vnode, &op.value)?;
         }
-        self.part_annotations(&node)?;
-        let row = params![node.ino.cast_signed(), op.name, op.value];
+        self.part_annotations(&vnode)?;
+        let row = params![vnode.ino.cast_signed(), op.name, op.value];
         self.db
             .prepare_cached("INSERT OR REPLACE INTO xattr VALUES (?1, ?2, ?3)")?
             .execute(row)?;
-        self.touch(node)
+        self.touch(vnode)
     }
 
     /// Returns whether readers on another mount than the writer's wait for bytes that are not written yet.
-    pub(super) fn has_readers_wait(&self, node: &Node) -> Result<bool, Fault> {
-        let said = match self.stored(node.ino, WAIT)? {
+    pub(super) fn has_readers_wait(&self, vnode: &Vnode) -> Result<bool, Fault> {
+        let said = match self.stored(vnode.ino, WAIT)? {
             Some(said) => said.trim_ascii() == b"1",
-            None => self.folder_attribute::<u8>(&self.folder_of(node.ino)?, WAIT)? == Some(1),
+            None => self.folder_attribute::<u8>(&self.folder_of(vnode.ino)?, WAIT)? == Some(1),
         };
         Ok(said)
     }
 
     pub(crate) fn remove_xattr(&mut self, op: &v1::RemoveXattr) -> Result<Answer, Fault> {
-        let node = self.reach(op.ino)?;
-        self.need_write(&node)?;
-        self.check_settable(&node, &op.name)?;
-        if op.name == FOLDER_RULE && node.is_dir() {
-            self.need_own_folder(&node)?;
-            self.drop_folder_rule(node.ino)?;
+        let vnode = self.reach(op.ino)?;
+        self.need_write(&vnode)?;
+        self.check_settable(&vnode, &op.name)?;
+        if op.name == FOLDER_RULE && vnode.is_dir() {
+            self.need_own_folder(&vnode)?;
+            self.drop_folder_rule(vnode.ino)?;
         }
-        self.part_annotations(&node)?;
-        let row = params![node.ino.cast_signed(), op.name];
+        self.part_annotations(&vnode)?;
+        let row = params![vnode.ino.cast_signed(), op.name];
         let removed = self
             .db
             .prepare_cached("DELETE FROM xattr WHERE ino = ?1 AND name = ?2")?
@@ -268,25 +266,25 @@ impl Tx<'_> {
         if removed == 0 {
             return Err(Fault::NoAttribute(shown(&op.name)));
         }
-        self.touch(node)
+        self.touch(vnode)
     }
 
-    fn check_settable(&self, node: &Node, name: &[u8]) -> Result<(), Fault> {
-        if is_virtual(node, name) {
+    fn check_settable(&self, vnode: &Vnode, name: &[u8]) -> Result<(), Fault> {
+        if is_virtual(vnode, name) {
             return Err(Fault::AttributeReadOnly(shown(name)));
         }
         self.check_namespace(name, true)?;
-        if !matches!(node.kind, Kind::File | Kind::Directory) {
+        if !matches!(vnode.kind, Kind::File | Kind::Directory) {
             return Err(Fault::NotOwner(shown(name)));
         }
         Ok(())
     }
 
-    fn touch(&mut self, mut node: Node) -> Result<Answer, Fault> {
-        node.ctime = self.now;
-        node.update(self.db)?;
-        self.note(&node)?;
-        self.changes.push(Change::Node(node.ino));
+    fn touch(&mut self, mut vnode: Vnode) -> Result<Answer, Fault> {
+        vnode.ctime = self.now;
+        vnode.update(self.db)?;
+        self.note(&vnode)?;
+        self.changes.push(Change::Vnode(vnode.ino));
         Ok(Answer::Empty(v1::Empty {}))
     }
 
@@ -312,11 +310,11 @@ impl Tx<'_> {
 
     /// Lists only stored attributes: `cp -a` and `rsync -X` must not try to copy those that the array computes.
     pub(crate) fn list_xattr(&self, op: &v1::ListXattr) -> Result<Answer, Fault> {
-        let node = self.reach(op.ino)?;
+        let vnode = self.reach(op.ino)?;
         let mut statement = self
             .db
             .prepare_cached("SELECT name FROM xattr WHERE ino = ?1 ORDER BY name")?;
-        let names = statement.query_map([node.ino.cast_signed()], |row| row.get(0))?;
+        let names = statement.query_map([vnode.ino.cast_signed()], |row| row.get(0))?;
         let mut names: Vec<Vec<u8>> = names.collect::<Result<_, _>>()?;
         names.retain(|name| self.caller.uid == 0 || !name.starts_with(TRUSTED));
         Ok(Answer::Names(v1::NameList { names }))

@@ -4,7 +4,7 @@
 //! the operations before that keep their results. [`Shares`] prevent one user's requests from taking all connections.
 
 use super::fault::Fault;
-use super::node::Caller;
+use super::vnode::Caller;
 use parking_lot::{Condvar, Mutex};
 use std::cell::Cell;
 use std::collections::HashMap;

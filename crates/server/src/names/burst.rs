@@ -1,4 +1,4 @@
-//! The burst tier: records which objects are on its elements (table `burst`), has them copied to other elements in time, and evicts
+//! The burst tier: records which objects are on its nodes (table `burst`), has them copied to other nodes in time, and evicts
 //! them when space is needed. It uses the mechanism of copies. An object in the tier does not count as a wanted copy
 //! ([`tidemill_core::copies::CopyState::Burst`]), so a copy is made elsewhere. A row of `move` removes the object from the tier
 //! (next: `server/src/copies.rs`).
@@ -6,10 +6,10 @@
 use super::attribute::FOLDER_DURABLE;
 use super::copies::{BURST, CURRENT, MOVES, NOWHERE, STAGE, moves_at};
 use super::fault::Fault;
-use super::node::Node;
 use super::promises;
 use super::shared::Shared;
 use super::transaction::Tx;
+use super::vnode::Vnode;
 use parking_lot::RwLock;
 use rusqlite::{Connection, OptionalExtension, params};
 use std::collections::BTreeSet;
@@ -23,15 +23,15 @@ use tidemill_wire::v1::{self, name_result::Result as Answer};
 pub(super) const WAITS: i64 = 0;
 pub(super) const DUE: i64 = 1;
 const DRAINED: i64 = 2;
-/// Delay after which an element's report includes a sealed object, in nanoseconds.
+/// Delay after which a node's report includes a sealed object, in nanoseconds.
 pub(super) const HEARD_NS: i64 = 2 * 1_000_000_000;
 /// Maximum number of objects that one call evicts, or drains earlier.
 const OBJECTS_MAX: u32 = 4096;
 
-/// Elements of the tier, including offline elements that were known before.
+/// Nodes of the tier, including offline nodes that were known before.
 #[derive(Debug, Default)]
 pub(crate) struct Bursts {
-    elements: RwLock<BTreeSet<u32>>,
+    nodes: RwLock<BTreeSet<u32>>,
     any: AtomicBool,
     limits: RwLock<Limits>,
     /// Whether any room has been promised, in this run or before.
@@ -39,25 +39,25 @@ pub(crate) struct Bursts {
 }
 
 impl Bursts {
-    pub(crate) fn set(&self, elements: BTreeSet<u32>) {
-        if !elements.is_empty() {
+    pub(crate) fn set(&self, nodes: BTreeSet<u32>) {
+        if !nodes.is_empty() {
             self.any.store(true, Ordering::Relaxed);
         }
-        *self.elements.write() = elements;
+        *self.nodes.write() = nodes;
     }
 
-    /// Returns whether the tier has elements, or once contained any since the start.
+    /// Returns whether the tier has nodes, or once contained any since the start.
     pub(crate) fn any(&self) -> bool {
         self.any.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn has(&self, element: u32) -> bool {
-        self.any() && self.elements.read().contains(&element)
+    pub(crate) fn has(&self, node: u32) -> bool {
+        self.any() && self.nodes.read().contains(&node)
     }
 
-    /// Returns the percentage of an element's processors that maps leave to its writers.
-    pub(crate) fn leaves(&self, element: u32) -> u8 {
-        match self.has(element) {
+    /// Returns the percentage of a node's processors that maps leave to its writers.
+    pub(crate) fn leaves(&self, node: u32) -> u8 {
+        match self.has(node) {
             true => self.limits().share,
             false => 0,
         }
@@ -82,14 +82,14 @@ impl Bursts {
 }
 
 impl Tx<'_> {
-    /// Records that an object was just sealed on an element of the burst tier. It is copied from there after a delay, and later
+    /// Records that an object was just sealed on a node of the burst tier. It is copied from there after a delay, and later
     /// still if it may be deleted before.
-    pub(super) fn staged(&self, object: u64, element: u32, held_ns: i64) -> Result<(), Fault> {
+    pub(super) fn staged(&self, object: u64, node: u32, held_ns: i64) -> Result<(), Fault> {
         let object = object.cast_signed();
         let sql = "INSERT OR IGNORE INTO burst SELECT object, ?2, size, ?3, 0, 0 FROM held WHERE object = ?1";
         self.db
             .prepare_cached(sql)?
-            .execute(params![object, element, self.now])?;
+            .execute(params![object, node, self.now])?;
         let after = self.shared.bursts.limits().after.0;
         let at = self
             .now
@@ -111,7 +111,7 @@ impl Tx<'_> {
 
     /// Returns whether the attribute of a folder, or of its nearest ancestor with the attribute, requires draining.
     pub(crate) fn waits_for_drain(&self, ino: u64) -> Result<bool, Fault> {
-        let folder = Node::get(self.db, ino)?;
+        let folder = Vnode::get(self.db, ino)?;
         let said = self.folder_attribute::<Durable>(&folder, FOLDER_DURABLE)?;
         Ok(folder.is_dir() && said == Some(Durable::Drained))
     }
@@ -136,7 +136,7 @@ impl Tx<'_> {
         Ok(bytes.map(i64::cast_unsigned))
     }
 
-    /// Returns the element of the burst tier that an object is about to be copied to.
+    /// Returns the node of the burst tier that an object is about to be copied to.
     pub(crate) fn comes_to_burst(&self, object: u64) -> Result<Option<u32>, Fault> {
         let sql = "SELECT target FROM move WHERE source = ?1 AND object = ?2";
         let mut statement = self.db.prepare_cached(sql)?;
@@ -144,38 +144,38 @@ impl Tx<'_> {
         Ok(statement.query_row(row, |row| row.get(0)).optional()?)
     }
 
-    /// Has a stored object copied to an element of the burst tier.
-    pub(crate) fn bring(&self, object: u64, element: u32) -> Result<(), Fault> {
+    /// Has a stored object copied to a node of the burst tier.
+    pub(crate) fn bring(&self, object: u64, node: u32) -> Result<(), Fault> {
         let object = object.cast_signed();
         let sql = "INSERT OR IGNORE INTO move SELECT ?2, object, ?3, size, ?4 FROM held WHERE object = ?1";
-        let row = params![object, NOWHERE, element, STAGE];
+        let row = params![object, NOWHERE, node, STAGE];
         self.db.prepare_cached(sql)?.execute(row)?;
         moves_at(self.db, object, self.now)
     }
 
-    /// Returns the bytes that are about to be copied to an element of the burst tier.
-    pub(crate) fn coming_to_burst(&self, element: u32) -> Result<u64, Fault> {
+    /// Returns the bytes that are about to be copied to a node of the burst tier.
+    pub(crate) fn coming_to_burst(&self, node: u32) -> Result<u64, Fault> {
         let bytes = sum_of("size");
         let sql = format!("SELECT {bytes} FROM move WHERE why = ?1 AND target = ?2");
         let mut statement = self.db.prepare_cached(&sql)?;
-        let bytes: i64 = statement.query_row([STAGE, element.into()], |row| row.get(0))?;
+        let bytes: i64 = statement.query_row([STAGE, node.into()], |row| row.get(0))?;
         Ok(bytes.cast_unsigned())
     }
 
-    /// Returns the bytes on an element of the tier that are also stored elsewhere, and can be evicted.
-    pub(crate) fn may_go(&self, element: u32) -> Result<u64, Fault> {
+    /// Returns the bytes on a node of the tier that are also stored elsewhere, and can be evicted.
+    pub(crate) fn may_go(&self, node: u32) -> Result<u64, Fault> {
         let bytes = sum_of("size");
-        let sql = format!("SELECT {bytes} FROM burst WHERE element = ?1 AND state = ?2");
+        let sql = format!("SELECT {bytes} FROM burst WHERE node = ?1 AND state = ?2");
         let mut statement = self.db.prepare_cached(&sql)?;
-        let bytes: i64 = statement.query_row([i64::from(element), DRAINED], |row| row.get(0))?;
+        let bytes: i64 = statement.query_row([i64::from(node), DRAINED], |row| row.get(0))?;
         Ok(bytes.cast_unsigned())
     }
 
-    /// Evicts the oldest stored objects of an element, in total at least `bytes` bytes if there are enough.
-    pub(crate) fn give_room(&self, element: u32, mut bytes: u64) -> Result<(), Fault> {
-        let sql = "SELECT object, size FROM burst WHERE element = ?1 AND state = ?2 ORDER BY at, object LIMIT ?3";
+    /// Evicts the oldest stored objects of a node, in total at least `bytes` bytes if there are enough.
+    pub(crate) fn give_room(&self, node: u32, mut bytes: u64) -> Result<(), Fault> {
+        let sql = "SELECT object, size FROM burst WHERE node = ?1 AND state = ?2 ORDER BY at, object LIMIT ?3";
         let mut statement = self.db.prepare_cached(sql)?;
-        let oldest = statement.query_map(params![element, DRAINED, OBJECTS_MAX], |row| {
+        let oldest = statement.query_map(params![node, DRAINED, OBJECTS_MAX], |row| {
             Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?.cast_unsigned()))
         })?;
         for (object, size) in oldest.collect::<Result<Vec<_>, _>>()? {
@@ -183,7 +183,7 @@ impl Tx<'_> {
                 break;
             }
             bytes = bytes.saturating_sub(size);
-            goes(self.db, object, element, self.now)?;
+            goes(self.db, object, node, self.now)?;
         }
         Ok(())
     }
@@ -195,26 +195,26 @@ impl Tx<'_> {
         free: bool,
         reply: &mut v1::StageReply,
     ) -> Result<(), Fault> {
-        let sql = "SELECT element, state FROM burst WHERE object = ?1";
+        let sql = "SELECT node, state FROM burst WHERE object = ?1";
         let mut lies = self.db.prepare_cached(sql)?;
         for &(object, size) in objects {
             let object = object.cast_signed();
             let found = lies.query_row([object], |row| {
                 Ok((row.get::<_, u32>(0)?, row.get::<_, i64>(1)?))
             });
-            let Some((element, state)) = found.optional()? else {
+            let Some((node, state)) = found.optional()? else {
                 continue;
             };
             if state != DRAINED {
                 reply.objects += 1;
                 reply.bytes = reply.bytes.saturating_add(size);
                 moves_at(self.db, object, self.now)?;
-                if !self.shared.is_up(element) {
-                    reply.away = reply.away.max(element + 1);
+                if !self.shared.is_up(node) {
+                    reply.away = reply.away.max(node + 1);
                 }
             } else if free {
                 reply.held += 1;
-                goes(self.db, object, element, self.now)?;
+                goes(self.db, object, node, self.now)?;
             }
         }
         Ok(())
@@ -226,24 +226,24 @@ pub(crate) fn sum_of(bytes: &str) -> String {
     format!("CAST(min(total({bytes}), 9.2e18) AS INTEGER)")
 }
 
-/// Has an object evicted from an element; the object has copies elsewhere.
-fn goes(db: &Connection, object: i64, element: u32, now: i64) -> Result<(), Fault> {
+/// Has an object evicted from a node; the object has copies elsewhere.
+fn goes(db: &Connection, object: i64, node: u32, now: i64) -> Result<(), Fault> {
     let sql =
         "INSERT OR IGNORE INTO move SELECT ?2, object, NULL, size, ?3 FROM burst WHERE object = ?1";
     db.prepare_cached(sql)?
-        .execute(params![object, element, BURST])?;
+        .execute(params![object, node, BURST])?;
     moves_at(db, object, now)
 }
 
 /// Records that an object has all its wanted copies elsewhere.
 pub(crate) fn drained(db: &Connection, object: i64) -> Result<(), Fault> {
-    let sql = "UPDATE burst SET state = ?2 WHERE object = ?1 RETURNING element, goes";
+    let sql = "UPDATE burst SET state = ?2 WHERE object = ?1 RETURNING node, goes";
     let mut statement = db.prepare_cached(sql)?;
     let lies = statement.query_row([object, DRAINED], |row| {
         Ok((row.get::<_, u32>(0)?, row.get::<_, bool>(1)?))
     });
     match lies.optional()? {
-        Some((element, true)) => goes(db, object, element, 0),
+        Some((node, true)) => goes(db, object, node, 0),
         _ => Ok(()),
     }
 }
@@ -265,11 +265,11 @@ pub(crate) fn drains_again(db: &Connection, object: i64) -> Result<(), Fault> {
 
 /// Records that a copy of an object was lost or is damaged. Without another copy elsewhere the object drains once more.
 pub(crate) fn lost_elsewhere(db: &Connection, object: i64) -> Result<(), Fault> {
-    let sql = "SELECT 1 FROM burst, (SELECT element FROM held WHERE object = ?1 \
-               UNION ALL SELECT element FROM copy WHERE object = ?1 AND state = ?2) AS has \
-               WHERE burst.object = ?1 AND has.element != burst.element \
-               AND has.element NOT IN (SELECT element FROM lost WHERE back = 0 UNION ALL SELECT element FROM removed) \
-               AND NOT EXISTS (SELECT 1 FROM damage WHERE damage.object = ?1 AND damage.element = has.element)";
+    let sql = "SELECT 1 FROM burst, (SELECT node FROM held WHERE object = ?1 \
+               UNION ALL SELECT node FROM copy WHERE object = ?1 AND state = ?2) AS has \
+               WHERE burst.object = ?1 AND has.node != burst.node \
+               AND has.node NOT IN (SELECT node FROM lost WHERE back = 0 UNION ALL SELECT node FROM removed) \
+               AND NOT EXISTS (SELECT 1 FROM damage WHERE damage.object = ?1 AND damage.node = has.node)";
     let stored = db.prepare_cached(sql)?.exists(params![object, CURRENT])?;
     match stored {
         true => Ok(()),
@@ -279,50 +279,50 @@ pub(crate) fn lost_elsewhere(db: &Connection, object: i64) -> Result<(), Fault> 
 
 /// Has an object evicted from the burst tier as soon as it is drained.
 pub(super) fn goes_when_drained(db: &Connection, object: i64) -> Result<(), Fault> {
-    let sql = "UPDATE burst SET goes = 1 WHERE object = ?1 RETURNING element, state";
+    let sql = "UPDATE burst SET goes = 1 WHERE object = ?1 RETURNING node, state";
     let mut statement = db.prepare_cached(sql)?;
     let lies = statement.query_row([object], |row| {
         Ok((row.get::<_, u32>(0)?, row.get::<_, i64>(1)?))
     });
     match lies.optional()? {
-        Some((element, DRAINED)) => goes(db, object, element, 0),
+        Some((node, DRAINED)) => goes(db, object, node, 0),
         _ => Ok(()),
     }
 }
 
-/// Records that a copy arrived on an element, if the copy was requested for the burst tier.
-pub(crate) fn brought(db: &Connection, object: i64, element: u32, now: i64) -> Result<(), Fault> {
+/// Records that a copy arrived on a node, if the copy was requested for the burst tier.
+pub(crate) fn brought(db: &Connection, object: i64, node: u32, now: i64) -> Result<(), Fault> {
     let sql = "INSERT OR IGNORE INTO burst SELECT object, target, size, ?3, ?4, 0 FROM move \
                WHERE source = ?5 AND object = ?1 AND target = ?2";
-    let row = params![object, element, now, DRAINED, NOWHERE];
+    let row = params![object, node, now, DRAINED, NOWHERE];
     db.prepare_cached(sql)?.execute(row)?;
     Ok(())
 }
 
-/// Records that an object is not on an element any more.
-pub(crate) fn left(db: &Connection, object: i64, element: u32) -> Result<(), Fault> {
-    let sql = "DELETE FROM burst WHERE object = ?1 AND element = ?2";
-    db.prepare_cached(sql)?.execute(params![object, element])?;
+/// Records that an object is not on a node any more.
+pub(crate) fn left(db: &Connection, object: i64, node: u32) -> Result<(), Fault> {
+    let sql = "DELETE FROM burst WHERE object = ?1 AND node = ?2";
+    db.prepare_cached(sql)?.execute(params![object, node])?;
     Ok(())
 }
 
-/// An element of the tier, and the free bytes of its device.
+/// A node of the tier, and the free bytes of its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Free {
-    pub(crate) element: u32,
+    pub(crate) node: u32,
     pub(crate) bytes: u64,
     /// Capacity of the whole device, in bytes.
     pub(crate) capacity: u64,
 }
 
-/// Returns the bytes to evict from an element for the wanted free space. Files of other programs on its device can't be evicted and
+/// Returns the bytes to evict from a node for the wanted free space. Files of other programs on its device can't be evicted and
 /// do not count.
 pub(crate) fn to_go(
     db: &Connection,
     limits: Limits,
     (free, now): (Free, i64),
 ) -> Result<u64, Fault> {
-    let aside = promises::aside(db, free.element, now)?;
+    let aside = promises::aside(db, free.node, now)?;
     let fill = Fill {
         capacity: free.capacity,
         used: free.capacity.saturating_sub(free.bytes),
@@ -337,14 +337,14 @@ pub(crate) fn to_go(
     let sum = |from: &str| -> Result<u64, Fault> {
         let sql = format!("SELECT {} FROM {from} = ?1", sum_of("size"));
         let mut statement = db.prepare_cached(&sql)?;
-        let sum: i64 = statement.query_row([free.element], |row| row.get(0))?;
+        let sum: i64 = statement.query_row([free.node], |row| row.get(0))?;
         Ok(sum.cast_unsigned())
     };
-    let held = sum("burst WHERE element")?;
+    let held = sum("burst WHERE node")?;
     let going = sum("move WHERE source")?;
     // These objects are no longer counted as held, but still occupy space.
     let removed =
-        sum("removal CROSS JOIN held ON held.object = removal.object WHERE removal.element")?;
+        sum("removal CROSS JOIN held ON held.object = removal.object WHERE removal.node")?;
     let has = held.saturating_add(removed);
     let capacity = has.saturating_add(free.bytes);
     Ok(limits.to_go(Fill {
@@ -355,7 +355,7 @@ pub(crate) fn to_go(
     }))
 }
 
-/// Makes room on an element: the oldest drained objects are evicted. If that is not enough, other objects are drained now.
+/// Makes room on a node: the oldest drained objects are evicted. If that is not enough, other objects are drained now.
 pub(crate) fn make_room(
     db: &Connection,
     shared: &Shared,
@@ -363,11 +363,11 @@ pub(crate) fn make_room(
     now: i64,
 ) -> Result<(), Fault> {
     let mut wanted = to_go(db, shared.bursts.limits(), (free, now))?;
-    let sql = "SELECT object, size FROM burst WHERE element = ?1 AND state = ?2 \
+    let sql = "SELECT object, size FROM burst WHERE node = ?1 AND state = ?2 \
                AND NOT EXISTS (SELECT 1 FROM move WHERE move.object = burst.object) ORDER BY at, object LIMIT ?3";
     for state in [DRAINED, WAITS] {
         let mut statement = db.prepare_cached(sql)?;
-        let oldest = statement.query_map(params![free.element, state, OBJECTS_MAX], |row| {
+        let oldest = statement.query_map(params![free.node, state, OBJECTS_MAX], |row| {
             Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?.cast_unsigned()))
         })?;
         for (object, size) in oldest.collect::<Result<Vec<_>, _>>()? {
@@ -376,7 +376,7 @@ pub(crate) fn make_room(
             }
             wanted = wanted.saturating_sub(size);
             match state {
-                DRAINED => goes(db, object, free.element, now)?,
+                DRAINED => goes(db, object, free.node, now)?,
                 _ => sooner(db, object, now)?,
             }
         }
@@ -384,15 +384,15 @@ pub(crate) fn make_room(
     Ok(())
 }
 
-/// Drains waiting objects of an element now, the oldest first, until they sum up to `bytes` bytes.
+/// Drains waiting objects of a node now, the oldest first, until they sum up to `bytes` bytes.
 pub(crate) fn drain_sooner(
     db: &Connection,
-    (element, mut bytes): (u32, u64),
+    (node, mut bytes): (u32, u64),
     now: i64,
 ) -> Result<(), Fault> {
-    let sql = "SELECT object, size FROM burst WHERE element = ?1 AND state = ?2 ORDER BY at, object LIMIT ?3";
+    let sql = "SELECT object, size FROM burst WHERE node = ?1 AND state = ?2 ORDER BY at, object LIMIT ?3";
     let mut statement = db.prepare_cached(sql)?;
-    let oldest = statement.query_map(params![element, WAITS, OBJECTS_MAX], |row| {
+    let oldest = statement.query_map(params![node, WAITS, OBJECTS_MAX], |row| {
         Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?.cast_unsigned()))
     })?;
     for (object, size) in oldest.collect::<Result<Vec<_>, _>>()? {
@@ -412,11 +412,11 @@ fn sooner(db: &Connection, object: i64, now: i64) -> Result<(), Fault> {
     moves_at(db, object, now)
 }
 
-/// Handles an element that joined, if its tier changed. An element that is new in the tier, or that the server has forgotten, may
+/// Handles a node that joined, if its tier changed. A node that is new in the tier, or that the server has forgotten, may
 /// already have versions.
 pub(crate) fn met(
     db: &Connection,
-    (known, came): (Option<&v1::Element>, &v1::Element),
+    (known, came): (Option<&v1::Node>, &v1::Node),
     now: i64,
 ) -> Result<(), Fault> {
     let (was, is) = (
@@ -424,52 +424,52 @@ pub(crate) fn met(
         came.tier == TIER,
     );
     match (was, is) {
-        (false, true) => list(db, came.element, now),
-        (true, false) => stores(db, came.element, now),
+        (false, true) => list(db, came.node, now),
+        (true, false) => stores(db, came.node, now),
         _ => Ok(()),
     }
 }
 
-/// Makes the objects of an element count as stored: the element no longer belongs to the tier.
-fn stores(db: &Connection, element: u32, now: i64) -> Result<(), Fault> {
+/// Makes the objects of a node count as stored: the node no longer belongs to the tier.
+fn stores(db: &Connection, node: u32, now: i64) -> Result<(), Fault> {
     let sql = "DELETE FROM move WHERE (source = ?1 AND why = ?2) OR (target = ?1 AND why = ?3)";
-    db.execute(sql, params![element, BURST, STAGE])?;
-    let sql = "INSERT INTO short SELECT object, ?3, ?2 FROM burst WHERE element = ?1 \
+    db.execute(sql, params![node, BURST, STAGE])?;
+    let sql = "INSERT INTO short SELECT object, ?3, ?2 FROM burst WHERE node = ?1 \
                ON CONFLICT DO UPDATE SET at = min(at, ?2)";
-    db.execute(sql, params![element, now, MOVES])?;
+    db.execute(sql, params![node, now, MOVES])?;
     for sql in [
-        "DELETE FROM burst WHERE element = ?1",
-        "DELETE FROM promise WHERE element = ?1",
+        "DELETE FROM burst WHERE node = ?1",
+        "DELETE FROM promise WHERE node = ?1",
     ] {
-        db.execute(sql, [element])?;
+        db.execute(sql, [node])?;
     }
     Ok(())
 }
 
-fn list(db: &Connection, element: u32, now: i64) -> Result<(), Fault> {
-    let sql = "INSERT OR IGNORE INTO burst SELECT object, ?1, size, ?2, 0, 0 FROM held WHERE element = ?1 AND removed = 0 \
+fn list(db: &Connection, node: u32, now: i64) -> Result<(), Fault> {
+    let sql = "INSERT OR IGNORE INTO burst SELECT object, ?1, size, ?2, 0, 0 FROM held WHERE node = ?1 AND removed = 0 \
                UNION ALL SELECT copy.object, ?1, held.size, ?2, 0, 0 FROM copy CROSS JOIN held ON held.object = copy.object \
-               WHERE copy.element = ?1 AND copy.state = ?3 AND held.removed = 0";
-    db.execute(sql, params![element, now, CURRENT])?;
-    let sql = "INSERT INTO short SELECT object, ?3, ?2 FROM burst WHERE element = ?1 AND state != 2 \
+               WHERE copy.node = ?1 AND copy.state = ?3 AND held.removed = 0";
+    db.execute(sql, params![node, now, CURRENT])?;
+    let sql = "INSERT INTO short SELECT object, ?3, ?2 FROM burst WHERE node = ?1 AND state != 2 \
                ON CONFLICT DO UPDATE SET at = min(at, ?2)";
-    db.execute(sql, params![element, now, MOVES])?;
+    db.execute(sql, params![node, now, MOVES])?;
     Ok(())
 }
 
-/// Returns the usage of an element of the tier, for display.
-pub(crate) fn told(db: &Connection, element: u32, now: i64) -> Result<v1::Staged, Fault> {
-    let (promised, promised_left) = promises::told(db, element, now)?;
+/// Returns the usage of a node of the tier, for display.
+pub(crate) fn told(db: &Connection, node: u32, now: i64) -> Result<v1::Staged, Fault> {
+    let (promised, promised_left) = promises::told(db, node, now)?;
     let (bytes, left) = (
         sum_of("size"),
         sum_of("CASE WHEN state = 2 THEN 0 ELSE size END"),
     );
     let sql = format!(
         "SELECT count(*), {bytes}, coalesce(sum(state = 2), 0), {left}, \
-         coalesce(min(CASE WHEN state = 2 THEN NULL ELSE at END), 0) FROM burst WHERE element = ?1"
+         coalesce(min(CASE WHEN state = 2 THEN NULL ELSE at END), 0) FROM burst WHERE node = ?1"
     );
     let mut statement = db.prepare_cached(&sql)?;
-    Ok(statement.query_row([element], |row| {
+    Ok(statement.query_row([node], |row| {
         let number = |at| row.get::<_, i64>(at).map(i64::cast_unsigned);
         Ok(v1::Staged {
             objects: number(0)?,
@@ -483,16 +483,14 @@ pub(crate) fn told(db: &Connection, element: u32, now: i64) -> Result<v1::Staged
     })?)
 }
 
-/// Returns the objects of a version that was just recorded, with their elements.
-pub(super) fn places(db: &Connection, node: &Node) -> Result<Vec<(u64, i64)>, Fault> {
-    if !node.has_parts() {
-        return Ok(vec![(node.object, node.element)]);
+/// Returns the objects of a version that was just recorded, with their nodes.
+pub(super) fn places(db: &Connection, vnode: &Vnode) -> Result<Vec<(u64, i64)>, Fault> {
+    if !vnode.has_parts() {
+        return Ok(vec![(vnode.object, vnode.node)]);
     }
-    let parts = super::parts::parts(db, node.object)?.into_iter();
+    let parts = super::parts::parts(db, vnode.object)?.into_iter();
     let parts = parts.flat_map(|(_, parts)| parts);
-    Ok(parts
-        .map(|part| (part.object, part.element.into()))
-        .collect())
+    Ok(parts.map(|part| (part.object, part.node.into())).collect())
 }
 
 #[cfg(test)]
@@ -503,14 +501,14 @@ mod tests {
     use crate::names::{Caller, Names as _, Request, SqliteNames, ids};
     use crate::{clock, damage, moves};
     use std::time::Duration;
-    use tidemill_core::id::{ElementId, Inode, ObjectId};
+    use tidemill_core::id::{Inode, NodeId, ObjectId};
     use tidemill_core::label::Damaged;
     use tidemill_wire::v1::name_op::Op;
 
     /// Largest sum of bytes.
     const MOST: u64 = 9_200_000_000_000_000_000;
 
-    /// A namespace with an element of the tier, number 3.
+    /// A namespace with a node of the tier, number 3.
     struct Tier {
         names: SqliteNames,
         ino: u64,
@@ -522,7 +520,7 @@ mod tests {
         fn new() -> Self {
             let folder = tempfile::tempdir().unwrap();
             let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
-            names.add_element(ElementId(3));
+            names.add_node(NodeId(3));
             names.shared().bursts.set([3].into());
             names.shared().leaving.set_moving();
             let all = names
@@ -652,8 +650,8 @@ mod tests {
     fn burst_sums_saturate_for_files_of_huge_total_length() {
         let mut tier = Tier::new();
         tier.sql(format!(
-            "INSERT INTO promise(promise, ino, element, bytes, uid, bounded, since, until) VALUES (1, 1, 3, 100, 0, 0, 0, {0});
-             INSERT INTO promised(object, promise, element) VALUES ({1}, 1, 3), ({2}, 1, 3), ({3}, 1, 3)",
+            "INSERT INTO promise(promise, ino, node, bytes, uid, bounded, since, until) VALUES (1, 1, 3, 100, 0, 0, 0, {0});
+             INSERT INTO promised(object, promise, node) VALUES ({1}, 1, 3), ({2}, 1, 3), ({3}, 1, 3)",
             i64::MAX,
             tier.object,
             tier.object + 1,
@@ -662,7 +660,7 @@ mod tests {
         let size = i64::MAX.unsigned_abs();
         let objects = [size, size, 7].map(|size| tier.closed(size));
         let free = Free {
-            element: 3,
+            node: 3,
             bytes: 0,
             capacity: 1 << 40,
         };
@@ -687,14 +685,14 @@ mod tests {
         assert_eq!(bytes, [MOST]);
         // Evicted objects no longer count.
         tier.sql(format!(
-            "INSERT INTO removal(element, object, queued) VALUES (3, {0}, 0), (3, {1}, 0); DELETE FROM removal",
+            "INSERT INTO removal(node, object, queued) VALUES (3, {0}, 0), (3, {1}, 0); DELETE FROM removal",
             objects[0], objects[1]
         ));
         let left = tier.write(|tx| promises::all(tx.db, tx.now)).unwrap();
         assert_eq!(left[0].promise.used, 0);
     }
 
-    /// Loses the object on element 0, in one of the possible ways.
+    /// Loses the object on node 0, in one of the possible ways.
     fn lose(tier: &Tier, way: u32, object: u64) {
         let shared = tier.names.shared().clone();
         let lost = tier.write(move |tx| {
@@ -703,15 +701,15 @@ mod tests {
                 object: ObjectId(object),
                 what: "is not what it was".into(),
             };
-            let member = |element, burst| moves::Member {
-                element,
+            let member = |node, burst| moves::Member {
+                node,
                 store: true,
                 memory: false,
                 burst,
                 up: burst,
             };
             match way {
-                0 => damage::found(db, &shared, ElementId(0), &[what], now).map(drop),
+                0 => damage::found(db, &shared, NodeId(0), &[what], now).map(drop),
                 1 => {
                     let mut losses = Losses::new(db, Duration::ZERO)?;
                     let looks = losses.renew(&[0].into(), &[]);
@@ -740,8 +738,8 @@ mod tests {
                 tier.sql(match brought {
                     false => format!("INSERT INTO copy VALUES ({object}, 0, 1)"),
                     true => format!(
-                        "INSERT INTO copy VALUES ({object}, 3, 1); UPDATE version SET element = 0;
-                         UPDATE inode SET element = 0 WHERE object = {object}"
+                        "INSERT INTO copy VALUES ({object}, 3, 1); UPDATE version SET node = 0;
+                         UPDATE inode SET node = 0 WHERE object = {object}"
                     ),
                 });
                 if twice {

@@ -122,7 +122,7 @@ mod tests {
     fn changed(session: u64, ino: u64) -> Changed {
         Changed {
             session,
-            changes: vec![Change::Node(ino)],
+            changes: vec![Change::Vnode(ino)],
         }
     }
 

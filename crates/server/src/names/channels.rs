@@ -1,12 +1,12 @@
-//! Channels of [rooms](super::rooms): this module records the element of each. Messages do not pass through the server.
+//! Channels of [rooms](super::rooms): this module records the node of each. Messages do not pass through the server.
 
 use super::attribute::FOLDER_MEDIUM;
 use super::fault::Fault;
 use super::ids;
-use super::node::{Node, READ, SEARCH, WRITE};
 use super::quota::used;
 use super::rooms::{Done, Refusal};
 use super::transaction::Tx;
+use super::vnode::{READ, SEARCH, Vnode, WRITE};
 use rusqlite::{Connection, OptionalExtension, params};
 use std::collections::BTreeMap;
 use tidemill_core::channel::{CAPACITY_BYTES, CAPACITY_BYTES_MAX, CAPACITY_BYTES_MIN, is_name};
@@ -18,13 +18,13 @@ const CHANNELS_EACH_MAX: u32 = 64;
 /// Maximum number of channels of all rooms, and of the channels that one user created.
 const CHANNELS_MAX: u32 = 4096;
 const CHANNELS_OF_USER_MAX: u32 = 1024;
-/// Space that an element keeps free in addition to a channel, for its database among others, in bytes.
+/// Space that a node keeps free in addition to a channel, for its database among others, in bytes.
 const SPARE_BYTES: u64 = 16 << 20;
 
-const COLUMNS: &str = "name, element, object, capacity, uid, created, memory, lost";
+const COLUMNS: &str = "name, node, object, capacity, uid, created, memory, lost";
 
 impl Tx<'_> {
-    /// Chooses the element of a new channel, and returns the right to create it there.
+    /// Chooses the node of a new channel, and returns the right to create it there.
     pub(crate) fn create_channel(&mut self, op: &v1::CreateChannelRequest) -> Done<v1::Channel> {
         let room = match self.room_for(&op.room, SEARCH | WRITE)? {
             Ok(room) => room,
@@ -43,16 +43,16 @@ impl Tx<'_> {
         if let Some(refusal) = self.no_more_channels(&room, op, capacity)? {
             return Ok(Err(refusal));
         }
-        let Some((element, memory)) = self.element_for(&room, capacity)? else {
-            return Ok(Err(Refusal::NoElement(capacity)));
+        let Some((node, memory)) = self.node_for(&room, capacity)? else {
+            return Ok(Err(Refusal::NoNode(capacity)));
         };
         let object = ids::reserve(self.db, "object", 1)?;
-        let sql = "INSERT INTO channel(object, room, name, element, capacity, uid, created, memory) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
+        let sql = "INSERT INTO channel(object, room, name, node, capacity, uid, created, memory) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
         let row = params![
             object.cast_signed(),
             room.ino.cast_signed(),
             op.channel,
-            element,
+            node,
             capacity.cast_signed(),
             self.caller.uid,
             self.now,
@@ -69,7 +69,7 @@ impl Tx<'_> {
     }
 
     /// Returns a room in which the caller has the permissions `want`.
-    fn room_for(&self, name: &str, want: u32) -> Done<Node> {
+    fn room_for(&self, name: &str, want: u32) -> Done<Vnode> {
         let Some(room) = self.found_room(name)? else {
             return Ok(Err(Refusal::Unknown(name.to_owned())));
         };
@@ -79,7 +79,7 @@ impl Tx<'_> {
 
     fn no_more_channels(
         &self,
-        room: &Node,
+        room: &Vnode,
         op: &v1::CreateChannelRequest,
         capacity: u64,
     ) -> Result<Option<Refusal>, Fault> {
@@ -106,9 +106,9 @@ impl Tx<'_> {
         Ok((quota != 0 && capacity > left).then_some(Refusal::NoQuota(capacity, left)))
     }
 
-    /// Returns the element with the most room that is up: in memory if the room's folder asks for that and such an element has
+    /// Returns the node with the most room that is up: in memory if the room's folder asks for that and such a node has
     /// enough.
-    fn element_for(&self, room: &Node, capacity: u64) -> Result<Option<(u32, bool)>, Fault> {
+    fn node_for(&self, room: &Vnode, capacity: u64) -> Result<Option<(u32, bool)>, Fault> {
         let sql = "SELECT value FROM xattr WHERE ino = ?1 AND name = ?2";
         let row = params![room.ino.cast_signed(), FOLDER_MEDIUM];
         let medium = self.db.query_row(sql, row, |row| row.get::<_, Vec<u8>>(0));
@@ -120,21 +120,21 @@ impl Tx<'_> {
         };
         let found = rooms.store.iter().filter(fits);
         let found = found.max_by_key(|one| (one.memory, one.free_bytes));
-        Ok(found.map(|one| (one.element.0, one.memory)))
+        Ok(found.map(|one| (one.node.0, one.memory)))
     }
 
     /// Returns the description of a channel, without rights.
-    fn channel(&self, node: &Node, room: &str, name: &str) -> Done<v1::Channel> {
+    fn channel(&self, vnode: &Vnode, room: &str, name: &str) -> Done<v1::Channel> {
         let sql = format!("SELECT {COLUMNS} FROM channel WHERE room = ?1 AND name = ?2");
         let mut statement = self.db.prepare_cached(&sql)?;
-        let row = params![node.ino.cast_signed(), name];
+        let row = params![vnode.ino.cast_signed(), name];
         let found = statement
             .query_row(row, |row| shown(row, room))
             .optional()?;
         Ok(found.ok_or_else(|| Refusal::NoChannel(name.to_owned())))
     }
 
-    fn lend_channel(&self, room: &Node, channel: &mut v1::Channel, more: u32) {
+    fn lend_channel(&self, room: &Vnode, channel: &mut v1::Channel, more: u32) {
         let may = |want, right| {
             if self.caller.may(room, want) {
                 right
@@ -145,7 +145,7 @@ impl Tx<'_> {
         let rights = may(READ, rights::RECEIVE) | may(WRITE, rights::SEND) | more;
         channel.capability = self.shared.lend(
             room.ino,
-            channel.element,
+            channel.node,
             channel.object,
             rights,
             self.caller.uid,
@@ -166,7 +166,7 @@ impl Tx<'_> {
             Err(refusal) => return Ok(Err(refusal)),
         };
         if channel.lost {
-            return Ok(Err(Refusal::ChannelLost(channel.channel, channel.element)));
+            return Ok(Err(Refusal::ChannelLost(channel.channel, channel.node)));
         }
         self.lend_channel(&room, &mut channel, 0);
         Ok(Ok(channel))
@@ -209,7 +209,7 @@ fn shown(row: &rusqlite::Row<'_>, room: &str) -> rusqlite::Result<v1::Channel> {
     Ok(v1::Channel {
         room: room.to_owned(),
         channel: row.get(0)?,
-        element: row.get(1)?,
+        node: row.get(1)?,
         object: number(2)?,
         capacity_bytes: number(3)?,
         uid: row.get(4)?,
@@ -221,9 +221,9 @@ fn shown(row: &rusqlite::Row<'_>, room: &str) -> rusqlite::Result<v1::Channel> {
     })
 }
 
-/// Returns the channels that each element must keep.
+/// Returns the channels that each node must keep.
 pub(crate) fn kept(db: &Connection) -> Result<BTreeMap<u32, Vec<v1::KeptChannel>>, Fault> {
-    let sql = "SELECT element, object, capacity FROM channel WHERE lost = 0 ORDER BY object";
+    let sql = "SELECT node, object, capacity FROM channel WHERE lost = 0 ORDER BY object";
     let mut rows = db.prepare_cached(sql)?;
     let rows = rows.query_map([], |row| {
         let number = |at| row.get::<_, i64>(at).map(i64::cast_unsigned);
@@ -235,14 +235,14 @@ pub(crate) fn kept(db: &Connection) -> Result<BTreeMap<u32, Vec<v1::KeptChannel>
     })?;
     let mut kept: BTreeMap<u32, Vec<v1::KeptChannel>> = BTreeMap::new();
     for row in rows {
-        let (element, channel) = row?;
-        kept.entry(element).or_default().push(channel);
+        let (node, channel) = row?;
+        kept.entry(node).or_default().push(channel);
     }
     Ok(kept)
 }
 
-/// Marks the channels of an element as lost; returns their number.
-pub(crate) fn lose(db: &Connection, element: u32) -> Result<usize, Fault> {
-    let sql = "UPDATE channel SET lost = 1 WHERE element = ?1";
-    Ok(db.execute(sql, [element])?)
+/// Marks the channels of a node as lost; returns their number.
+pub(crate) fn lose(db: &Connection, node: u32) -> Result<usize, Fault> {
+    let sql = "UPDATE channel SET lost = 1 WHERE node = ?1";
+    Ok(db.execute(sql, [node])?)
 }

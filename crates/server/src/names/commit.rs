@@ -6,9 +6,9 @@
 
 use super::budget::{Share, Shares, in_place};
 use super::fault::Fault;
-use super::node::Caller;
 use super::reserve::Reserve;
 use super::schema::{self, OpenError};
+use super::vnode::Caller;
 use crate::clock;
 use parking_lot::Mutex;
 use rusqlite::{Connection, TransactionBehavior};

@@ -1,4 +1,4 @@
-//! Copies of versions in the namespace: the wanted number and the elements that have them.
+//! Copies of versions in the namespace: the wanted number and the nodes that have them.
 //!
 //! All copies of a version are one object with one id. The tables `inode` and `version` have the first copy, also of a version with
 //! only one copy; the table `copy` has the others. The table `short` lists versions that may have too few copies; [`crate::copies`]
@@ -6,9 +6,9 @@
 
 use super::attribute::FOLDER_COPIES;
 use super::fault::Fault;
-use super::node::Node;
 use super::parts;
 use super::transaction::Tx;
+use super::vnode::Vnode;
 use crate::damage;
 use rusqlite::{Connection, OptionalExtension, params};
 use serde_json::{Value, json};
@@ -22,16 +22,16 @@ pub(crate) const CURRENT: i64 = 1;
 
 impl Tx<'_> {
     /// Returns the wanted number of copies of a file's current version.
-    pub(crate) fn copies_wanted(&self, node: &Node, named: &str) -> Result<Wanted, Fault> {
+    pub(crate) fn copies_wanted(&self, vnode: &Vnode, named: &str) -> Result<Wanted, Fault> {
         if !named.is_empty() {
             return named.parse().map_err(Fault::BadCopies);
         }
         // An object that is not a file's version is deleted soon.
-        if node.version == 0 {
+        if vnode.version == 0 {
             return Ok(Wanted::ONE);
         }
         let folders = if self.shared.folder_copies() {
-            self.folder_copies(node.ino)?
+            self.folder_copies(vnode.ino)?
         } else {
             None
         };
@@ -43,12 +43,12 @@ impl Tx<'_> {
     }
 
     /// Requests copies of a version that was just recorded.
-    pub(crate) fn want_copies(&self, node: &Node, now: bool) -> Result<(), Fault> {
+    pub(crate) fn want_copies(&self, vnode: &Vnode, now: bool) -> Result<(), Fault> {
         let at = if now { AT_ONCE } else { self.now };
-        if !node.has_parts() {
-            return look_again(self.db, node.object, at);
+        if !vnode.has_parts() {
+            return look_again(self.db, vnode.object, at);
         }
-        let parts = parts::parts(self.db, node.object)?;
+        let parts = parts::parts(self.db, vnode.object)?;
         let parts = parts.into_iter().flat_map(|(_, parts)| parts);
         for part in parts {
             look_again(self.db, part.object, at)?;
@@ -58,15 +58,15 @@ impl Tx<'_> {
 
     /// Returns the answer for a caller that has sealed a version: done, or wait for copies that are being made. Callers do not wait
     /// for copies that can't be made at present.
-    pub(crate) fn sealed_with(&self, node: &Node, wanted: Wanted) -> Result<Answer, Fault> {
-        let attr = node.attr();
+    pub(crate) fn sealed_with(&self, vnode: &Vnode, wanted: Wanted) -> Result<Answer, Fault> {
+        let attr = vnode.attr();
         if !wanted.now || wanted.copies < 2 {
             return Ok(Answer::Attr(attr));
         }
         let sql = "SELECT 1 FROM held CROSS JOIN short ON short.object = held.object AND at <= ?2 \
                    WHERE (held.object = ?1 OR held.object IN (SELECT part FROM part WHERE part.object = ?1)) \
                    AND removed = 0 AND copies > 1 + (SELECT count(*) FROM copy WHERE copy.object = held.object AND state = ?3)";
-        let row = params![node.object.cast_signed(), self.now, CURRENT];
+        let row = params![vnode.object.cast_signed(), self.now, CURRENT];
         let waits = self.db.prepare_cached(sql)?.exists(row)?;
         Ok(if waits {
             Answer::Copying(attr)
@@ -75,7 +75,7 @@ impl Tx<'_> {
         })
     }
 
-    /// Returns the wanted number of copies of a version, and the elements with a further copy or a copy in progress.
+    /// Returns the wanted number of copies of a version, and the nodes with a further copy or a copy in progress.
     pub(crate) fn copies_of(&self, object: u64) -> Result<(u32, Vec<(u32, CopyState)>), Fault> {
         let sql = "SELECT copies FROM version WHERE object = ?1";
         let mut statement = self.db.prepare_cached(sql)?;
@@ -83,8 +83,8 @@ impl Tx<'_> {
         Ok((wanted.optional()?.unwrap_or(1), others(self.db, object)?))
     }
 
-    /// Returns the element to read an object from. This is the first element. If that one does not respond, or the caller avoids
-    /// it, an element with another copy is chosen.
+    /// Returns the node to read an object from. This is the first node. If that one does not respond, or the caller avoids
+    /// it, a node with another copy is chosen.
     pub(crate) fn readable(&self, object: u64, first: u32, avoid: &[u32]) -> Result<u32, Fault> {
         let damaged = self.shared.damage() && damage::is(self.db, object, first)?;
         if object == 0 || (self.shared.answers(first) && !avoid.contains(&first) && !damaged) {
@@ -94,31 +94,29 @@ impl Tx<'_> {
         let others = others.filter(|(_, state)| *state == CopyState::Current);
         let all: Vec<u32> = std::iter::once(first)
             .filter(|_| !damaged)
-            .chain(others.map(|(element, _)| element))
+            .chain(others.map(|(node, _)| node))
             .collect();
         if all.is_empty() {
             return Err(self.damaged(object, first)?);
         }
-        let mut better = all.iter().filter(|element| !avoid.contains(element));
-        let answering = better
-            .clone()
-            .find(|&&element| self.shared.answers(element));
-        let sleeps = |element: &&u32| self.shared.sleepers.sleeps(**element);
-        let up = answering.or_else(|| better.find(|&&element| self.shared.is_up(element)));
+        let mut better = all.iter().filter(|node| !avoid.contains(node));
+        let answering = better.clone().find(|&&node| self.shared.answers(node));
+        let sleeps = |node: &&u32| self.shared.sleepers.sleeps(**node);
+        let up = answering.or_else(|| better.find(|&&node| self.shared.is_up(node)));
         let up = up.or_else(|| all.iter().find(sleeps));
         Ok(up.copied().unwrap_or(all[0]))
     }
 
-    /// Returns an element that is up and has the damaged bytes of an object.
+    /// Returns a node that is up and has the damaged bytes of an object.
     pub(crate) fn damaged_on(&self, object: u64) -> Result<Option<u32>, Fault> {
         let damaged = damage::of(self.db, object)?.into_iter();
-        let mut damaged = damaged.map(|(element, _)| element);
-        Ok(damaged.find(|&element| self.shared.is_up(element)))
+        let mut damaged = damaged.map(|(node, _)| node);
+        Ok(damaged.find(|&node| self.shared.is_up(node)))
     }
 
     fn damaged(&self, object: u64, first: u32) -> Result<Fault, Fault> {
         let damaged = damage::of(self.db, object)?;
-        let known = damaged.into_iter().find(|(element, _)| *element == first);
+        let known = damaged.into_iter().find(|(node, _)| *node == first);
         let sql = "SELECT path FROM held WHERE object = ?1";
         let mut statement = self.db.prepare_cached(sql)?;
         let path = statement.query_row([object.cast_signed()], |row| row.get::<_, Vec<u8>>(0));
@@ -132,8 +130,8 @@ impl Tx<'_> {
     /// Removes the copies of a version that is removed. A copy in progress is removed when it is complete.
     pub(crate) fn drop_copies(&self, object: u64) -> Result<(), Fault> {
         let object = object.cast_signed();
-        let sql = "INSERT OR IGNORE INTO removal(object, element, queued) \
-                   SELECT object, element, ?2 FROM copy WHERE object = ?1 AND state = ?3";
+        let sql = "INSERT OR IGNORE INTO removal(object, node, queued) \
+                   SELECT object, node, ?2 FROM copy WHERE object = ?1 AND state = ?3";
         self.db
             .prepare_cached(sql)?
             .execute(params![object, self.now, CURRENT])?;
@@ -162,16 +160,16 @@ impl Tx<'_> {
     }
 
     /// Returns the layout of a file as JSON: the value of the attribute `user.tidemill.layout`.
-    pub(crate) fn layout(&self, node: &Node) -> Result<String, Fault> {
+    pub(crate) fn layout(&self, vnode: &Vnode) -> Result<String, Fault> {
         let mut told = json!({
             "layout": "whole",
-            "version": node.version,
-            "size": node.size,
-            "copies": self.copies_of(node.object)?.0,
+            "version": vnode.version,
+            "size": vnode.size,
+            "copies": self.copies_of(vnode.object)?.0,
             "parts": [],
         });
-        if node.object != 0 {
-            let layout = self.layout_of(node)?;
+        if vnode.object != 0 {
+            let layout = self.layout_of(vnode)?;
             if let Layout::Striped(striped) = &layout {
                 told["layout"] = "striped".into();
                 told["unit"] = striped.unit.into();
@@ -187,18 +185,18 @@ impl Tx<'_> {
 
     fn told(&self, layout: &Layout) -> Vec<Value> {
         let copy = |copy: &layout::Copy| {
-            let leaves = self.shared.leaving.is_emptied(copy.element.0);
+            let leaves = self.shared.leaving.is_emptied(copy.node.0);
             let state = match copy.state {
-                CopyState::Current if leaves && self.shared.is_up(copy.element.0) => "leaving",
-                CopyState::Current if self.shared.bursts.has(copy.element.0) => "burst",
+                CopyState::Current if leaves && self.shared.is_up(copy.node.0) => "leaving",
+                CopyState::Current if self.shared.bursts.has(copy.node.0) => "burst",
                 CopyState::Coming => "coming",
                 CopyState::Lost => "lost",
                 CopyState::Damaged => "damaged",
-                _ if self.shared.is_up(copy.element.0) => "current",
-                _ if self.shared.sleepers.sleeps(copy.element.0) => "suspended",
+                _ if self.shared.is_up(copy.node.0) => "current",
+                _ if self.shared.sleepers.sleeps(copy.node.0) => "suspended",
                 _ => "away",
             };
-            json!({ "element": copy.element.0, "state": state })
+            json!({ "node": copy.node.0, "state": state })
         };
         let part = |(index, part): (usize, &Part)| {
             let pieces = layout.pieces_of(index, 0..part.size);
@@ -213,11 +211,11 @@ impl Tx<'_> {
     }
 }
 
-/// Returns the elements with a copy other than the first, also those with a copy in progress.
+/// Returns the nodes with a copy other than the first, also those with a copy in progress.
 pub(crate) fn others(db: &Connection, object: u64) -> Result<Vec<(u32, CopyState)>, Fault> {
-    let sql = "SELECT copy.element, state, mending FROM copy LEFT JOIN damage \
-               ON damage.object = copy.object AND damage.element = copy.element \
-               WHERE copy.object = ?1 ORDER BY copy.element";
+    let sql = "SELECT copy.node, state, mending FROM copy LEFT JOIN damage \
+               ON damage.object = copy.object AND damage.node = copy.node \
+               WHERE copy.object = ?1 ORDER BY copy.node";
     let mut statement = db.prepare_cached(sql)?;
     let rows = statement.query_map([object.cast_signed()], |row| {
         let state = match (row.get(1)?, row.get(2)?) {
@@ -229,15 +227,11 @@ pub(crate) fn others(db: &Connection, object: u64) -> Result<Vec<(u32, CopyState
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Returns the state of an object on its first element.
-pub(crate) fn state_of_first(
-    db: &Connection,
-    object: u64,
-    element: u32,
-) -> Result<CopyState, Fault> {
-    let sql = "SELECT mending FROM damage WHERE object = ?1 AND element = ?2";
+/// Returns the state of an object on its first node.
+pub(crate) fn state_of_first(db: &Connection, object: u64, node: u32) -> Result<CopyState, Fault> {
+    let sql = "SELECT mending FROM damage WHERE object = ?1 AND node = ?2";
     let mut statement = db.prepare_cached(sql)?;
-    let mending = statement.query_row(params![object.cast_signed(), element], |row| row.get(0));
+    let mending = statement.query_row(params![object.cast_signed(), node], |row| row.get(0));
     Ok(of_damage(mending.optional()?))
 }
 
@@ -271,7 +265,7 @@ pub(crate) const MOVE: i64 = 1;
 pub(crate) const REBALANCE: i64 = 2;
 pub(crate) const BURST: i64 = 3;
 pub(crate) const STAGE: i64 = 4;
-/// Source of a copy that leaves no element (`move.source`).
+/// Source of a copy that leaves no node (`move.source`).
 pub(crate) const NOWHERE: u32 = u32::MAX;
 
 /// Schedules an object that has a row of `move`, or that is to drain.
@@ -282,27 +276,27 @@ pub(crate) fn moves_at(db: &Connection, object: i64, at: i64) -> Result<(), Faul
     Ok(())
 }
 
-/// Moves an object from an element that is being emptied, after it was just written there.
-pub(crate) fn leaves(db: &Connection, object: u64, element: u32, at: i64) -> Result<(), Fault> {
+/// Moves an object from a node that is being emptied, after it was just written there.
+pub(crate) fn leaves(db: &Connection, object: u64, node: u32, at: i64) -> Result<(), Fault> {
     let object = object.cast_signed();
     let sql =
         "INSERT OR IGNORE INTO move SELECT ?2, object, NULL, size, ?3 FROM held WHERE object = ?1";
     db.prepare_cached(sql)?
-        .execute(params![object, element, DRAIN])?;
+        .execute(params![object, node, DRAIN])?;
     moves_at(db, object, at)
 }
 
 /// Makes another copy of a version the first, if that copy exists; returns whether it does.
 pub(crate) fn switch_first(db: &Connection, object: u64, first: u32) -> Result<bool, Fault> {
     let row = params![object.cast_signed(), first, CURRENT];
-    let sql = "DELETE FROM copy WHERE object = ?1 AND element = ?2 AND state = ?3";
+    let sql = "DELETE FROM copy WHERE object = ?1 AND node = ?2 AND state = ?3";
     if db.prepare_cached(sql)?.execute(row)? == 0 {
         return Ok(false);
     }
     for sql in [
-        "UPDATE version SET element = ?2 WHERE object = ?1",
-        "UPDATE part SET element = ?2 WHERE part = ?1",
-        "UPDATE inode SET element = ?2 WHERE object = ?1 AND ino = (SELECT ino FROM version WHERE object = ?1)",
+        "UPDATE version SET node = ?2 WHERE object = ?1",
+        "UPDATE part SET node = ?2 WHERE part = ?1",
+        "UPDATE inode SET node = ?2 WHERE object = ?1 AND ino = (SELECT ino FROM version WHERE object = ?1)",
     ] {
         db.prepare_cached(sql)?
             .execute(params![object.cast_signed(), first])?;
@@ -311,19 +305,12 @@ pub(crate) fn switch_first(db: &Connection, object: u64, first: u32) -> Result<b
 }
 
 /// Removes one copy of an object, or an object that is not a version.
-pub(crate) fn remove_copy(
-    db: &Connection,
-    object: u64,
-    element: u32,
-    now: i64,
-) -> Result<(), Fault> {
-    let row = params![object.cast_signed(), element, now];
+pub(crate) fn remove_copy(db: &Connection, object: u64, node: u32, now: i64) -> Result<(), Fault> {
+    let row = params![object.cast_signed(), node, now];
     // The mark as damaged stays until the copy is deleted, so that this copy is not kept instead of another.
-    db.prepare_cached("DELETE FROM copy WHERE object = ?1 AND element = ?2")?
-        .execute(params![object.cast_signed(), element])?;
-    db.prepare_cached(
-        "INSERT OR IGNORE INTO removal(object, element, queued) VALUES (?1, ?2, ?3)",
-    )?
-    .execute(row)?;
+    db.prepare_cached("DELETE FROM copy WHERE object = ?1 AND node = ?2")?
+        .execute(params![object.cast_signed(), node])?;
+    db.prepare_cached("INSERT OR IGNORE INTO removal(object, node, queued) VALUES (?1, ?2, ?3)")?
+        .execute(row)?;
     Ok(())
 }

@@ -3,9 +3,9 @@
 
 use super::Fault;
 use super::burst;
-use super::node::Node;
 use super::shared::Shared;
 use super::transaction::{Change, Tx};
+use super::vnode::Vnode;
 use crate::rules::{Kept, State};
 use rusqlite::{Connection, OptionalExtension as _, params};
 use tidemill_core::rule::hook::Keep;
@@ -94,10 +94,10 @@ fn look(db: &Connection, shared: &Shared, object: i64, now: i64) -> Result<Vec<C
     }
     if done.any(|one| keep(one.kept) == Keep::UntilDrained)
         && let Some(one) = all.first()
-        && let Some(node) = Node::find(db, one.ino.cast_unsigned())?
-        && node.object.cast_signed() == object
+        && let Some(vnode) = Vnode::find(db, one.ino.cast_unsigned())?
+        && vnode.object.cast_signed() == object
     {
-        for (object, _) in burst::places(db, &node)? {
+        for (object, _) in burst::places(db, &vnode)? {
             burst::goes_when_drained(db, object.cast_signed())?;
         }
     }
@@ -113,13 +113,15 @@ fn drop_file(
 ) -> Result<Vec<Change>, Fault> {
     let owner = &one.kept.owner;
     let mut tx = Tx::new(db, shared, owner, 0, now);
-    let node = match tx.resolve(one.path.as_bytes(), false) {
-        Ok(node) => node,
+    let vnode = match tx.resolve(one.path.as_bytes(), false) {
+        Ok(vnode) => vnode,
         Err(fault) if fault.of_database() => return Err(fault),
         Err(_) => return Ok(Vec::new()),
     };
     let (folder, name) = one.path.rsplit_once('/').unwrap_or(("", &one.path));
-    if node.ino.cast_signed() != one.ino || node.object.cast_signed() != object || node.writing != 0
+    if vnode.ino.cast_signed() != one.ino
+        || vnode.object.cast_signed() != object
+        || vnode.writing != 0
     {
         return Ok(Vec::new());
     }

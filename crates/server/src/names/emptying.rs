@@ -1,8 +1,8 @@
 //! Empties a folder at once and completely, before a job writes its output there.
 
 use super::fault::Fault;
-use super::node::{Node, select_nodes};
 use super::transaction::Tx;
+use super::vnode::{Vnode, select_vnodes};
 use tidemill_wire::v1;
 
 /// Maximum number of files and folders below a folder that is emptied: no other client can change names during it.
@@ -18,17 +18,17 @@ pub(crate) struct Below {
 
 impl Tx<'_> {
     /// Returns all entries below a folder, the content of each folder before the folder, if the caller may remove all of them.
-    pub(crate) fn to_be_emptied(&self, top: &Node) -> Result<Vec<Below>, Fault> {
+    pub(crate) fn to_be_emptied(&self, top: &Vnode) -> Result<Vec<Below>, Fault> {
         let mut all = Vec::new();
         let mut folders = vec![top.clone()];
         while let Some(folder) = folders.pop() {
             self.writable_dir(folder.ino, self.called(folder.ino).as_bytes())?;
             let limit = EMPTIED_MAX + 1 - all.len();
-            for (name, node) in self.entries(folder.ino, limit)? {
-                self.need_unsticky(&folder, &node, &name)?;
-                let directory = node.is_dir();
+            for (name, vnode) in self.entries(folder.ino, limit)? {
+                self.need_unsticky(&folder, &vnode, &name)?;
+                let directory = vnode.is_dir();
                 if directory {
-                    folders.push(node);
+                    folders.push(vnode);
                 }
                 let parent = folder.ino;
                 all.push(Below {
@@ -46,7 +46,7 @@ impl Tx<'_> {
     }
 
     /// Removes all entries below a folder.
-    pub(crate) fn empty(&mut self, top: &Node) -> Result<(), Fault> {
+    pub(crate) fn empty(&mut self, top: &Vnode) -> Result<(), Fault> {
         for Below {
             parent,
             name,
@@ -76,13 +76,17 @@ impl Tx<'_> {
     }
 
     /// Returns the entries of a folder, at most `limit`.
-    pub(crate) fn entries(&self, folder: u64, limit: usize) -> Result<Vec<(Vec<u8>, Node)>, Fault> {
-        let mut statement = self.db.prepare_cached(select_nodes!(
+    pub(crate) fn entries(
+        &self,
+        folder: u64,
+        limit: usize,
+    ) -> Result<Vec<(Vec<u8>, Vnode)>, Fault> {
+        let mut statement = self.db.prepare_cached(select_vnodes!(
             ", name FROM dirent JOIN inode ON inode.ino = dirent.ino WHERE dirent.parent = ?1 LIMIT ?2"
         ))?;
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
         let rows = statement.query_map([folder.cast_signed(), limit], |row| {
-            Ok((row.get(17)?, Node::from_row(row)?))
+            Ok((row.get(17)?, Vnode::from_row(row)?))
         })?;
         Ok(rows.collect::<Result<_, _>>()?)
     }

@@ -67,7 +67,7 @@ pub enum Fault {
     Busy(String),
     /// A mount has written the file and may have closed it, but the server can't find out.
     #[error(
-        "the file was written by a mount that does not answer, or can't be sealed because its element is away; \
+        "the file was written by a mount that does not answer, or can't be sealed because its node is away; \
          try again, or see `tidemill status`"
     )]
     Unsettled,
@@ -82,7 +82,7 @@ pub enum Fault {
     VersionGone(u64, String),
     /// No copy of a file has the sealed content.
     #[error(
-        "{0} is damaged: on element {1} it {2}, and no other copy exists; `tidemill get --damaged` gets its bytes as they are"
+        "{0} is damaged: on node {1} it {2}, and no other copy exists; `tidemill get --damaged` gets its bytes as they are"
     )]
     DamagedFile(String, u32, String),
     /// Too many hard links.
@@ -103,9 +103,9 @@ pub enum Fault {
     /// An attribute's value or name is too long.
     #[error("attribute {0} is too long: names may have 255 bytes, values 65536")]
     AttributeTooLong(String),
-    /// A folder attribute that names no element.
-    #[error("{0:?} is not the number of an element")]
-    BadElement(String),
+    /// A folder attribute that names no node.
+    #[error("{0:?} is not the number of a node")]
+    BadNode(String),
     /// An impossible number of copies.
     #[error("{0}")]
     BadCopies(String),
@@ -126,9 +126,9 @@ pub enum Fault {
     /// A folder attribute that is no rule, or that may not be one.
     #[error("{0}")]
     BadRule(String),
-    /// Only one element could take a file, and its store is read-only.
+    /// Only one node could take a file, and its store is read-only.
     #[error(
-        "{0}: its store is bound to be read only, and only element {1}, whose store that is, could take the file: add an element that \
+        "{0}: its store is bound to be read only, and only node {1}, whose store that is, could take the file: add a node that \
          keeps files, or write elsewhere"
     )]
     StoreReadOnly(String, u32),
@@ -193,7 +193,7 @@ impl Fault {
             Self::BadName(_)
             | Self::IntoItself(_)
             | Self::Malformed(_)
-            | Self::BadElement(_)
+            | Self::BadNode(_)
             | Self::BadCopies(_)
             | Self::BadMedium(_)
             | Self::BadDurable(_)

@@ -1,11 +1,11 @@
-//! Objects that elements hold according to the namespace, for a comparison with their real content. It records unknown objects for
+//! Objects that nodes hold according to the namespace, for a comparison with their real content. It records unknown objects for
 //! removal (next: `server/src/removal.rs`).
 
 use super::copies::{self, CURRENT};
 use super::fault::Fault;
-use super::node::Caller;
 use super::shared::Shared;
 use super::transaction::Tx;
+use super::vnode::Caller;
 use crate::jobs::outbox;
 use rusqlite::{Connection, params};
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,18 +20,18 @@ pub(crate) struct Held {
     pub(crate) mode: u32,
 }
 
-/// Returns the objects of an element that are the sealed versions of files.
-pub(crate) fn of_element(db: &Connection, element: u32) -> Result<BTreeMap<u64, Held>, Fault> {
-    let sql = "SELECT object, ino, size, uid, gid, mode FROM inode WHERE element = ?1 AND object != 0 AND kind = ?2 \
+/// Returns the objects of a node that are the sealed versions of files.
+pub(crate) fn of_node(db: &Connection, node: u32) -> Result<BTreeMap<u64, Held>, Fault> {
+    let sql = "SELECT object, ino, size, uid, gid, mode FROM inode WHERE node = ?1 AND object != 0 AND kind = ?2 \
                UNION ALL SELECT part.part, inode.ino, part.size, inode.uid, inode.gid, inode.mode FROM part \
                CROSS JOIN version ON version.object = part.object \
-               CROSS JOIN inode ON inode.ino = version.ino AND inode.object = part.object WHERE part.element = ?1 \
+               CROSS JOIN inode ON inode.ino = version.ino AND inode.object = part.object WHERE part.node = ?1 \
                UNION ALL SELECT copy.object, inode.ino, held.size, inode.uid, inode.gid, inode.mode FROM copy \
                CROSS JOIN held ON held.object = copy.object \
                CROSS JOIN inode ON inode.ino = held.ino AND inode.object = held.version \
-               WHERE copy.element = ?1 AND copy.state = ?3";
+               WHERE copy.node = ?1 AND copy.state = ?3";
     let mut statement = db.prepare(sql)?;
-    let rows = statement.query_map(params![element, Kind::File as i32, CURRENT], |row| {
+    let rows = statement.query_map(params![node, Kind::File as i32, CURRENT], |row| {
         let held = Held {
             ino: row.get::<_, i64>(1)?.cast_unsigned(),
             size: row.get::<_, i64>(2)?.cast_unsigned(),
@@ -74,11 +74,11 @@ pub(crate) fn objects_below(
     Ok(objects)
 }
 
-/// Returns the unknown objects of an element: those without version, writer, label or removal. Files' sealed versions are versions.
+/// Returns the unknown objects of a node: those without version, writer, label or removal. Files' sealed versions are versions.
 pub(crate) fn unknown(
     db: &Connection,
     shared: &Shared,
-    element: u32,
+    node: u32,
     objects: &[u64],
 ) -> Result<BTreeSet<u64>, Fault> {
     let mut unknown = BTreeSet::new();
@@ -91,15 +91,15 @@ pub(crate) fn unknown(
         before.is_some_and(|(_, &end)| object < end)
     };
     let mut known = db.prepare_cached(
-        "SELECT EXISTS (SELECT 1 FROM version WHERE object = ?1 AND removed = 0 AND (copies = 1 OR element = ?2))
-             OR EXISTS (SELECT 1 FROM part WHERE part = ?1 AND element = ?2)
-             OR EXISTS (SELECT 1 FROM copy WHERE object = ?1 AND element = ?2)
+        "SELECT EXISTS (SELECT 1 FROM version WHERE object = ?1 AND removed = 0 AND (copies = 1 OR node = ?2))
+             OR EXISTS (SELECT 1 FROM part WHERE part = ?1 AND node = ?2)
+             OR EXISTS (SELECT 1 FROM copy WHERE object = ?1 AND node = ?2)
              OR EXISTS (SELECT 1 FROM writing WHERE object = ?1)
-             OR EXISTS (SELECT 1 FROM removal WHERE object = ?1 AND element = ?2)",
+             OR EXISTS (SELECT 1 FROM removal WHERE object = ?1 AND node = ?2)",
     )?;
     for &object in objects {
         let listed: bool =
-            known.query_row(params![object.cast_signed(), element], |row| row.get(0))?;
+            known.query_row(params![object.cast_signed(), node], |row| row.get(0))?;
         if !listed && !to_be_made(object) && !shared.object_held(object) {
             unknown.insert(object);
         }
@@ -114,20 +114,20 @@ fn outputs(db: &Connection) -> Result<BTreeMap<u64, u64>, Fault> {
     Ok(made.map(|range| (range.start, range.end)).collect())
 }
 
-/// Schedules the removal, at time `at`, of those objects of an element that are unknown now. Returns the unknown objects.
+/// Schedules the removal, at time `at`, of those objects of a node that are unknown now. Returns the unknown objects.
 pub(crate) fn remove_unknown(
     db: &Connection,
     shared: &Shared,
-    element: u32,
+    node: u32,
     objects: &[u64],
     at: i64,
 ) -> Result<BTreeSet<u64>, Fault> {
-    let unknown = unknown(db, shared, element, objects)?;
-    let held = of_element(db, element)?;
+    let unknown = unknown(db, shared, node, objects)?;
+    let held = of_node(db, node)?;
     for &object in &unknown {
         // A version's row may be lost or damaged; the file's bytes must survive that.
         if !held.contains_key(&object) {
-            copies::remove_copy(db, object, element, at)?;
+            copies::remove_copy(db, object, node, at)?;
         }
     }
     Ok(unknown)

@@ -1,8 +1,8 @@
 //! Ids: they are handed out in blocks that are persisted before use, and no id is handed out twice.
 
 use super::fault::Fault;
-use super::node::Caller;
 use super::transaction::Tx;
+use super::vnode::Caller;
 use rusqlite::{Connection, OptionalExtension, params};
 use std::ops::Range;
 use tidemill_core::id::Inode;

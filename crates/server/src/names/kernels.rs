@@ -5,10 +5,10 @@
 //! before this one, may have left other entries.
 
 use super::fault::Fault;
-use super::node::{Node, READ};
 use super::notes;
 use super::sqlite::SqliteNames;
 use super::transaction::Tx;
+use super::vnode::{READ, Vnode};
 use crate::clock;
 use rusqlite::{Connection, params};
 use tidemill_core::id::Inode;
@@ -40,10 +40,10 @@ impl SqliteNames {
 }
 
 /// Creates the folder; returns whether it is new, and the object with its name.
-fn make(db: &Connection, (uid, gid): (u32, u32)) -> Result<(bool, Node), Fault> {
+fn make(db: &Connection, (uid, gid): (u32, u32)) -> Result<(bool, Vnode), Fault> {
     let name = own::FOLDER.trim_start_matches('/').as_bytes();
     let now = clock::now_ns();
-    if let Some(mut there) = Node::child(db, Inode::ROOT.0, name)? {
+    if let Some(mut there) = Vnode::child(db, Inode::ROOT.0, name)? {
         if there.is_dir() && (there.mode, there.uid, there.gid) != (FOLDER_MODE, uid, gid) {
             (there.mode, there.uid, there.gid, there.ctime) = (FOLDER_MODE, uid, gid, now);
             there.update(db)?;
@@ -52,7 +52,7 @@ fn make(db: &Connection, (uid, gid): (u32, u32)) -> Result<(bool, Node), Fault> 
         return Ok((false, there));
     }
     let ino = super::ids::reserve(db, "inode", 1)?;
-    let folder = Node::folder(ino, FOLDER_MODE, (uid, gid), now);
+    let folder = Vnode::folder(ino, FOLDER_MODE, (uid, gid), now);
     folder.insert(db)?;
     notes::changed(db, &folder)?;
     let root = Inode::ROOT.0.cast_signed();

@@ -1,4 +1,4 @@
-//! Elements that are being emptied or were removed from the array: they take no new objects. This is the copy in memory of the
+//! Nodes that are being emptied or were removed from the array: they take no new objects. This is the copy in memory of the
 //! tables `drain` and `removed`.
 
 use super::fault::Fault;
@@ -10,13 +10,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct Leaving {
-    elements: RwLock<Elements>,
+    nodes: RwLock<Nodes>,
     /// Whether versions with one wanted copy may have further copies or rows of `move`.
     moving: AtomicBool,
 }
 
 #[derive(Debug, Default)]
-struct Elements {
+struct Nodes {
     emptied: BTreeSet<u32>,
     removed: BTreeSet<u32>,
 }
@@ -30,58 +30,58 @@ fn numbers(db: &Connection, sql: &str) -> Result<BTreeSet<u32>, Fault> {
 impl Leaving {
     /// Loads the stored state.
     pub(crate) fn load(&self, db: &Connection) -> Result<(), Fault> {
-        let emptied = numbers(db, "SELECT element FROM drain")?;
-        let removed = numbers(db, "SELECT element FROM removed")?;
+        let emptied = numbers(db, "SELECT node FROM drain")?;
+        let removed = numbers(db, "SELECT node FROM removed")?;
         let any = "SELECT EXISTS (SELECT 1 FROM move) OR EXISTS (SELECT 1 FROM copy)";
         if db.query_row(any, [], |row| row.get(0))? || !emptied.is_empty() {
             self.set_moving();
         }
-        *self.elements.write() = Elements { emptied, removed };
+        *self.nodes.write() = Nodes { emptied, removed };
         Ok(())
     }
 
-    /// Returns the elements that are being emptied.
+    /// Returns the nodes that are being emptied.
     pub(crate) fn emptied(&self) -> BTreeSet<u32> {
-        self.elements.read().emptied.clone()
+        self.nodes.read().emptied.clone()
     }
 
-    /// Returns the elements that were removed from the array.
+    /// Returns the nodes that were removed from the array.
     pub(crate) fn removed(&self) -> BTreeSet<u32> {
-        self.elements.read().removed.clone()
+        self.nodes.read().removed.clone()
     }
 
-    /// Returns whether an element is being emptied.
-    pub(crate) fn is_emptied(&self, element: u32) -> bool {
-        self.elements.read().emptied.contains(&element)
+    /// Returns whether a node is being emptied.
+    pub(crate) fn is_emptied(&self, node: u32) -> bool {
+        self.nodes.read().emptied.contains(&node)
     }
 
-    /// Returns whether an element was removed from the array.
-    pub(crate) fn is_removed(&self, element: u32) -> bool {
-        self.elements.read().removed.contains(&element)
+    /// Returns whether a node was removed from the array.
+    pub(crate) fn is_removed(&self, node: u32) -> bool {
+        self.nodes.read().removed.contains(&node)
     }
 
-    /// Returns whether an element takes no new objects.
-    pub(crate) fn is_closed(&self, element: u32) -> bool {
-        let elements = self.elements.read();
-        elements.emptied.contains(&element) || elements.removed.contains(&element)
+    /// Returns whether a node takes no new objects.
+    pub(crate) fn is_closed(&self, node: u32) -> bool {
+        let nodes = self.nodes.read();
+        nodes.emptied.contains(&node) || nodes.removed.contains(&node)
     }
 
-    /// Sets whether an element is being emptied. The caller is the write of this change, before any other write.
-    pub(crate) fn set_emptied(&self, element: u32, emptied: bool) {
-        let mut elements = self.elements.write();
+    /// Sets whether a node is being emptied. The caller is the write of this change, before any other write.
+    pub(crate) fn set_emptied(&self, node: u32, emptied: bool) {
+        let mut nodes = self.nodes.write();
         if emptied {
-            elements.emptied.insert(element);
+            nodes.emptied.insert(node);
             self.set_moving();
         } else {
-            elements.emptied.remove(&element);
+            nodes.emptied.remove(&node);
         }
     }
 
-    /// Records that an element is removed from the array.
-    pub(crate) fn set_removed(&self, element: u32) {
-        let mut elements = self.elements.write();
-        elements.emptied.remove(&element);
-        elements.removed.insert(element);
+    /// Records that a node is removed from the array.
+    pub(crate) fn set_removed(&self, node: u32) {
+        let mut nodes = self.nodes.write();
+        nodes.emptied.remove(&node);
+        nodes.removed.insert(node);
         self.set_moving();
     }
 

@@ -1,8 +1,8 @@
 //! Capabilities that ordinary users hold. A change of a file's mode or owner ends them at once, before they expire. Capabilities of
 //! mounts are not tracked: a mount gives bytes only to processes that have the file open.
 //!
-//! The server sends each ended capability to its element, and sends it again after the element reconnects, until all such
-//! capabilities have expired (next: `element/src/revoked.rs`). A restarted server has forgotten earlier capabilities: they stay
+//! The server sends each ended capability to its node, and sends it again after the node reconnects, until all such
+//! capabilities have expired (next: `node/src/revoked.rs`). A restarted server has forgotten earlier capabilities: they stay
 //! valid until they expire.
 
 use crate::array::Array;
@@ -12,20 +12,20 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
-use tidemill_wire::v1::{self, to_element::Message as To};
+use tidemill_wire::v1::{self, to_node::Message as To};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
 /// Maximum number of files whose capabilities are tracked; capabilities of further files end only when they expire.
 const FILES_MAX: usize = 100_000;
 
-/// Interval of the search for elements that have reconnected.
+/// Interval of the search for nodes that have reconnected.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// Interval at which expired capabilities are forgotten.
 const FORGET: Duration = Duration::from_secs(30);
 
-/// An object on an element.
+/// An object on a node.
 type Held = (u32, u64);
 
 /// See the module.
@@ -90,17 +90,17 @@ impl Lent {
         });
     }
 
-    /// Returns the revocations to send to each element, each once: all of them to elements that reconnected, only new ones to the
+    /// Returns the revocations to send to each node, each once: all of them to nodes that reconnected, only new ones to the
     /// others.
     fn to_tell(&self, anew: impl Fn(u32) -> bool) -> BTreeMap<u32, Vec<v1::Revoked>> {
         let now = now_ns();
         let mut tell: BTreeMap<u32, Vec<v1::Revoked>> = BTreeMap::new();
-        self.ended.lock().retain(|&(element, object), ended| {
+        self.ended.lock().retain(|&(node, object), ended| {
             let until_ns = ended.until_ns;
             let over = until_ns <= now;
-            if !over && (!std::mem::replace(&mut ended.told, true) || anew(element)) {
+            if !over && (!std::mem::replace(&mut ended.told, true) || anew(node)) {
                 let revoked = v1::Revoked { object, until_ns };
-                tell.entry(element).or_default().push(revoked);
+                tell.entry(node).or_default().push(revoked);
             }
             !over
         });
@@ -108,7 +108,7 @@ impl Lent {
     }
 }
 
-/// Sends ended capabilities to elements for as long as the server runs.
+/// Sends ended capabilities to nodes for as long as the server runs.
 pub(crate) async fn run(lent: impl AsRef<Lent>, array: Arc<Array>) {
     let lent = lent.as_ref();
     let mut epochs: BTreeMap<u32, u64> = BTreeMap::new();
@@ -121,11 +121,11 @@ pub(crate) async fn run(lent: impl AsRef<Lent>, array: Arc<Array>) {
         }
         let up = array.up().into_iter();
         let up: BTreeMap<u32, u64> = up
-            .filter_map(|element| Some((element, array.epoch(element)?)))
+            .filter_map(|node| Some((node, array.epoch(node)?)))
             .collect();
-        let anew = |element| up.get(&element) != epochs.get(&element);
-        for (element, revoked) in lent.to_tell(anew) {
-            array.send(element, To::Revoke(v1::Revoke { revoked }));
+        let anew = |node| up.get(&node) != epochs.get(&node);
+        for (node, revoked) in lent.to_tell(anew) {
+            array.send(node, To::Revoke(v1::Revoke { revoked }));
         }
         epochs = up;
     }
@@ -135,11 +135,11 @@ pub(crate) async fn run(lent: impl AsRef<Lent>, array: Arc<Array>) {
 mod tests {
     use super::*;
     use crate::names::{Caller, Names as _, Request, SqliteNames, ids};
-    use tidemill_core::id::ElementId;
+    use tidemill_core::id::NodeId;
     use tidemill_wire::v1::{name_op::Op, name_result::Result as Answer};
 
     #[test]
-    fn end_of_rights_is_sent_once_to_each_element() {
+    fn end_of_rights_is_sent_once_to_each_node() {
         let lent = Lent::default();
         let soon = clock::now_ns().unsigned_abs() + 1_000_000_000_000;
         lent.on_lent(7, (0, 70), soon);
@@ -152,8 +152,8 @@ mod tests {
         assert_eq!((told[&0].len(), told[&0][0].object), (1, 70));
         assert_eq!((told[&1][0].object, told[&1][0].until_ns), (71, soon + 5));
         assert!(lent.to_tell(|_| false).is_empty());
-        // An element that reconnects may have forgotten the revocation.
-        assert_eq!(lent.to_tell(|element| element == 1).len(), 1);
+        // A node that reconnects may have forgotten the revocation.
+        assert_eq!(lent.to_tell(|node| node == 1).len(), 1);
     }
 
     fn answer(names: &SqliteNames, caller: &Caller, op: Op) -> Answer {
@@ -168,7 +168,7 @@ mod tests {
 
     /// Creates a file with content that everybody may read; returns its inode.
     fn shown_to_all(names: &SqliteNames) -> u64 {
-        names.add_element(ElementId(3));
+        names.add_node(NodeId(3));
         let ids = |db: &_| ids::reserve_for(db, &Caller::root(), 1, 1);
         let (ino, object) = names.database().write_blocking(ids).unwrap();
         let create = v1::Create {
@@ -196,7 +196,7 @@ mod tests {
     fn seal_answers_only_the_writer() {
         let folder = tempfile::tempdir().unwrap();
         let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
-        names.add_element(ElementId(3));
+        names.add_node(NodeId(3));
         let caller = |uid| Caller {
             uid,
             gid: uid,
@@ -224,7 +224,7 @@ mod tests {
         let Answer::Opened(opened) = opened else {
             panic!("{opened:?}");
         };
-        // The element records the file's attributes as the server knows them.
+        // The node records the file's attributes as the server knows them.
         let signed = names.shared().key().read(&opened.capability).unwrap();
         let signed = signed.attributes.unwrap();
         assert_eq!((signed.inode, signed.uid, signed.gid), (ino, 7, 7));

@@ -142,14 +142,14 @@ fn long(row: &Row<'_>, at: usize) -> rusqlite::Result<u64> {
     row.get::<_, i64>(at).map(i64::cast_unsigned)
 }
 
-/// Returns the records of versions, in the order of their ids, without their present paths. A record is incomplete if an element
+/// Returns the records of versions, in the order of their ids, without their present paths. A record is incomplete if a node
 /// was lost before the database was rebuilt.
 pub(crate) fn versions(
     db: &Connection,
     objects: &BTreeSet<u64>,
 ) -> Result<Vec<v1::Version>, Fault> {
     let sql = "SELECT version.object, version.path, size, ino, version.version, uid, sealed_at, \
-               iif(element >= 0, element, coalesce((SELECT part.element FROM part \
+               iif(node >= 0, node, coalesce((SELECT part.node FROM part \
                WHERE part.object = version.object AND seq = 0), 0)), task, \
                coalesce(same.first, 0), coalesce(content.hash, '') FROM json_each(?1) AS met \
                CROSS JOIN version ON version.object = met.value LEFT JOIN same ON same.object = version.object \
@@ -171,7 +171,7 @@ pub(crate) fn versions(
             version: long(row, 4)?,
             uid: row.get(5)?,
             sealed_at: row.get(6)?,
-            element: row.get(7)?,
+            node: row.get(7)?,
             task: long(row, 8)?,
             ..v1::Version::default()
         })
@@ -296,7 +296,7 @@ pub(crate) fn versions_of(db: &Connection, ino: u64, path: &[u8]) -> Result<BTre
 
 /// For a task with a reused result, fills in place, time and duration of the original run.
 fn resolve_reuse(db: &Connection, run: &mut v1::Run) -> Result<(), Fault> {
-    let sql = "SELECT reused, kernel_hash, element, start, end, read_bytes, written_bytes, moved_bytes FROM task \
+    let sql = "SELECT reused, kernel_hash, node, start, end, read_bytes, written_bytes, moved_bytes FROM task \
                WHERE task = ?1";
     let mut statement = db.prepare_cached(sql)?;
     let mut next = run.reused_task;
@@ -306,7 +306,7 @@ fn resolve_reuse(db: &Connection, run: &mut v1::Run) -> Result<(), Fault> {
         }
         run.reused_task = next;
         let found = statement.query_row([next.cast_signed()], |row| {
-            (run.kernel_hash, run.element) = (row.get(1)?, row.get(2)?);
+            (run.kernel_hash, run.node) = (row.get(1)?, row.get(2)?);
             (run.start, run.end) = (row.get(3)?, row.get(4)?);
             run.read_bytes = long(row, 5)?;
             run.written_bytes = long(row, 6)?;
@@ -320,7 +320,7 @@ fn resolve_reuse(db: &Connection, run: &mut v1::Run) -> Result<(), Fault> {
 
 /// Returns the records of tasks, in the order of their ids.
 pub(crate) fn runs(db: &Connection, tasks: &BTreeSet<u64>) -> Result<Vec<v1::Run>, Fault> {
-    let sql = "SELECT task.task, task.job, job.name, spec, kernel_hash, element, uid, start, end, read_bytes, \
+    let sql = "SELECT task.task, task.job, job.name, spec, kernel_hash, node, uid, start, end, read_bytes, \
                written_bytes, moved_bytes, reused FROM json_each(?1) AS met \
                CROSS JOIN task ON task.task = met.value CROSS JOIN job ON job.job = task.job";
     let wanted = list(&mut tasks.iter().copied());
@@ -344,7 +344,7 @@ pub(crate) fn runs(db: &Connection, tasks: &BTreeSet<u64>) -> Result<Vec<v1::Run
             kernel_hash: row.get(4)?,
             args: own.collect(),
             surroundings: tidemill_wire::convert::surroundings(&stored.surroundings),
-            element: row.get(5)?,
+            node: row.get(5)?,
             uid: row.get(6)?,
             start: row.get(7)?,
             end: row.get(8)?,

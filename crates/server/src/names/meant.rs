@@ -51,7 +51,7 @@ impl Tx<'_> {
         loop {
             folder = folder.rsplit_once('/').map_or("", |(above, _)| above);
             let found = self.resolve(folder.as_bytes(), true);
-            if folder.is_empty() || found.is_ok_and(|node| node.is_dir()) {
+            if folder.is_empty() || found.is_ok_and(|vnode| vnode.is_dir()) {
                 break;
             }
         }

@@ -1,7 +1,7 @@
 //! The namespace: directories, files, links and their versions.
 //!
 //! [`Names`] is the interface for the rest of the server; [`SqliteNames`] implements it with one SQLite file. The namespace has no
-//! access to connections and never touches the bytes of files. It records objects to be removed from elements in the table
+//! access to connections and never touches the bytes of files. It records objects to be removed from nodes in the table
 //! `removal` (next: `server/src/removal.rs`).
 
 mod apply;
@@ -24,7 +24,6 @@ pub(crate) mod leaving;
 pub(crate) mod lent;
 pub(crate) mod lineage;
 mod meant;
-pub(crate) mod node;
 pub(crate) mod notes;
 pub(crate) mod parts;
 pub(crate) mod promises;
@@ -41,17 +40,18 @@ pub(crate) mod together;
 pub(crate) mod transaction;
 mod tree;
 mod version;
+pub(crate) mod vnode;
 mod writers;
 
 pub(crate) use apply::only_reads;
 pub use changes::Changes;
 pub use fault::Fault;
-pub use node::Caller;
 pub use schema::{OpenError, SCHEMA_VERSION};
 pub use sqlite::SqliteNames;
 pub(crate) use sqlite::array_id;
 pub use transaction::Change;
 pub(crate) use transaction::path_of;
+pub use vnode::Caller;
 pub(crate) use writers::SILENCE_NS_MAX;
 
 use std::future::Future;
@@ -137,13 +137,13 @@ pub trait Names: std::fmt::Debug + Send + Sync {
     /// If the database fails.
     fn end_session(&self, session: u64) -> Answered<'_, Result<(), Fault>>;
 
-    /// Returns all versions that are not sealed, counted by writer and element.
+    /// Returns all versions that are not sealed, counted by writer and node.
     ///
     /// # Errors
     /// If the database fails.
     fn unsealed(&self) -> Result<Vec<Unsealed>, Fault>;
 
-    /// Returns versions that a mount was still writing on an element when it disconnected, for others to seal or abandon: at most
+    /// Returns versions that a mount was still writing on a node when it disconnected, for others to seal or abandon: at most
     /// `limit`, in order of their objects, from the first after `after`.
     ///
     /// # Errors
@@ -210,13 +210,13 @@ pub struct Unfinished {
     pub path: Vec<u8>,
 }
 
-/// Versions that are not sealed, of one writer on one element.
+/// Versions that are not sealed, of one writer on one node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unsealed {
     /// Session of the mount that writes or wrote the versions; 0 for other clients.
     pub session: u64,
-    /// The element.
-    pub element: u32,
+    /// The node.
+    pub node: u32,
     /// Number of versions.
     pub versions: u64,
     /// Start of the oldest version. For clients without a session, the time when the server last heard of the writer.

@@ -1,4 +1,4 @@
-//! Notes about inodes for elements: this module records which notes are due and builds them (next: `server/src/notes.rs`).
+//! Notes about inodes for nodes: this module records which notes are due and builds them (next: `server/src/notes.rs`).
 //!
 //! A note describes the state at the time of sending, not the change. Its number is taken in the transaction that reads the state,
 //! so of two notes about an inode the higher number is the later state.
@@ -6,15 +6,15 @@
 use super::copies::CURRENT;
 use super::fault::Fault;
 use super::ids;
-use super::node::{NO_ELEMENT, Node};
 use super::transaction::{Tx, path_of};
+use super::vnode::{NO_NODE, Vnode};
 use super::{parts, together};
 use crate::rules::noted;
 use rusqlite::{Connection, OptionalExtension, params};
 use tidemill_wire::v1::{self, Kind};
 
-/// Stands for all elements in the table: every element records inodes without an object.
-const ALL: i64 = NO_ELEMENT;
+/// Stands for all nodes in the table: every node records inodes without an object.
+const ALL: i64 = NO_NODE;
 /// Maximum number of rows in one batch.
 const ROWS_MAX: u32 = 1000;
 /// Maximum number of bytes of names and attributes in one batch, without the last note.
@@ -29,111 +29,111 @@ pub(crate) struct Batch {
     pub(crate) last: u64,
 }
 
-/// Records that a node changed or was deleted: the elements that know it must be informed.
-pub(crate) fn changed(db: &Connection, node: &Node) -> Result<(), Fault> {
+/// Records that an inode changed or was deleted: the nodes that know it must be informed.
+pub(crate) fn changed(db: &Connection, vnode: &Vnode) -> Result<(), Fault> {
     // A file that was never sealed has no content to recover.
-    if node.kind == Kind::File && node.version == 0 {
+    if vnode.kind == Kind::File && vnode.version == 0 {
         return Ok(());
     }
-    let element = if node.object == 0 { ALL } else { node.element };
-    // Elements with copies of the file's version know the file, too.
-    let sql = "INSERT INTO note SELECT ?1, ?2, 1 UNION ALL SELECT element, ?2, 1 FROM copy \
+    let node = if vnode.object == 0 { ALL } else { vnode.node };
+    // Nodes with copies of the file's version know the file, too.
+    let sql = "INSERT INTO note SELECT ?1, ?2, 1 UNION ALL SELECT node, ?2, 1 FROM copy \
                WHERE object = ?3 AND state = ?4 ON CONFLICT DO UPDATE SET changes = changes + 1";
-    let (ino, object) = (node.ino.cast_signed(), node.object.cast_signed());
+    let (ino, object) = (vnode.ino.cast_signed(), vnode.object.cast_signed());
     db.prepare_cached(sql)?
-        .execute(params![element, ino, object, CURRENT])?;
+        .execute(params![node, ino, object, CURRENT])?;
     Ok(())
 }
 
-/// Records that an element has a copy of a version now and needs a note about its file.
-pub(crate) fn copied(db: &Connection, object: u64, element: u32) -> Result<(), Fault> {
+/// Records that a node has a copy of a version now and needs a note about its file.
+pub(crate) fn copied(db: &Connection, object: u64, node: u32) -> Result<(), Fault> {
     let sql = "INSERT INTO note SELECT ?2, ino, 1 FROM held WHERE object = ?1 \
                ON CONFLICT DO UPDATE SET changes = changes + 1";
     db.prepare_cached(sql)?
-        .execute(params![object.cast_signed(), element])?;
+        .execute(params![object.cast_signed(), node])?;
     Ok(())
 }
 
-/// Records that all elements need a note about this inode.
+/// Records that all nodes need a note about this inode.
 pub(crate) fn changed_for_all(db: &Connection, ino: u64) -> Result<(), Fault> {
     changed_at(db, ALL, ino)
 }
 
-fn changed_at(db: &Connection, element: i64, ino: u64) -> Result<(), Fault> {
+fn changed_at(db: &Connection, node: i64, ino: u64) -> Result<(), Fault> {
     let sql = "INSERT INTO note VALUES (?1, ?2, 1) ON CONFLICT DO UPDATE SET changes = changes + 1";
     db.prepare_cached(sql)?
-        .execute(params![element, ino.cast_signed()])?;
+        .execute(params![node, ino.cast_signed()])?;
     Ok(())
 }
 
 impl Tx<'_> {
     /// See [`changed`].
-    pub(crate) fn note(&self, node: &Node) -> Result<(), Fault> {
-        changed(self.db, node)
+    pub(crate) fn note(&self, vnode: &Vnode) -> Result<(), Fault> {
+        changed(self.db, vnode)
     }
 
-    /// Informs all elements of a file that has an object now: until now all of them recorded the file, from now on only one does.
+    /// Informs all nodes of a file that has an object now: until now all of them recorded the file, from now on only one does.
     pub(crate) fn note_for_all(&self, ino: u64) -> Result<(), Fault> {
         changed_for_all(self.db, ino)
     }
 }
 
-/// Returns whether notes wait for an element.
-pub(crate) fn waiting(db: &Connection, element: u32) -> Result<bool, Fault> {
-    exists(db, element.into())
+/// Returns whether notes wait for a node.
+pub(crate) fn waiting(db: &Connection, node: u32) -> Result<bool, Fault> {
+    exists(db, node.into())
 }
 
-/// Returns whether rows for all elements exist.
+/// Returns whether rows for all nodes exist.
 pub(crate) fn waiting_for_all(db: &Connection) -> Result<bool, Fault> {
     exists(db, ALL)
 }
 
-fn exists(db: &Connection, element: i64) -> Result<bool, Fault> {
-    let mut statement = db.prepare_cached("SELECT 1 FROM note WHERE element = ?1")?;
-    Ok(statement.exists([element])?)
+fn exists(db: &Connection, node: i64) -> Result<bool, Fault> {
+    let mut statement = db.prepare_cached("SELECT 1 FROM note WHERE node = ?1")?;
+    Ok(statement.exists([node])?)
 }
 
-/// Expands the rows for all elements into rows of each element, if elements exist.
+/// Expands the rows for all nodes into rows of each node, if nodes exist.
 pub(crate) fn spread(db: &Connection) -> Result<(), Fault> {
-    let some = "SELECT ino FROM note WHERE element = ?1 ORDER BY ino LIMIT ?2";
+    let some = "SELECT ino FROM note WHERE node = ?1 ORDER BY ino LIMIT ?2";
     let copy = format!(
-        "INSERT INTO note SELECT element.element, ino, 1 FROM ({some}) CROSS JOIN element \
+        "INSERT INTO note SELECT node.node, ino, 1 FROM ({some}) CROSS JOIN node \
          WHERE true ON CONFLICT DO UPDATE SET changes = changes + 1"
     );
     let copied = db.prepare_cached(&copy)?.execute(params![ALL, ROWS_MAX])?;
     if copied > 0 {
-        let remove = format!("DELETE FROM note WHERE element = ?1 AND ino IN ({some})");
+        let remove = format!("DELETE FROM note WHERE node = ?1 AND ino IN ({some})");
         db.prepare_cached(&remove)?
             .execute(params![ALL, ROWS_MAX])?;
     }
     Ok(())
 }
 
-/// Deletes the rows of notes that an element has received.
-pub(crate) fn done(db: &Connection, element: u32, rows: &[(u64, u64)]) -> Result<(), Fault> {
-    let sql = "DELETE FROM note WHERE element = ?1 AND ino = ?2 AND changes = ?3";
+/// Deletes the rows of notes that a node has received.
+pub(crate) fn done(db: &Connection, node: u32, rows: &[(u64, u64)]) -> Result<(), Fault> {
+    let sql = "DELETE FROM note WHERE node = ?1 AND ino = ?2 AND changes = ?3";
     let mut statement = db.prepare_cached(sql)?;
     for (ino, changes) in rows {
-        statement.execute(params![element, ino.cast_signed(), changes.cast_signed()])?;
+        statement.execute(params![node, ino.cast_signed(), changes.cast_signed()])?;
     }
     Ok(())
 }
 
-/// Returns the next notes for an element, if any.
+/// Returns the next notes for a node, if any.
 pub(crate) fn take(
     db: &Connection,
-    element: u32,
+    node: u32,
 ) -> Result<Option<(Batch, Vec<v1::NameNote>)>, Fault> {
-    let sql = "SELECT ino, changes FROM note WHERE element = ?1 ORDER BY ino LIMIT ?2";
+    let sql = "SELECT ino, changes FROM note WHERE node = ?1 ORDER BY ino LIMIT ?2";
     let mut statement = db.prepare_cached(sql)?;
-    let rows = statement.query_map(params![element, ROWS_MAX], |row| {
+    let rows = statement.query_map(params![node, ROWS_MAX], |row| {
         let number = |at| row.get::<_, i64>(at).map(i64::cast_unsigned);
         Ok((number(0)?, number(1)?))
     })?;
     let mut rows = rows.collect::<Result<Vec<_>, _>>()?;
     let (mut notes, mut bytes) = (Vec::new(), 0);
     for (ino, _) in &rows {
-        let note = note(db, *ino, element)?;
+        let note = note(db, *ino, node)?;
         bytes += note.target.len() + note.path.len();
         bytes += note.places.iter().map(|one| one.name.len()).sum::<usize>();
         bytes += note.xattrs.iter().map(|one| one.value.len()).sum::<usize>();
@@ -156,12 +156,12 @@ pub(crate) fn take(
     Ok(Some((Batch { rows, last }, notes)))
 }
 
-/// Returns the note with an inode's present state for an element.
-fn note(db: &Connection, ino: u64, element: u32) -> Result<v1::NameNote, Fault> {
+/// Returns the note with an inode's present state for a node.
+fn note(db: &Connection, ino: u64, node: u32) -> Result<v1::NameNote, Fault> {
     if let Some(note) = noted::note(db, ino)? {
         return Ok(note);
     }
-    let Some(node) = Node::find(db, ino)? else {
+    let Some(vnode) = Vnode::find(db, ino)? else {
         let sql = "SELECT object FROM version WHERE ino = ?1 ORDER BY version DESC LIMIT 1";
         let mut statement = db.prepare_cached(sql)?;
         let last: Option<i64> = statement
@@ -173,11 +173,11 @@ fn note(db: &Connection, ino: u64, element: u32) -> Result<v1::NameNote, Fault> 
             ..v1::NameNote::default()
         });
     };
-    let (wanted, copied) = copies(db, node.object, element)?;
-    let layout = layout(db, &node)?;
-    let whole = node.object != 0 && !node.has_parts();
-    let elsewhere = whole && node.element != i64::from(element) && !copied;
-    let path = match node.object {
+    let (wanted, copied) = copies(db, vnode.object, node)?;
+    let layout = layout(db, &vnode)?;
+    let whole = vnode.object != 0 && !vnode.has_parts();
+    let elsewhere = whole && vnode.node != i64::from(node) && !copied;
+    let path = match vnode.object {
         0 => None,
         _ => path_of(db, ino)?,
     };
@@ -199,18 +199,18 @@ fn note(db: &Connection, ino: u64, element: u32) -> Result<v1::NameNote, Fault> 
         ino,
         change: 0,
         forget: elsewhere,
-        kind: node.kind.into(),
-        mode: node.mode,
-        uid: node.uid,
-        gid: node.gid,
-        rdev: node.rdev,
-        atime: node.atime,
-        mtime: node.mtime,
-        ctime: node.ctime,
-        version: node.version,
-        object: node.object,
-        size: node.size,
-        target: node.target,
+        kind: vnode.kind.into(),
+        mode: vnode.mode,
+        uid: vnode.uid,
+        gid: vnode.gid,
+        rdev: vnode.rdev,
+        atime: vnode.atime,
+        mtime: vnode.mtime,
+        ctime: vnode.ctime,
+        version: vnode.version,
+        object: vnode.object,
+        size: vnode.size,
+        target: vnode.target,
         copies: wanted,
         layout,
         rule: None,
@@ -221,21 +221,21 @@ fn note(db: &Connection, ino: u64, element: u32) -> Result<v1::NameNote, Fault> 
 }
 
 /// Returns the layout of a version that consists of several objects.
-fn layout(db: &Connection, node: &Node) -> Result<Option<v1::Layout>, Fault> {
-    let parts = match node.has_parts() {
-        true => parts::parts(db, node.object)?,
+fn layout(db: &Connection, vnode: &Vnode) -> Result<Option<v1::Layout>, Fault> {
+    let parts = match vnode.has_parts() {
+        true => parts::parts(db, vnode.object)?,
         false => None,
     };
     let Some((unit, rows)) = parts else {
         return Ok(None);
     };
     let pieces = match unit {
-        0 => together::pieces(db, node.object)?,
+        0 => together::pieces(db, vnode.object)?,
         _ => Vec::new(),
     };
     let part = |row: parts::Row| v1::LayoutPart {
         object: row.object,
-        element: row.element,
+        node: row.node,
         size: row.size.unwrap_or(0),
         capability: Vec::new(),
     };
@@ -246,12 +246,12 @@ fn layout(db: &Connection, node: &Node) -> Result<Option<v1::Layout>, Fault> {
     }))
 }
 
-/// Returns the wanted number of copies of a version, and whether an element has a copy that is not the first.
-fn copies(db: &Connection, object: u64, element: u32) -> Result<(u32, bool), Fault> {
-    let sql = "SELECT copies, EXISTS (SELECT 1 FROM copy WHERE object = ?1 AND element = ?2 AND state = ?3) \
+/// Returns the wanted number of copies of a version, and whether a node has a copy that is not the first.
+fn copies(db: &Connection, object: u64, node: u32) -> Result<(u32, bool), Fault> {
+    let sql = "SELECT copies, EXISTS (SELECT 1 FROM copy WHERE object = ?1 AND node = ?2 AND state = ?3) \
                FROM version WHERE object = ?1";
     let mut statement = db.prepare_cached(sql)?;
-    let row = params![object.cast_signed(), element, CURRENT];
+    let row = params![object.cast_signed(), node, CURRENT];
     let found = statement.query_row(row, |row| Ok((row.get(0)?, row.get(1)?)));
     Ok(found.optional()?.unwrap_or((1, false)))
 }

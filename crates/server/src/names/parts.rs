@@ -1,4 +1,4 @@
-//! Versions of several objects (striped versions). The object of the version itself is on no element (`NO_ELEMENT` in `inode` and
+//! Versions of several objects (striped versions). The object of the version itself is on no node (`NO_NODE` in `inode` and
 //! `version`); all other tables refer to it as the version. Its parts are rows of `part`, objects with places and copies like those
 //! of other versions.
 
@@ -6,17 +6,17 @@ use super::attribute::FOLDER_STRIPES;
 use super::copies;
 use super::fault::Fault;
 use super::ids;
-use super::node::{NO_ELEMENT, Node};
 use super::together;
 use super::transaction::Tx;
+use super::vnode::{NO_NODE, Vnode};
 use rusqlite::{Connection, OptionalExtension, params};
 use std::str::FromStr;
-use tidemill_core::id::{ElementId, Inode, ObjectId};
+use tidemill_core::id::{Inode, NodeId, ObjectId};
 use tidemill_core::layout::{self, Layout, LayoutError, Part, PartOf, Striped, Stripes};
 use tidemill_wire::capability::rights;
 use tidemill_wire::v1;
 
-/// Place recorded for a client that holds a version of several objects: no element.
+/// Place recorded for a client that holds a version of several objects: no node.
 pub(crate) const NOWHERE: u32 = u32::MAX;
 /// Size of a part that is not sealed.
 pub(super) const UNSEALED: i64 = -1;
@@ -28,9 +28,9 @@ impl Tx<'_> {
     /// version; `None` for one object.
     pub(crate) fn stripes_wanted(
         &self,
-        (asked, element): (Option<&v1::Stripes>, Option<u32>),
-        dir: impl FnOnce() -> Result<Node, Fault>,
-        before: Option<&Node>,
+        (asked, node): (Option<&v1::Stripes>, Option<u32>),
+        dir: impl FnOnce() -> Result<Vnode, Fault>,
+        before: Option<&Vnode>,
     ) -> Result<Option<Stripes>, Fault> {
         if let Some(asked) = asked {
             if asked.unit == 0 {
@@ -42,7 +42,7 @@ impl Tx<'_> {
             };
             return Ok(Some(stripes.checked().map_err(Fault::BadLayout)?));
         }
-        if element.is_some() {
+        if node.is_some() {
             return Ok(None);
         }
         if self.shared.folder_stripes()
@@ -50,7 +50,7 @@ impl Tx<'_> {
         {
             return Ok(said);
         }
-        let Some(before) = before.filter(|node| node.has_parts()) else {
+        let Some(before) = before.filter(|vnode| vnode.has_parts()) else {
             return Ok(None);
         };
         let found = parts(self.db, before.object)?;
@@ -62,7 +62,7 @@ impl Tx<'_> {
         }))
     }
 
-    /// Creates the parts of a version that is about to be written. Returns the element of the version itself: none.
+    /// Creates the parts of a version that is about to be written. Returns the node of the version itself: none.
     pub(crate) fn begin_parts(
         &self,
         ino: u64,
@@ -71,25 +71,25 @@ impl Tx<'_> {
     ) -> Result<i64, Fault> {
         self.shared.set_parts();
         let rooms = self.shared.rooms();
-        let elements = layout::place_stripes(Inode(ino), stripes.width, &rooms.store);
-        let elements = elements.map_err(|error| self.shared.awaken(error, &rooms))?;
+        let nodes = layout::place_stripes(Inode(ino), stripes.width, &rooms.store);
+        let nodes = nodes.map_err(|error| self.shared.awaken(error, &rooms))?;
         let sql = "INSERT INTO layout(object, unit) VALUES (?1, ?2)";
         let row = params![object.cast_signed(), stripes.unit.cast_signed()];
         self.db.prepare_cached(sql)?.execute(row)?;
-        let first = ids::reserve(self.db, "object", elements.len() as u64)?;
+        let first = ids::reserve(self.db, "object", nodes.len() as u64)?;
         let mut insert = self
             .db
             .prepare_cached("INSERT INTO part VALUES (?1, ?2, ?3, ?4, ?5)")?;
-        for (seq, element) in (0_u64..).zip(elements) {
+        for (seq, node) in (0_u64..).zip(nodes) {
             insert.execute(params![
                 object.cast_signed(),
                 seq.cast_signed(),
                 (first + seq).cast_signed(),
-                element.0,
+                node.0,
                 UNSEALED,
             ])?;
         }
-        Ok(NO_ELEMENT)
+        Ok(NO_NODE)
     }
 
     /// Makes a version of sealed objects, which belong to the version from now on.
@@ -102,13 +102,13 @@ impl Tx<'_> {
         let mut insert = self
             .db
             .prepare_cached("INSERT INTO part VALUES (?1, ?2, ?3, ?4, ?5)")?;
-        let sql = "DELETE FROM removal WHERE object = ?1 AND element = ?2";
+        let sql = "DELETE FROM removal WHERE object = ?1 AND node = ?2";
         let mut keep = self.db.prepare_cached(sql)?;
         for (seq, part) in (0_u32..).zip(&striped.parts) {
-            let element = part.copies.first().map_or(0, |copy| copy.element.0);
+            let node = part.copies.first().map_or(0, |copy| copy.node.0);
             let (id, size) = (part.object.0.cast_signed(), part.size.cast_signed());
-            insert.execute(params![version, seq, id, element, size])?;
-            keep.execute(params![id, element])?;
+            insert.execute(params![version, seq, id, node, size])?;
+            keep.execute(params![id, node])?;
         }
         Ok(())
     }
@@ -117,7 +117,7 @@ impl Tx<'_> {
     /// includes the damaged copies of a part without a good copy.
     pub(crate) fn opened_parts(
         &self,
-        node: &Node,
+        vnode: &Vnode,
         object: u64,
         (avoid, damaged): (&[u32], bool),
         rights: u32,
@@ -127,22 +127,22 @@ impl Tx<'_> {
         };
         let writes = rights & rights::WRITE != 0;
         let told = |part: &Row| {
-            let element = match writes {
-                true => part.element,
-                false => match self.readable(part.object, part.element, avoid) {
+            let node = match writes {
+                true => part.node,
+                false => match self.readable(part.object, part.node, avoid) {
                     Err(Fault::DamagedFile(..)) if damaged => {
-                        self.damaged_on(part.object)?.unwrap_or(part.element)
+                        self.damaged_on(part.object)?.unwrap_or(part.node)
                     }
-                    element => element?,
+                    node => node?,
                 },
             };
             Ok(v1::LayoutPart {
                 object: part.object,
-                element,
+                node,
                 size: part.size.unwrap_or(0),
                 capability: match writes {
-                    true => self.right_to_write(node, element, part.object, rights)?,
-                    false => self.right(node, element, part.object, rights),
+                    true => self.right_to_write(vnode, node, part.object, rights)?,
+                    false => self.right(vnode, node, part.object, rights),
                 },
             })
         };
@@ -198,50 +198,49 @@ impl Tx<'_> {
     }
 
     /// Returns the places of the bytes of a version.
-    pub(crate) fn layout_of(&self, node: &Node) -> Result<Layout, Fault> {
+    pub(crate) fn layout_of(&self, vnode: &Vnode) -> Result<Layout, Fault> {
         let others = |part: &mut Part| -> Result<(), Fault> {
             let others = copies::others(self.db, part.object.0)?.into_iter();
             let first = &mut part.copies[0];
-            first.state = copies::state_of_first(self.db, part.object.0, first.element.0)?;
-            part.copies
-                .extend(others.map(|(element, state)| layout::Copy {
-                    element: ElementId(element),
-                    state,
-                }));
+            first.state = copies::state_of_first(self.db, part.object.0, first.node.0)?;
+            part.copies.extend(others.map(|(node, state)| layout::Copy {
+                node: NodeId(node),
+                state,
+            }));
             Ok(())
         };
-        let Some((unit, rows)) = parts(self.db, node.object)? else {
-            let element = ElementId(node.element().unwrap_or(0));
-            let mut part = Part::on(ObjectId(node.object), node.size, element);
+        let Some((unit, rows)) = parts(self.db, vnode.object)? else {
+            let node = NodeId(vnode.node().unwrap_or(0));
+            let mut part = Part::on(ObjectId(vnode.object), vnode.size, node);
             others(&mut part)?;
             return Ok(Layout::Whole(part));
         };
         let mut parts = Vec::new();
         for row in rows {
             let size = row.size.unwrap_or(0);
-            let mut part = Part::on(ObjectId(row.object), size, ElementId(row.element));
+            let mut part = Part::on(ObjectId(row.object), size, NodeId(row.node));
             others(&mut part)?;
             parts.push(part);
         }
         if unit == 0 {
-            return together::sealed(self.db, node.object, parts);
+            return together::sealed(self.db, vnode.object, parts);
         }
         Ok(Layout::Striped(Striped {
             unit,
-            size: node.size,
+            size: vnode.size,
             parts,
         }))
     }
 
-    /// Returns the element of the first object of a version.
+    /// Returns the node of the first object of a version.
     pub(crate) fn first_part(&self, object: u64) -> Option<u32> {
         let (_, parts) = parts(self.db, object).ok()??;
-        parts.first().map(|part| part.element)
+        parts.first().map(|part| part.node)
     }
 
     /// Returns the striping of a file in the form of a request; `None` if the file is not striped.
-    pub(crate) fn stripes_of(&self, node: &Node) -> Result<Option<String>, Fault> {
-        let parts = parts(self.db, node.object)?.filter(|(unit, _)| *unit > 0);
+    pub(crate) fn stripes_of(&self, vnode: &Vnode) -> Result<Option<String>, Fault> {
+        let parts = parts(self.db, vnode.object)?.filter(|(unit, _)| *unit > 0);
         Ok(parts.map(|(unit, parts)| {
             let width = parts.len();
             Stripes { unit, width }.to_string()
@@ -276,7 +275,7 @@ pub(crate) struct Half {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Row {
     pub(crate) object: u64,
-    pub(crate) element: u32,
+    pub(crate) node: u32,
     /// Size in bytes; `None` if the part is not sealed.
     pub(crate) size: Option<u64>,
 }
@@ -288,12 +287,12 @@ pub(crate) fn parts(db: &Connection, object: u64) -> Result<Option<(u64, Vec<Row
     let Some(unit) = unit.optional()? else {
         return Ok(None);
     };
-    let sql = "SELECT part, element, size FROM part WHERE object = ?1 ORDER BY seq";
+    let sql = "SELECT part, node, size FROM part WHERE object = ?1 ORDER BY seq";
     let mut statement = db.prepare_cached(sql)?;
     let rows = statement.query_map([object.cast_signed()], |row| {
         Ok(Row {
             object: row.get::<_, i64>(0)?.cast_unsigned(),
-            element: row.get(1)?,
+            node: row.get(1)?,
             size: u64::try_from(row.get::<_, i64>(2)?).ok(),
         })
     })?;
@@ -317,14 +316,14 @@ pub(crate) fn of_all(
     Ok(found)
 }
 
-/// Returns the layout of a sealed version, with each part on its first element; `None` for one object.
+/// Returns the layout of a sealed version, with each part on its first node; `None` for one object.
 pub(crate) fn sealed(db: &Connection, object: u64) -> Result<Option<Layout>, Fault> {
     let Some((unit, rows)) = parts(db, object)? else {
         return Ok(None);
     };
     let part = |row: Row| {
         let size = row.size.unwrap_or(0);
-        Part::on(ObjectId(row.object), size, ElementId(row.element))
+        Part::on(ObjectId(row.object), size, NodeId(row.node))
     };
     let parts: Vec<Part> = rows.into_iter().map(part).collect();
     if unit == 0 {
@@ -366,10 +365,10 @@ pub(crate) fn let_go(
     held: impl Fn(u64) -> bool,
     now: i64,
 ) -> Result<(), Fault> {
-    let sql = "SELECT object FROM removal WHERE element = ?1 AND queued < ?2 AND queued >= ?3 AND NOT EXISTS \
+    let sql = "SELECT object FROM removal WHERE node = ?1 AND queued < ?2 AND queued >= ?3 AND NOT EXISTS \
                (SELECT 1 FROM firing WHERE firing.object = removal.object AND state <= 2)";
     let mut statement = db.prepare_cached(sql)?;
-    let versions = statement.query_map(params![NO_ELEMENT, due.0, due.1], |row| row.get(0))?;
+    let versions = statement.query_map(params![NO_NODE, due.0, due.1], |row| row.get(0))?;
     // A held version does not block the versions after it.
     let free = |version: &rusqlite::Result<i64>| {
         let version = version.as_ref().map(|version| version.cast_unsigned());
@@ -378,9 +377,9 @@ pub(crate) fn let_go(
     let versions = versions.filter(free).take(LET_GO_MAX);
     for version in versions.collect::<Result<Vec<_>, _>>()? {
         for sql in [
-            "INSERT OR IGNORE INTO removal(object, element, queued) \
-             SELECT part, element, ?2 FROM part WHERE object = ?1",
-            "INSERT OR IGNORE INTO removal(object, element, queued) SELECT copy.object, copy.element, ?2 FROM part \
+            "INSERT OR IGNORE INTO removal(object, node, queued) \
+             SELECT part, node, ?2 FROM part WHERE object = ?1",
+            "INSERT OR IGNORE INTO removal(object, node, queued) SELECT copy.object, copy.node, ?2 FROM part \
              CROSS JOIN copy ON copy.object = part.part WHERE part.object = ?1 AND state = 1",
         ] {
             db.prepare_cached(sql)?.execute(params![version, now])?;
@@ -397,8 +396,8 @@ pub(crate) fn let_go(
         ] {
             db.prepare_cached(sql)?.execute([version])?;
         }
-        db.prepare_cached("DELETE FROM removal WHERE element = ?1 AND object = ?2")?
-            .execute(params![NO_ELEMENT, version])?;
+        db.prepare_cached("DELETE FROM removal WHERE node = ?1 AND object = ?2")?
+            .execute(params![NO_NODE, version])?;
     }
     Ok(())
 }

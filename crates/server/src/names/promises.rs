@@ -4,12 +4,12 @@
 
 use super::burst::{DUE, HEARD_NS, WAITS, sum_of};
 use super::fault::Fault;
-use super::node::Node;
 use super::spill::Here;
 use super::transaction::{DEPTH_MAX, Tx};
+use super::vnode::Vnode;
 use rusqlite::{Connection, params};
 use std::collections::BTreeMap;
-use tidemill_core::id::{ElementId, Inode};
+use tidemill_core::id::{Inode, NodeId};
 use tidemill_core::layout::{PlacementError, RESERVE_BYTES, Room, place_in_burst};
 use tidemill_core::promise::{Promise, Space};
 
@@ -19,7 +19,7 @@ pub(crate) struct Promised {
     pub(crate) id: u64,
     /// Folder whose files are within the promise.
     pub(crate) ino: u64,
-    pub(crate) element: u32,
+    pub(crate) node: u32,
     pub(crate) promise: Promise,
     /// User that asked for the promise.
     pub(crate) uid: u32,
@@ -31,14 +31,14 @@ pub(crate) struct Promised {
 
 /// Returns all promises that have not ended.
 pub(crate) fn all(db: &Connection, now: i64) -> Result<Vec<Promised>, Fault> {
-    let sql = "SELECT promise, ino, element, bytes, used, uid, bounded, since, until FROM promise WHERE until > ?1 ORDER BY promise";
+    let sql = "SELECT promise, ino, node, bytes, used, uid, bounded, since, until FROM promise WHERE until > ?1 ORDER BY promise";
     let mut statement = db.prepare_cached(sql)?;
     let rows = statement.query_map([now], |row| {
         let number = |at| row.get::<_, i64>(at).map(i64::cast_unsigned);
         Ok(Promised {
             id: number(0)?,
             ino: number(1)?,
-            element: row.get(2)?,
+            node: row.get(2)?,
             promise: Promise {
                 bytes: number(3)?,
                 used: number(4)?,
@@ -67,34 +67,34 @@ pub(crate) fn all(db: &Connection, now: i64) -> Result<Vec<Promised>, Fault> {
     Ok(promises)
 }
 
-/// Returns the promises of an element.
-pub(crate) fn of(promises: &[Promised], element: u32) -> Vec<Promise> {
-    let of = promises.iter().filter(|one| one.element == element);
+/// Returns the promises of a node.
+pub(crate) fn of(promises: &[Promised], node: u32) -> Vec<Promise> {
+    let of = promises.iter().filter(|one| one.node == node);
     of.map(|one| one.promise).collect()
 }
 
-/// Returns the first promise of an element with space for a file of this initial size, in bytes.
-fn taker(own: &[Promised], element: u32, bytes: u64) -> Option<&Promised> {
+/// Returns the first promise of a node with space for a file of this initial size, in bytes.
+fn taker(own: &[Promised], node: u32, bytes: u64) -> Option<&Promised> {
     own.iter()
-        .find(|one| one.element == element && one.promise.takes(bytes))
+        .find(|one| one.node == node && one.promise.takes(bytes))
 }
 
-/// Returns the space of an element with `free` free bytes.
+/// Returns the space of a node with `free` free bytes.
 pub(crate) fn space(
     db: &Connection,
-    (element, free): (u32, u64),
+    (node, free): (u32, u64),
     (promises, now): (&[Promised], i64),
 ) -> Result<Space, Fault> {
-    let sql = "SELECT count(*) FROM writing WHERE element = ?1";
+    let sql = "SELECT count(*) FROM writing WHERE node = ?1";
     let mut statement = db.prepare_cached(sql)?;
-    let open: i64 = statement.query_row([element], |row| row.get(0))?;
+    let open: i64 = statement.query_row([node], |row| row.get(0))?;
     let bytes = sum_of("size");
     let sql =
-        format!("SELECT {bytes} FROM burst WHERE element = ?1 AND state IN (?2, ?3) AND at > ?4");
+        format!("SELECT {bytes} FROM burst WHERE node = ?1 AND state IN (?2, ?3) AND at > ?4");
     let mut statement = db.prepare_cached(&sql)?;
-    let row = params![element, WAITS, DUE, now - HEARD_NS];
+    let row = params![node, WAITS, DUE, now - HEARD_NS];
     let unheard: i64 = statement.query_row(row, |row| row.get(0))?;
-    let within = of(promises, element).iter().map(|one| one.open).sum();
+    let within = of(promises, node).iter().map(|one| one.open).sum();
     Ok(Space {
         free,
         unheard: unheard.cast_unsigned(),
@@ -102,25 +102,25 @@ pub(crate) fn space(
     })
 }
 
-/// Returns the bytes of an element that are reserved by files being written and by promises.
-pub(crate) fn aside(db: &Connection, element: u32, now: i64) -> Result<u64, Fault> {
+/// Returns the bytes of a node that are reserved by files being written and by promises.
+pub(crate) fn aside(db: &Connection, node: u32, now: i64) -> Result<u64, Fault> {
     let promises = all(db, now)?;
-    let space = space(db, (element, 0), (&promises, now))?;
-    Ok(space.aside(&of(&promises, element)))
+    let space = space(db, (node, 0), (&promises, now))?;
+    Ok(space.aside(&of(&promises, node)))
 }
 
-/// Returns the bytes of an element that are reserved by promises alone.
-pub(crate) fn promised(db: &Connection, element: u32, now: i64) -> Result<u64, Fault> {
-    let promises = of(&all(db, now)?, element);
+/// Returns the bytes of a node that are reserved by promises alone.
+pub(crate) fn promised(db: &Connection, node: u32, now: i64) -> Result<u64, Fault> {
+    let promises = of(&all(db, now)?, node);
     Ok(promises
         .iter()
         .map(Promise::aside)
         .fold(0, u64::saturating_add))
 }
 
-/// Returns the promised bytes of an element, and their unused part.
-pub(crate) fn told(db: &Connection, element: u32, now: i64) -> Result<(u64, u64), Fault> {
-    let promises = of(&all(db, now)?, element);
+/// Returns the promised bytes of a node, and their unused part.
+pub(crate) fn told(db: &Connection, node: u32, now: i64) -> Result<(u64, u64), Fault> {
+    let promises = of(&all(db, now)?, node);
     let sum = |bytes: fn(&Promise) -> u64| promises.iter().map(bytes).fold(0, u64::saturating_add);
     Ok((sum(|one| one.bytes), sum(Promise::left)))
 }
@@ -133,72 +133,72 @@ pub(crate) fn sweep(db: &Connection, now: i64) -> Result<(), Fault> {
 }
 
 impl Tx<'_> {
-    /// Returns the element of the burst tier for a new version without a requested element: an element with a promise for the
-    /// version, else any element with room that is not promised to others.
+    /// Returns the node of the burst tier for a new version without a requested node: a node with a promise for the
+    /// version, else any node with room that is not promised to others.
     pub(super) fn placed_in_burst(
         &self,
-        dir: &Node,
+        dir: &Vnode,
         here: Here<'_>,
-    ) -> Result<Option<ElementId>, Fault> {
+    ) -> Result<Option<NodeId>, Fault> {
         if !self.shared.bursts.any() {
             return Ok(None);
         }
         let promises = self.promises()?;
         let own = self.own(dir, &promises)?;
-        let elements: Vec<ElementId> = here.here.iter().copied().map(ElementId).collect();
-        let apart: Vec<ElementId> = here.apart.iter().copied().map(ElementId).collect();
+        let nodes: Vec<NodeId> = here.here.iter().copied().map(NodeId).collect();
+        let apart: Vec<NodeId> = here.apart.iter().copied().map(NodeId).collect();
         let (mut within, mut beside) = (Vec::new(), Vec::new());
         let rooms = self.shared.rooms();
         for room in rooms.store.iter().filter(|room| room.burst) {
-            let element = room.element.0;
-            let at = (element, room.free_bytes);
+            let node = room.node.0;
+            let at = (node, room.free_bytes);
             let space = space(self.db, at, (&promises, self.now))?;
-            if taker(&own, element, here.bytes).is_some() {
+            if taker(&own, node, here.bytes).is_some() {
                 within.push(Room {
                     free_bytes: space.within(),
                     ..*room
                 });
             }
             beside.push(Room {
-                free_bytes: space.beside(&of(&promises, element)),
+                free_bytes: space.beside(&of(&promises, node)),
                 ..*room
             });
         }
-        if let Ok(Some(element)) = place_in_burst(&elements, &apart, here.bytes, &within) {
-            if let Some(one) = taker(&own, element.0, here.bytes) {
+        if let Ok(Some(node)) = place_in_burst(&nodes, &apart, here.bytes, &within) {
+            if let Some(one) = taker(&own, node.0, here.bytes) {
                 self.take_up(one, here)?;
             }
-            return Ok(Some(element));
+            return Ok(Some(node));
         }
-        match place_in_burst(&elements, &apart, here.bytes, &beside) {
+        match place_in_burst(&nodes, &apart, here.bytes, &beside) {
             Err(PlacementError::BurstFull) if self.shared.bursts.limits().pass => Ok(None),
             placed => Ok(placed?),
         }
     }
 
-    /// Checks a request for an element of the tier. The client may begin a version within its own promise, or a version that leaves
+    /// Checks a request for a node of the tier. The client may begin a version within its own promise, or a version that leaves
     /// the promises of others intact. Otherwise the client waits like all writers there.
     pub(super) fn need_unpromised(
         &self,
-        dir: &Node,
-        element: u32,
+        dir: &Vnode,
+        node: u32,
         here: Here<'_>,
     ) -> Result<(), Fault> {
-        if !self.shared.bursts.promised() || !self.shared.bursts.has(element) {
+        if !self.shared.bursts.promised() || !self.shared.bursts.has(node) {
             return Ok(());
         }
         let promises = self.promises()?;
         let own = self.own(dir, &promises)?;
-        if let Some(one) = taker(&own, element, here.bytes) {
+        if let Some(one) = taker(&own, node, here.bytes) {
             return self.take_up(one, here);
         }
-        let promised = of(&promises, element);
+        let promised = of(&promises, node);
         let rooms = self.shared.rooms();
-        let room = rooms.store.iter().find(|room| room.element.0 == element);
+        let room = rooms.store.iter().find(|room| room.node.0 == node);
         let Some(room) = room.filter(|_| !promised.is_empty()) else {
             return Ok(());
         };
-        let at = (element, room.free_bytes);
+        let at = (node, room.free_bytes);
         let space = space(self.db, at, (&promises, self.now))?;
         match space.beside(&promised) >= here.bytes.saturating_add(RESERVE_BYTES) {
             true => Ok(()),
@@ -214,7 +214,7 @@ impl Tx<'_> {
     }
 
     /// Returns the promises for a folder or its ancestors, the nearest first.
-    fn own(&self, dir: &Node, promises: &[Promised]) -> Result<Vec<Promised>, Fault> {
+    fn own(&self, dir: &Vnode, promises: &[Promised]) -> Result<Vec<Promised>, Fault> {
         let mut own = Vec::new();
         let (mut at, mut parent) = (dir.ino, dir.parent);
         for _ in 0..DEPTH_MAX {
@@ -226,7 +226,7 @@ impl Tx<'_> {
                 break;
             }
             at = parent;
-            parent = Node::get(self.db, at)?.parent;
+            parent = Vnode::get(self.db, at)?.parent;
         }
         Ok(own)
     }
@@ -236,8 +236,8 @@ impl Tx<'_> {
         if here.object == 0 {
             return Ok(());
         }
-        let sql = "INSERT OR REPLACE INTO promised(object, promise, element) VALUES (?1, ?2, ?3)";
-        let row = params![here.object.cast_signed(), one.id.cast_signed(), one.element];
+        let sql = "INSERT OR REPLACE INTO promised(object, promise, node) VALUES (?1, ?2, ?3)";
+        let row = params![here.object.cast_signed(), one.id.cast_signed(), one.node];
         self.db.prepare_cached(sql)?.execute(row)?;
         Ok(())
     }

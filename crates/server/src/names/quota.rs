@@ -3,8 +3,8 @@
 
 use super::burst::sum_of;
 use super::fault::Fault;
-use super::node::Node;
 use super::transaction::{DEPTH_MAX, Tx};
+use super::vnode::Vnode;
 use crate::clock;
 use parking_lot::Mutex;
 use rusqlite::{Connection, OptionalExtension, params};
@@ -77,25 +77,25 @@ impl Quotas {
 
 impl Tx<'_> {
     /// Fails if the room of a new version is full.
-    pub(super) fn need_room(&self, node: &Node) -> Result<(), Fault> {
-        match self.size_max(node)? {
-            Some(0) => Err(Fault::RoomFull(self.called(node.ino))),
+    pub(super) fn need_room(&self, vnode: &Vnode) -> Result<(), Fault> {
+        match self.size_max(vnode)? {
+            Some(0) => Err(Fault::RoomFull(self.called(vnode.ino))),
             _ => Ok(()),
         }
     }
 
     /// Returns the maximum size of a file's next version; `None` if the file is in no room with a quota.
-    pub(super) fn size_max(&self, node: &Node) -> Result<Option<u64>, Fault> {
-        let Some((room, quota)) = self.room_of(node.ino)?.filter(|&(_, quota)| quota != 0) else {
+    pub(super) fn size_max(&self, vnode: &Vnode) -> Result<Option<u64>, Fault> {
+        let Some((room, quota)) = self.room_of(vnode.ino)?.filter(|&(_, quota)| quota != 0) else {
             return Ok(None);
         };
         let used = self.shared.quotas.used(self.db, room, self.now)?;
-        Ok(Some(quota.saturating_sub(used).saturating_add(node.size)))
+        Ok(Some(quota.saturating_sub(used).saturating_add(vnode.size)))
     }
 
     /// Adds the growth of a version that was just sealed, before the next count.
-    pub(super) fn grown(&self, node: &Node, bytes: u64) -> Result<(), Fault> {
-        if let Some((room, _)) = self.room_of(node.ino)? {
+    pub(super) fn grown(&self, vnode: &Vnode, bytes: u64) -> Result<(), Fault> {
+        if let Some((room, _)) = self.room_of(vnode.ino)? {
             self.shared.quotas.grown(room, bytes);
         }
         Ok(())

@@ -1,10 +1,10 @@
 //! Versions that the server itself reads: they stay in place during the read, like versions that jobs read.
 
 use super::fault::Fault;
-use super::node::{Caller, Node};
 use super::shared::Shared;
 use super::sqlite::SqliteNames;
 use super::transaction::Tx;
+use super::vnode::{Caller, Vnode};
 use crate::clock;
 use std::sync::Arc;
 use tidemill_core::layout::Layout;
@@ -15,7 +15,7 @@ use tidemill_wire::v1::Kind;
 pub(crate) struct Reading {
     shared: Arc<Shared>,
     /// The file at the time of the look-up.
-    pub(crate) node: Node,
+    pub(crate) vnode: Vnode,
     /// Places of the bytes; `None` if the version has no bytes.
     pub(crate) layout: Option<Layout>,
     pinned: Vec<u64>,
@@ -35,32 +35,32 @@ impl SqliteNames {
         let shared = self.shared();
         self.database().read(|db| {
             let tx = Tx::new(db, shared, caller, 0, clock::now_ns());
-            let node = tx.reach(ino)?;
-            if node.kind != Kind::File {
+            let vnode = tx.reach(ino)?;
+            if vnode.kind != Kind::File {
                 return Err(Fault::Malformed("only files have versions"));
             }
-            tx.need_read(&node)?;
+            tx.need_read(&vnode)?;
             let mut reading = Reading {
                 shared: shared.clone(),
-                node,
+                vnode,
                 layout: None,
                 pinned: Vec::new(),
             };
-            if reading.node.object == 0 {
+            if reading.vnode.object == 0 {
                 return Ok(reading);
             }
-            let layout = tx.layout_of(&reading.node)?;
+            let layout = tx.layout_of(&reading.vnode)?;
             for part in layout.parts() {
                 if part.current().next().is_none() {
                     // Returns an error with the damage of the part.
-                    tx.readable(part.object.0, part.copies[0].element.0, &[])?;
+                    tx.readable(part.object.0, part.copies[0].node.0, &[])?;
                 }
             }
             // A version that is replaced at this moment rests before its removal, so the pins are in time.
             let parts = layout.parts().iter().map(|part| part.object.0);
             let mut objects: Vec<u64> = parts.collect();
-            if !objects.contains(&reading.node.object) {
-                objects.push(reading.node.object);
+            if !objects.contains(&reading.vnode.object) {
+                objects.push(reading.vnode.object);
             }
             for &object in &objects {
                 shared.pin(object);

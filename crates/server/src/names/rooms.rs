@@ -3,9 +3,9 @@
 use super::attribute::FOLDER_MEDIUM;
 use super::fault::Fault;
 use super::ids;
-use super::node::{Node, SEARCH, SETGID};
 use super::quota::used;
 use super::transaction::{Tx, shown};
+use super::vnode::{SEARCH, SETGID, Vnode};
 use rusqlite::{OptionalExtension, params};
 use std::time::Duration;
 use tidemill_core::id::Inode;
@@ -56,15 +56,15 @@ pub(crate) enum Refusal {
     #[error("channel {0} does not exist in the room: `tidemill channel list ROOM`")]
     NoChannel(String),
     #[error(
-        "the content of channel {0} is lost with the memory of element {1}, or with the element: remove the channel, and create it again"
+        "the content of channel {0} is lost with the memory of node {1}, or with the node: remove the channel, and create it again"
     )]
     ChannelLost(String, u32),
     #[error("a channel can't have {0} bytes: give 64 KiB at least and 4 GiB at most")]
     Capacity(u64),
     #[error("a channel of {0} bytes is more than the {1} bytes that are left of the room's quota")]
     NoQuota(u64, u64),
-    #[error("no element that is up has {0} bytes plus 16 MiB for a channel: `tidemill status`")]
-    NoElement(u64),
+    #[error("no node that is up has {0} bytes plus 16 MiB for a channel: `tidemill status`")]
+    NoNode(u64),
     #[error("a room has 64 channels at most, an array 4096, and 1024 of one user: remove some")]
     TooManyChannels,
     #[error(
@@ -110,7 +110,7 @@ impl Tx<'_> {
         let Some(above) = self.rooms_folder()? else {
             return Ok(Err(Refusal::NoFolder));
         };
-        if Node::child(self.db, above.ino, op.name.as_bytes())?.is_some() {
+        if Vnode::child(self.db, above.ino, op.name.as_bytes())?.is_some() {
             return Ok(Err(Refusal::Exists(op.name.clone())));
         }
         let gid = op.gid.unwrap_or(self.caller.gid);
@@ -163,26 +163,26 @@ impl Tx<'_> {
     }
 
     /// Returns the folder of all rooms and creates it if necessary; `None` if another object has its name.
-    fn rooms_folder(&mut self) -> Result<Option<Node>, Fault> {
-        let root = Node::get(self.db, Inode::ROOT.0)?;
+    fn rooms_folder(&mut self) -> Result<Option<Vnode>, Fault> {
+        let root = Vnode::get(self.db, Inode::ROOT.0)?;
         let owner = (root.uid, root.gid);
-        if let Some(there) = Node::child(self.db, root.ino, FOLDER.as_bytes())? {
+        if let Some(there) = Vnode::child(self.db, root.ino, FOLDER.as_bytes())? {
             let trusted = there.uid == 0 || there.uid == owner.0;
             return Ok(Some(there).filter(|there| there.is_dir() && trusted));
         }
         let ino = self.add_folder(root, FOLDER, 0o755, owner)?;
-        Ok(Some(Node::get(self.db, ino.cast_unsigned())?))
+        Ok(Some(Vnode::get(self.db, ino.cast_unsigned())?))
     }
 
     fn add_folder(
         &mut self,
-        above: Node,
+        above: Vnode,
         name: &str,
         mode: u32,
         owner: (u32, u32),
     ) -> Result<i64, Fault> {
         let ino = ids::reserve(self.db, "inode", 1)?;
-        let mut folder = Node::folder(ino, mode, owner, self.now);
+        let mut folder = Vnode::folder(ino, mode, owner, self.now);
         folder.parent = above.ino;
         self.add_entry(above, name.as_bytes(), &folder)?;
         folder.insert(self.db)?;
@@ -192,37 +192,37 @@ impl Tx<'_> {
     }
 
     /// Returns a room's folder, if the room is not ending.
-    pub(super) fn found_room(&self, name: &str) -> Result<Option<Node>, Fault> {
-        let Some(above) = Node::child(self.db, Inode::ROOT.0, FOLDER.as_bytes())? else {
+    pub(super) fn found_room(&self, name: &str) -> Result<Option<Vnode>, Fault> {
+        let Some(above) = Vnode::child(self.db, Inode::ROOT.0, FOLDER.as_bytes())? else {
             return Ok(None);
         };
-        let Some(node) = Node::child(self.db, above.ino, name.as_bytes())? else {
+        let Some(vnode) = Vnode::child(self.db, above.ino, name.as_bytes())? else {
             return Ok(None);
         };
         let sql = "SELECT 1 FROM room WHERE ino = ?1 AND ends = 0";
         let is_room = self
             .db
             .prepare_cached(sql)?
-            .exists([node.ino.cast_signed()])?;
-        Ok(Some(node).filter(|_| is_room))
+            .exists([vnode.ino.cast_signed()])?;
+        Ok(Some(vnode).filter(|_| is_room))
     }
 
     /// Returns the description of a room.
     fn room(&self, name: &str) -> Done<v1::Room> {
-        let Some(node) = self.found_room(name)? else {
+        let Some(vnode) = self.found_room(name)? else {
             return Ok(Err(Refusal::Unknown(name.to_owned())));
         };
-        let (used_bytes, files) = used(self.db, node.ino)?;
+        let (used_bytes, files) = used(self.db, vnode.ino)?;
         let sql = "SELECT quota, created, expires FROM room WHERE ino = ?1";
-        let mut room = self.db.query_row(sql, [node.ino.cast_signed()], |row| {
+        let mut room = self.db.query_row(sql, [vnode.ino.cast_signed()], |row| {
             Ok(v1::Room {
                 quota_bytes: row.get::<_, i64>(0)?.cast_unsigned(),
                 created: row.get(1)?,
                 expires: row.get(2)?,
                 name: name.to_owned(),
-                uid: node.uid,
-                gid: node.gid,
-                mode: node.mode,
+                uid: vnode.uid,
+                gid: vnode.gid,
+                mode: vnode.mode,
                 used_bytes,
                 files,
                 members: Vec::new(),
@@ -231,7 +231,7 @@ impl Tx<'_> {
         let sql =
             "SELECT member, uid, joined, until FROM room_member WHERE room = ?1 ORDER BY member";
         let mut members = self.db.prepare_cached(sql)?;
-        let members = members.query_map([node.ino.cast_signed()], |row| {
+        let members = members.query_map([vnode.ino.cast_signed()], |row| {
             Ok(v1::RoomMember {
                 member: row.get::<_, i64>(0)?.cast_unsigned(),
                 uid: row.get(1)?,
@@ -251,7 +251,7 @@ impl Tx<'_> {
         let mut all = Vec::new();
         for name in names.collect::<Result<Vec<_>, _>>()? {
             let name = shown(&name);
-            let enters = |node: Node| self.caller.may(&node, SEARCH);
+            let enters = |vnode: Vnode| self.caller.may(&vnode, SEARCH);
             if self.found_room(&name)?.is_some_and(enters) {
                 all.extend(self.room(&name)?.ok());
             }
@@ -261,23 +261,23 @@ impl Tx<'_> {
 
     /// Starts the removal of a room: no member can join it from then on.
     pub(crate) fn end_room(&mut self, name: &str) -> Done<v1::Room> {
-        let Some(node) = self.found_room(name)? else {
+        let Some(vnode) = self.found_room(name)? else {
             return Ok(Err(Refusal::Unknown(name.to_owned())));
         };
-        self.need_owner(&node)?;
+        self.need_owner(&vnode)?;
         let room = self.room(name)?;
         let sql = "UPDATE room SET ends = 1 WHERE ino = ?1";
-        self.db.execute(sql, [node.ino.cast_signed()])?;
+        self.db.execute(sql, [vnode.ino.cast_signed()])?;
         Ok(room)
     }
 
     /// Adds a member, or renews the time of a member that is still alive.
     pub(crate) fn join_room(&mut self, op: &v1::JoinRoomRequest) -> Done<v1::RoomMember> {
-        let Some(node) = self.found_room(&op.name)? else {
+        let Some(vnode) = self.found_room(&op.name)? else {
             return Ok(Err(Refusal::Unknown(op.name.clone())));
         };
-        self.need(&node, SEARCH, &op.name)?;
-        let (room, uid) = (node.ino.cast_signed(), self.caller.uid);
+        self.need(&vnode, SEARCH, &op.name)?;
+        let (room, uid) = (vnode.ino.cast_signed(), self.caller.uid);
         let until = self.now.saturating_add(silence_ns());
         if op.member != 0 {
             let sql = "UPDATE room_member SET until = ?4 WHERE member = ?1 AND room = ?2 AND uid = ?3 AND until != 0 \
@@ -322,15 +322,15 @@ impl Tx<'_> {
 
     /// Removes a member.
     pub(crate) fn leave_room(&mut self, op: &v1::LeaveRoomRequest) -> Done<()> {
-        let Some(node) = self.found_room(&op.name)? else {
+        let Some(vnode) = self.found_room(&op.name)? else {
             return Ok(Err(Refusal::Unknown(op.name.clone())));
         };
         // The owner of the room may remove other members.
-        let any = self.need_owner(&node).is_ok();
+        let any = self.need_owner(&vnode).is_ok();
         let sql = "DELETE FROM room_member WHERE member = ?1 AND room = ?2 AND (?3 OR uid = ?4)";
         let row = params![
             op.member.cast_signed(),
-            node.ino.cast_signed(),
+            vnode.ino.cast_signed(),
             any,
             self.caller.uid
         ];
@@ -343,9 +343,9 @@ impl Tx<'_> {
     /// Returns the object at a path.
     pub(crate) fn look_for(&self, path: &[u8]) -> Result<Found, Fault> {
         match self.resolve(path, true) {
-            Ok(node) if node.kind != Kind::File => Ok(Found::Other),
-            Ok(node) if node.version == 0 => Ok(Found::Unsealed(node.ino)),
-            Ok(node) => Ok(Found::File(node.attr())),
+            Ok(vnode) if vnode.kind != Kind::File => Ok(Found::Other),
+            Ok(vnode) if vnode.version == 0 => Ok(Found::Unsealed(vnode.ino)),
+            Ok(vnode) => Ok(Found::File(vnode.attr())),
             Err(Fault::NotFound(_) | Fault::NotDirectory(_)) => {
                 let link = self.resolve(path, false).is_ok();
                 Ok(if link { Found::Link } else { Found::Nothing })
@@ -395,7 +395,7 @@ impl Tx<'_> {
 
     /// Removes the record of a room whose folder is no longer in `/rooms`.
     fn forget_taken_out(&mut self) -> Result<(), Fault> {
-        let above = Node::child(self.db, Inode::ROOT.0, FOLDER.as_bytes())?;
+        let above = Vnode::child(self.db, Inode::ROOT.0, FOLDER.as_bytes())?;
         let above = above.map_or(0, |above| above.ino).cast_signed();
         let sql = "DELETE FROM room WHERE NOT EXISTS (SELECT 1 FROM inode WHERE inode.ino = room.ino AND parent = ?1 AND nlink > 0) \
                    RETURNING ino";
@@ -427,9 +427,9 @@ impl Tx<'_> {
                 }
                 continue;
             }
-            for (name, node) in entries {
-                if node.is_dir() {
-                    open.push((node.ino, name));
+            for (name, vnode) in entries {
+                if vnode.is_dir() {
+                    open.push((vnode.ino, name));
                     break;
                 }
                 self.unlink_now(at, name, false)?;

@@ -50,7 +50,7 @@ const MIGRATIONS: &[Migration] = &[&[NAMES, JOBS, PLACEMENT, RULES, HEADERS, ROO
 /// Statements that are carried out in one transaction.
 type Migration = &'static [&'static str];
 
-// Inodes, names, versions and their parts. A version of several objects has no element of its own; `held` has an object for each part.
+// Inodes, names, versions and their parts. A version of several objects has no node of its own; `held` has an object for each part.
 // `publication` has the writes of each mount to a version that several mounts write, until the version is sealed.
 const NAMES: &str = "
 CREATE TABLE setting(name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
@@ -63,17 +63,17 @@ CREATE INDEX reservation_object ON reservation(uid, first_object);
 CREATE INDEX reservation_inode ON reservation(uid, first_inode);
 CREATE TABLE inode(ino INTEGER PRIMARY KEY, kind INTEGER NOT NULL, mode INTEGER NOT NULL, uid INTEGER NOT NULL,
   gid INTEGER NOT NULL, nlink INTEGER NOT NULL, size INTEGER NOT NULL, atime INTEGER NOT NULL, mtime INTEGER NOT NULL,
-  ctime INTEGER NOT NULL, rdev INTEGER NOT NULL, version INTEGER NOT NULL, object INTEGER NOT NULL, element INTEGER NOT NULL,
+  ctime INTEGER NOT NULL, rdev INTEGER NOT NULL, version INTEGER NOT NULL, object INTEGER NOT NULL, node INTEGER NOT NULL,
   writing INTEGER NOT NULL, parent INTEGER NOT NULL, target BLOB);
 CREATE TABLE dirent(parent INTEGER NOT NULL, name BLOB NOT NULL, ino INTEGER NOT NULL, PRIMARY KEY(parent,
   name)) WITHOUT ROWID;
 CREATE INDEX dirent_ino ON dirent(ino);
 CREATE TABLE version(object INTEGER PRIMARY KEY, ino INTEGER NOT NULL, version INTEGER NOT NULL, size INTEGER NOT NULL,
-  element INTEGER NOT NULL, uid INTEGER NOT NULL, sealed_at INTEGER NOT NULL, task INTEGER NOT NULL, path BLOB NOT NULL,
+  node INTEGER NOT NULL, uid INTEGER NOT NULL, sealed_at INTEGER NOT NULL, task INTEGER NOT NULL, path BLOB NOT NULL,
   removed INTEGER NOT NULL DEFAULT 0, copies INTEGER NOT NULL DEFAULT 1);
 CREATE INDEX version_ino ON version(ino, version);
-CREATE INDEX version_copies ON version(element, object) WHERE copies > 1 AND removed = 0;
-CREATE TABLE writing(object INTEGER PRIMARY KEY, ino INTEGER NOT NULL, element INTEGER NOT NULL, session INTEGER NOT NULL,
+CREATE INDEX version_copies ON version(node, object) WHERE copies > 1 AND removed = 0;
+CREATE TABLE writing(object INTEGER PRIMARY KEY, ino INTEGER NOT NULL, node INTEGER NOT NULL, session INTEGER NOT NULL,
   uid INTEGER NOT NULL, started INTEGER NOT NULL, told INTEGER NOT NULL DEFAULT 0);
 CREATE INDEX writing_session ON writing(session);
 CREATE TABLE xattr(ino INTEGER NOT NULL, name BLOB NOT NULL, value BLOB NOT NULL, PRIMARY KEY(ino, name)) WITHOUT ROWID;
@@ -82,22 +82,22 @@ CREATE TABLE orphan(ino INTEGER PRIMARY KEY);
 CREATE TABLE expiry(ino INTEGER NOT NULL, object INTEGER NOT NULL, at INTEGER NOT NULL, PRIMARY KEY(ino,
   object)) WITHOUT ROWID;
 CREATE INDEX expiry_at ON expiry(at);
-CREATE TABLE note(element INTEGER NOT NULL, ino INTEGER NOT NULL, changes INTEGER NOT NULL, PRIMARY KEY(element,
+CREATE TABLE note(node INTEGER NOT NULL, ino INTEGER NOT NULL, changes INTEGER NOT NULL, PRIMARY KEY(node,
   ino)) WITHOUT ROWID;
 CREATE TABLE locker(session INTEGER PRIMARY KEY);
 CREATE TABLE annotation(object INTEGER NOT NULL, name BLOB NOT NULL, value BLOB NOT NULL, PRIMARY KEY(object,
   name)) WITHOUT ROWID;
 CREATE TABLE layout(object INTEGER PRIMARY KEY, unit INTEGER NOT NULL, size INTEGER NOT NULL DEFAULT 0,
   mtime INTEGER NOT NULL DEFAULT 0, pieces BLOB);
-CREATE TABLE part(object INTEGER NOT NULL, seq INTEGER NOT NULL, part INTEGER NOT NULL, element INTEGER NOT NULL,
+CREATE TABLE part(object INTEGER NOT NULL, seq INTEGER NOT NULL, part INTEGER NOT NULL, node INTEGER NOT NULL,
   size INTEGER NOT NULL, PRIMARY KEY(object, seq)) WITHOUT ROWID;
 CREATE UNIQUE INDEX part_part ON part(part);
-CREATE INDEX part_element ON part(element, part);
+CREATE INDEX part_node ON part(node, part);
 CREATE TABLE publication(version INTEGER NOT NULL, number INTEGER NOT NULL, cut INTEGER, complete INTEGER NOT NULL,
   count INTEGER NOT NULL, pieces BLOB NOT NULL, PRIMARY KEY(version, number)) WITHOUT ROWID;
-CREATE VIEW held AS SELECT object, object AS version, ino, size, element, copies, removed, uid,
+CREATE VIEW held AS SELECT object, object AS version, ino, size, node, copies, removed, uid,
   path FROM version
-  UNION ALL SELECT part.part, version.object, ino, part.size, part.element, copies, removed, uid,
+  UNION ALL SELECT part.part, version.object, ino, part.size, part.node, copies, removed, uid,
   path FROM part CROSS JOIN version ON version.object = part.object;
 ";
 
@@ -111,7 +111,7 @@ CREATE INDEX job_state ON job(state);
 CREATE UNIQUE INDEX job_once ON job(uid, once) WHERE once IS NOT NULL;
 CREATE TABLE task(task INTEGER PRIMARY KEY, job INTEGER NOT NULL, spec TEXT NOT NULL, state INTEGER NOT NULL,
   changed INTEGER NOT NULL, tries INTEGER NOT NULL DEFAULT 0, label INTEGER NOT NULL DEFAULT 0,
-  element INTEGER NOT NULL DEFAULT 0, start INTEGER NOT NULL DEFAULT 0, kernel_start INTEGER NOT NULL DEFAULT 0,
+  node INTEGER NOT NULL DEFAULT 0, start INTEGER NOT NULL DEFAULT 0, kernel_start INTEGER NOT NULL DEFAULT 0,
   end INTEGER NOT NULL DEFAULT 0, read_bytes INTEGER NOT NULL DEFAULT 0, written_bytes INTEGER NOT NULL DEFAULT 0,
   moved_bytes INTEGER NOT NULL DEFAULT 0, cpu_ns INTEGER NOT NULL DEFAULT 0, memory_bytes INTEGER NOT NULL DEFAULT 0,
   kernel_hash TEXT NOT NULL DEFAULT '', error TEXT NOT NULL DEFAULT '', stderr TEXT NOT NULL DEFAULT '',
@@ -122,68 +122,68 @@ CREATE INDEX task_job ON task(job, changed);
 CREATE TABLE decision(label INTEGER PRIMARY KEY, job INTEGER NOT NULL, task INTEGER NOT NULL, body BLOB NOT NULL);
 CREATE INDEX decision_job ON decision(job);
 CREATE TABLE awaited(job INTEGER NOT NULL, path TEXT NOT NULL, uid INTEGER NOT NULL, object INTEGER NOT NULL DEFAULT -1,
-  element INTEGER NOT NULL DEFAULT 0, size INTEGER NOT NULL DEFAULT 0, PRIMARY KEY(job, path)) WITHOUT ROWID;
+  node INTEGER NOT NULL DEFAULT 0, size INTEGER NOT NULL DEFAULT 0, PRIMARY KEY(job, path)) WITHOUT ROWID;
 CREATE TABLE task_input(task INTEGER NOT NULL, seq INTEGER NOT NULL, name TEXT NOT NULL, object INTEGER NOT NULL,
   selection TEXT NOT NULL DEFAULT '', PRIMARY KEY(task, seq)) WITHOUT ROWID;
 CREATE INDEX task_input_object ON task_input(object);
 CREATE TABLE task_output(task INTEGER NOT NULL, seq INTEGER NOT NULL, name TEXT NOT NULL, ino INTEGER NOT NULL,
-  object INTEGER NOT NULL, element INTEGER NOT NULL, size INTEGER NOT NULL, PRIMARY KEY(task, seq)) WITHOUT ROWID;
-CREATE TABLE element(element INTEGER PRIMARY KEY, status BLOB NOT NULL);
-CREATE TABLE job_element(job INTEGER NOT NULL, element INTEGER NOT NULL, status BLOB NOT NULL, PRIMARY KEY(job,
-  element)) WITHOUT ROWID;
+  object INTEGER NOT NULL, node INTEGER NOT NULL, size INTEGER NOT NULL, PRIMARY KEY(task, seq)) WITHOUT ROWID;
+CREATE TABLE node(node INTEGER PRIMARY KEY, status BLOB NOT NULL);
+CREATE TABLE job_node(job INTEGER NOT NULL, node INTEGER NOT NULL, status BLOB NOT NULL, PRIMARY KEY(job,
+  node)) WITHOUT ROWID;
 CREATE TABLE result(key BLOB PRIMARY KEY, task INTEGER NOT NULL, shape BLOB) WITHOUT ROWID;
 CREATE INDEX result_shape ON result(shape, task) WHERE shape IS NOT NULL;
 CREATE TABLE same(object INTEGER PRIMARY KEY, first INTEGER NOT NULL);
 CREATE TABLE content(object INTEGER PRIMARY KEY, hash TEXT NOT NULL);
 CREATE INDEX content_hash ON content(hash);
-CREATE TABLE label(label INTEGER PRIMARY KEY, element INTEGER NOT NULL, task INTEGER NOT NULL, body BLOB NOT NULL,
+CREATE TABLE label(label INTEGER PRIMARY KEY, node INTEGER NOT NULL, task INTEGER NOT NULL, body BLOB NOT NULL,
   at INTEGER NOT NULL DEFAULT 0);
 ";
 
-// Copies, removals, damage, scrubs, moves, suspended elements, the burst tier and the space that is reserved in it. `promised` has the
-// objects of a reservation: closed ones with their bytes, until their element has removed them.
+// Copies, removals, damage, scrubs, moves, suspended nodes, the burst tier and the space that is reserved in it. `promised` has the
+// objects of a reservation: closed ones with their bytes, until their node has removed them.
 const PLACEMENT: &str = "
-CREATE TABLE copy(object INTEGER NOT NULL, element INTEGER NOT NULL, state INTEGER NOT NULL, PRIMARY KEY(object,
-  element)) WITHOUT ROWID;
-CREATE INDEX copy_element ON copy(element);
+CREATE TABLE copy(object INTEGER NOT NULL, node INTEGER NOT NULL, state INTEGER NOT NULL, PRIMARY KEY(object,
+  node)) WITHOUT ROWID;
+CREATE INDEX copy_node ON copy(node);
 CREATE TABLE short(object INTEGER PRIMARY KEY, has INTEGER NOT NULL, at INTEGER NOT NULL);
 CREATE INDEX short_has ON short(has, at);
-CREATE TABLE lost(element INTEGER PRIMARY KEY, back INTEGER NOT NULL, after INTEGER NOT NULL);
-CREATE TABLE removal(element INTEGER NOT NULL, object INTEGER NOT NULL, queued INTEGER NOT NULL,
-  label INTEGER NOT NULL DEFAULT 0, PRIMARY KEY(element, object)) WITHOUT ROWID;
+CREATE TABLE lost(node INTEGER PRIMARY KEY, back INTEGER NOT NULL, after INTEGER NOT NULL);
+CREATE TABLE removal(node INTEGER NOT NULL, object INTEGER NOT NULL, queued INTEGER NOT NULL,
+  label INTEGER NOT NULL DEFAULT 0, PRIMARY KEY(node, object)) WITHOUT ROWID;
 CREATE INDEX removal_object ON removal(object);
-CREATE TABLE damage(object INTEGER NOT NULL, element INTEGER NOT NULL, what TEXT NOT NULL, at INTEGER NOT NULL,
-  mending INTEGER NOT NULL DEFAULT 0, PRIMARY KEY(object, element)) WITHOUT ROWID;
-CREATE TABLE scrub(scrub INTEGER PRIMARY KEY, request INTEGER NOT NULL, element INTEGER NOT NULL, listed INTEGER NOT NULL,
+CREATE TABLE damage(object INTEGER NOT NULL, node INTEGER NOT NULL, what TEXT NOT NULL, at INTEGER NOT NULL,
+  mending INTEGER NOT NULL DEFAULT 0, PRIMARY KEY(object, node)) WITHOUT ROWID;
+CREATE TABLE scrub(scrub INTEGER PRIMARY KEY, request INTEGER NOT NULL, node INTEGER NOT NULL, listed INTEGER NOT NULL,
   idle INTEGER NOT NULL, begun INTEGER NOT NULL, ended INTEGER NOT NULL, after INTEGER NOT NULL DEFAULT 0,
   labels INTEGER NOT NULL DEFAULT 0, objects INTEGER NOT NULL DEFAULT 0, bytes INTEGER NOT NULL DEFAULT 0,
   damaged INTEGER NOT NULL DEFAULT 0);
-CREATE INDEX scrub_element ON scrub(element);
+CREATE INDEX scrub_node ON scrub(node);
 CREATE TABLE verify(scrub INTEGER NOT NULL, object INTEGER NOT NULL, PRIMARY KEY(scrub, object)) WITHOUT ROWID;
-CREATE TABLE drain(element INTEGER PRIMARY KEY, began INTEGER NOT NULL, after INTEGER NOT NULL, files INTEGER NOT NULL,
+CREATE TABLE drain(node INTEGER PRIMARY KEY, began INTEGER NOT NULL, after INTEGER NOT NULL, files INTEGER NOT NULL,
   bytes INTEGER NOT NULL);
 CREATE TABLE move(source INTEGER NOT NULL, object INTEGER NOT NULL, target INTEGER, size INTEGER NOT NULL,
   why INTEGER NOT NULL, PRIMARY KEY(source, object)) WITHOUT ROWID;
 CREATE INDEX move_object ON move(object);
-CREATE TABLE removed(element INTEGER PRIMARY KEY, at INTEGER NOT NULL);
-CREATE TABLE sleep(element INTEGER PRIMARY KEY, asleep INTEGER NOT NULL, since INTEGER NOT NULL, wakes INTEGER NOT NULL,
+CREATE TABLE removed(node INTEGER PRIMARY KEY, at INTEGER NOT NULL);
+CREATE TABLE sleep(node INTEGER PRIMARY KEY, asleep INTEGER NOT NULL, since INTEGER NOT NULL, wakes INTEGER NOT NULL,
   wake_ns INTEGER NOT NULL);
-CREATE TABLE energy(element INTEGER PRIMARY KEY, microjoules INTEGER NOT NULL, counted_ns INTEGER NOT NULL,
+CREATE TABLE energy(node INTEGER PRIMARY KEY, microjoules INTEGER NOT NULL, counted_ns INTEGER NOT NULL,
   basis TEXT NOT NULL);
-CREATE TABLE burst(object INTEGER PRIMARY KEY, element INTEGER NOT NULL, size INTEGER NOT NULL, at INTEGER NOT NULL,
+CREATE TABLE burst(object INTEGER PRIMARY KEY, node INTEGER NOT NULL, size INTEGER NOT NULL, at INTEGER NOT NULL,
   state INTEGER NOT NULL, goes INTEGER NOT NULL DEFAULT 0);
-CREATE INDEX burst_age ON burst(element, state, at);
-CREATE TABLE promise(promise INTEGER PRIMARY KEY, ino INTEGER NOT NULL, element INTEGER NOT NULL, bytes INTEGER NOT NULL,
+CREATE INDEX burst_age ON burst(node, state, at);
+CREATE TABLE promise(promise INTEGER PRIMARY KEY, ino INTEGER NOT NULL, node INTEGER NOT NULL, bytes INTEGER NOT NULL,
   used INTEGER NOT NULL DEFAULT 0, uid INTEGER NOT NULL, bounded INTEGER NOT NULL, since INTEGER NOT NULL,
   until INTEGER NOT NULL);
 CREATE INDEX promise_ino ON promise(ino);
-CREATE TABLE promised(object INTEGER PRIMARY KEY, promise INTEGER NOT NULL, element INTEGER NOT NULL,
+CREATE TABLE promised(object INTEGER PRIMARY KEY, promise INTEGER NOT NULL, node INTEGER NOT NULL,
   size INTEGER NOT NULL DEFAULT 0);
 CREATE INDEX promised_promise ON promised(promise);
 CREATE TRIGGER promised_gone AFTER DELETE ON removal BEGIN
   UPDATE promise SET used = max(used - (SELECT size FROM promised WHERE object = OLD.object), 0) WHERE promise =
-    (SELECT promise FROM promised WHERE object = OLD.object AND element = OLD.element);
-  DELETE FROM promised WHERE object = OLD.object AND element = OLD.element;
+    (SELECT promise FROM promised WHERE object = OLD.object AND node = OLD.node);
+  DELETE FROM promised WHERE object = OLD.object AND node = OLD.node;
 END;
 CREATE TRIGGER promise_ended AFTER DELETE ON promise BEGIN
   DELETE FROM promised WHERE promise = OLD.promise;
@@ -196,8 +196,8 @@ CREATE TRIGGER promise_folder AFTER DELETE ON inode BEGIN
 END;
 CREATE TRIGGER promised_closed AFTER INSERT ON burst BEGIN
   UPDATE promise SET used = used + min(NEW.size, (1 << 62) - min(used, 1 << 62)) WHERE promise =
-    (SELECT promise FROM promised WHERE object = NEW.object AND element = NEW.element AND size = 0);
-  UPDATE promised SET size = NEW.size WHERE object = NEW.object AND element = NEW.element;
+    (SELECT promise FROM promised WHERE object = NEW.object AND node = NEW.node AND size = 0);
+  UPDATE promised SET size = NEW.size WHERE object = NEW.object AND node = NEW.node;
 END;
 ";
 
@@ -266,7 +266,7 @@ CREATE TABLE room(ino INTEGER PRIMARY KEY, quota INTEGER NOT NULL, created INTEG
 CREATE TABLE room_member(member INTEGER PRIMARY KEY, room INTEGER NOT NULL, uid INTEGER NOT NULL, joined INTEGER NOT NULL,
   until INTEGER NOT NULL);
 CREATE INDEX room_member_room ON room_member(room);
-CREATE TABLE channel(object INTEGER PRIMARY KEY, room INTEGER NOT NULL, name TEXT NOT NULL, element INTEGER NOT NULL,
+CREATE TABLE channel(object INTEGER PRIMARY KEY, room INTEGER NOT NULL, name TEXT NOT NULL, node INTEGER NOT NULL,
   capacity INTEGER NOT NULL, uid INTEGER NOT NULL, created INTEGER NOT NULL, memory INTEGER NOT NULL,
   lost INTEGER NOT NULL DEFAULT 0);
 CREATE UNIQUE INDEX channel_name ON channel(room, name);
@@ -276,7 +276,7 @@ CREATE UNIQUE INDEX channel_name ON channel(room, name);
 const BRIDGES: &str = "
 CREATE TABLE bridge(name TEXT PRIMARY KEY, uri TEXT NOT NULL, read_only INTEGER NOT NULL, uid INTEGER NOT NULL,
   added INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE binding(bridge TEXT PRIMARY KEY, folder TEXT NOT NULL UNIQUE, element INTEGER NOT NULL, every_s INTEGER NOT NULL,
+CREATE TABLE binding(bridge TEXT PRIMARY KEY, folder TEXT NOT NULL UNIQUE, node INTEGER NOT NULL, every_s INTEGER NOT NULL,
   uid INTEGER NOT NULL, gid INTEGER NOT NULL, mode INTEGER NOT NULL, asked INTEGER NOT NULL DEFAULT 1,
   answered INTEGER NOT NULL DEFAULT 0, looked INTEGER NOT NULL DEFAULT 0, files INTEGER NOT NULL DEFAULT 0,
   passed INTEGER NOT NULL DEFAULT 0, example TEXT NOT NULL DEFAULT '', trouble TEXT NOT NULL DEFAULT '') WITHOUT ROWID;

@@ -1,4 +1,4 @@
-//! State of the array that namespace operations need and the database does not have: room on elements, the key that signs
+//! State of the array that namespace operations need and the database does not have: room on nodes, the key that signs
 //! capabilities, and the objects in use.
 
 use super::arrivals::Kept;
@@ -19,15 +19,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use tidemill_core::copies::Wanted;
-use tidemill_core::id::{ElementId, ObjectId};
+use tidemill_core::id::{NodeId, ObjectId};
 use tidemill_core::layout::{PlacementError, Room, to_wake};
 use tidemill_wire::capability::{Attributes, Capability, Key, rights};
 use tokio::sync::Notify;
 
-/// Lifetime of a capability. A client that needs it for longer asks again; a mount asks when an element refuses the capability.
+/// Lifetime of a capability. A client that needs it for longer asks again; a mount asks when a node refuses the capability.
 const CAPABILITY: Duration = Duration::from_secs(5 * 60);
 
-/// Lifetime of a capability in a label, which may wait in an element's queue. Only elements see it.
+/// Lifetime of a capability in a label, which may wait in a node's queue. Only nodes see it.
 const LABEL: Duration = Duration::from_secs(24 * 3600);
 
 /// Time window of the copies that the copy rate is computed from, in nanoseconds.
@@ -41,7 +41,7 @@ pub(crate) struct Shared {
     lent: Lent,
     rooms: RwLock<Arc<Rooms>>,
     holds: Mutex<Holds>,
-    folder_elements: AtomicBool,
+    folder_nodes: AtomicBool,
     folder_copies: AtomicBool,
     folder_stripes: AtomicBool,
     folder_media: AtomicBool,
@@ -59,11 +59,11 @@ pub(crate) struct Shared {
     kernels_folder: AtomicU64,
     /// Files that jobs are going to write.
     pub(crate) claims: Claims,
-    /// Elements that sleep.
+    /// Nodes that sleep.
     pub(crate) sleepers: Arc<Sleepers>,
-    /// Elements that are being emptied or removed.
+    /// Nodes that are being emptied or removed.
     pub(crate) leaving: Leaving,
-    /// Elements of the burst tier.
+    /// Nodes of the burst tier.
     pub(crate) bursts: Bursts,
     /// Usage of rooms.
     pub(crate) quotas: Quotas,
@@ -84,15 +84,15 @@ pub(crate) struct Shared {
 /// Room in the array.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Rooms {
-    /// Storage elements that are up, in order of their ids.
+    /// Storage nodes that are up, in order of their ids.
     pub(crate) store: Vec<Room>,
-    /// Storage elements that sleep, or are about to.
+    /// Storage nodes that sleep, or are about to.
     pub(crate) asleep: Vec<Room>,
-    /// All elements that are up, in order of their ids, and whether each has answered recently.
+    /// All nodes that are up, in order of their ids, and whether each has answered recently.
     pub(crate) up: Vec<(u32, bool)>,
-    /// URLs of the elements that are up.
+    /// URLs of the nodes that are up.
     pub(crate) urls: BTreeMap<u32, String>,
-    /// Capacity of all storage elements, in bytes; a disk that several elements share counts once.
+    /// Capacity of all storage nodes, in bytes; a disk that several nodes share counts once.
     pub(crate) capacity_bytes: u64,
     /// Free bytes of that capacity.
     pub(crate) free_bytes: u64,
@@ -101,13 +101,13 @@ pub(crate) struct Rooms {
 /// Inodes and objects in use. The bytes of an object in use stay although no name leads to it.
 #[derive(Debug, Default)]
 struct Holds {
-    /// For each mount the inodes and objects that it uses, and the elements from which it may read each object.
+    /// For each mount the inodes and objects that it uses, and the nodes from which it may read each object.
     sessions: HashMap<u64, HashMap<(u64, u64), Vec<u32>>>,
     inodes: HashMap<u64, u32>,
     objects: HashMap<u64, u32>,
-    /// Objects that jobs use, on any element.
+    /// Objects that jobs use, on any node.
     pins: HashMap<u64, u32>,
-    /// Objects that mounts use, by element.
+    /// Objects that mounts use, by node.
     places: HashMap<(u64, u32), u32>,
 }
 
@@ -143,7 +143,7 @@ impl Shared {
             lent: Lent::default(),
             rooms: RwLock::default(),
             holds: Mutex::default(),
-            folder_elements: AtomicBool::new(false),
+            folder_nodes: AtomicBool::new(false),
             folder_copies: AtomicBool::new(false),
             folder_stripes: AtomicBool::new(false),
             folder_media: AtomicBool::new(false),
@@ -169,19 +169,19 @@ impl Shared {
     }
 
     /// Signs the right to use an object. Returns an empty capability for a file without bytes.
-    pub(crate) fn sign(&self, element: u32, object: u64, rights: u32, uid: u32) -> Vec<u8> {
+    pub(crate) fn sign(&self, node: u32, object: u64, rights: u32, uid: u32) -> Vec<u8> {
         if object == 0 {
             return Vec::new();
         }
-        // The holder of the capability will use the element.
-        self.sleepers.want(element);
-        self.signed((element, object), rights, uid, CAPABILITY, None)
+        // The holder of the capability will use the node.
+        self.sleepers.want(node);
+        self.signed((node, object), rights, uid, CAPABILITY, None)
     }
 
-    /// Does the same as [`Self::sign`], to write: the element records these attributes of the object at the seal.
+    /// Does the same as [`Self::sign`], to write: the node records these attributes of the object at the seal.
     pub(crate) fn sign_to_write(
         &self,
-        element: u32,
+        node: u32,
         object: u64,
         rights: u32,
         uid: u32,
@@ -190,70 +190,57 @@ impl Shared {
         if object == 0 {
             return Vec::new();
         }
-        self.sleepers.want(element);
+        self.sleepers.want(node);
         let attributes = Some(attributes);
-        self.signed((element, object), rights, uid, CAPABILITY, attributes)
+        self.signed((node, object), rights, uid, CAPABILITY, attributes)
     }
 
     /// Does the same as [`Self::sign`], for an ordinary user: the capability ends if the rights to the file change.
-    pub(crate) fn lend(
-        &self,
-        ino: u64,
-        element: u32,
-        object: u64,
-        rights: u32,
-        uid: u32,
-    ) -> Vec<u8> {
-        let right = self.sign(element, object, rights, uid);
-        self.on_lent(ino, element, object);
+    pub(crate) fn lend(&self, ino: u64, node: u32, object: u64, rights: u32, uid: u32) -> Vec<u8> {
+        let right = self.sign(node, object, rights, uid);
+        self.on_lent(ino, node, object);
         right
     }
 
     /// Does the same as [`Self::sign_to_write`], for an ordinary user: the capability ends if the rights to the file change.
     pub(crate) fn lend_to_write(
         &self,
-        element: u32,
+        node: u32,
         object: u64,
         rights: u32,
         uid: u32,
         attributes: Attributes,
     ) -> Vec<u8> {
-        let right = self.sign_to_write(element, object, rights, uid, attributes);
-        self.on_lent(attributes.inode, element, object);
+        let right = self.sign_to_write(node, object, rights, uid, attributes);
+        self.on_lent(attributes.inode, node, object);
         right
     }
 
     /// Records a capability that was just signed for a user.
-    fn on_lent(&self, ino: u64, element: u32, object: u64) {
+    fn on_lent(&self, ino: u64, node: u32, object: u64) {
         if object != 0 {
             let until = expiry(CAPABILITY);
-            self.lent.on_lent(ino, (element, object), until);
+            self.lent.on_lent(ino, (node, object), until);
         }
     }
 
     /// Does the same as [`Self::sign`], for a label.
-    pub(crate) fn sign_for_label(
-        &self,
-        element: u32,
-        object: u64,
-        rights: u32,
-        uid: u32,
-    ) -> Vec<u8> {
+    pub(crate) fn sign_for_label(&self, node: u32, object: u64, rights: u32, uid: u32) -> Vec<u8> {
         if object == 0 {
             return Vec::new();
         }
-        self.signed((element, object), rights, uid, LABEL, None)
+        self.signed((node, object), rights, uid, LABEL, None)
     }
 
-    /// Signs the server's own right to list all objects of an element and to remove them.
-    pub(crate) fn sign_for_listing(&self, element: u32) -> Vec<u8> {
-        let status = (element, ObjectId::STATUS.0);
+    /// Signs the server's own right to list all objects of a node and to remove them.
+    pub(crate) fn sign_for_listing(&self, node: u32) -> Vec<u8> {
+        let status = (node, ObjectId::STATUS.0);
         self.signed(status, rights::REMOVE, 0, CAPABILITY, None)
     }
 
     fn signed(
         &self,
-        (element, object): (u32, u64),
+        (node, object): (u32, u64),
         rights: u32,
         uid: u32,
         good_for: Duration,
@@ -261,7 +248,7 @@ impl Shared {
     ) -> Vec<u8> {
         self.key.sign(&Capability {
             object: ObjectId(object),
-            element: ElementId(element),
+            node: NodeId(node),
             rights,
             uid,
             expires_at_ns: expiry(good_for),
@@ -274,7 +261,7 @@ impl Shared {
         &self.lent
     }
 
-    /// Returns the key that elements check capabilities with.
+    /// Returns the key that nodes check capabilities with.
     pub(crate) fn key(&self) -> &Key {
         &self.key
     }
@@ -288,13 +275,13 @@ impl Shared {
         *self.rooms.write() = Arc::new(rooms);
     }
 
-    /// Returns whether any directory asks for an element.
-    pub(crate) fn folder_elements(&self) -> bool {
-        self.folder_elements.load(Ordering::Relaxed)
+    /// Returns whether any directory asks for a node.
+    pub(crate) fn folder_nodes(&self) -> bool {
+        self.folder_nodes.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn set_folder_elements(&self) {
-        self.folder_elements.store(true, Ordering::Relaxed);
+    pub(crate) fn set_folder_nodes(&self) {
+        self.folder_nodes.store(true, Ordering::Relaxed);
     }
 
     /// Returns whether any directory asks for copies.
@@ -334,11 +321,11 @@ impl Shared {
         self.spilled.load(Ordering::Relaxed)
     }
 
-    /// Returns whether an element that is up keeps its objects in memory.
-    pub(crate) fn in_memory(&self, element: u32) -> bool {
+    /// Returns whether a node that is up keeps its objects in memory.
+    pub(crate) fn in_memory(&self, node: u32) -> bool {
         let rooms = self.rooms.read();
         let mut rooms = rooms.store.iter();
-        rooms.any(|room| room.element.0 == element && room.memory)
+        rooms.any(|room| room.node.0 == node && room.memory)
     }
 
     /// Returns whether any version consists of several objects, or did since the start.
@@ -390,22 +377,22 @@ impl Shared {
         Some(bytes / seconds).filter(|&rate| rate > 0)
     }
 
-    /// Returns whether an element is up.
-    pub(crate) fn is_up(&self, element: u32) -> bool {
-        self.rooms.read().up.iter().any(|(up, _)| *up == element)
+    /// Returns whether a node is up.
+    pub(crate) fn is_up(&self, node: u32) -> bool {
+        self.rooms.read().up.iter().any(|(up, _)| *up == node)
     }
 
-    /// Returns whether an element is up and has answered recently.
-    pub(crate) fn answers(&self, element: u32) -> bool {
-        self.rooms.read().up.contains(&(element, true))
+    /// Returns whether a node is up and has answered recently.
+    pub(crate) fn answers(&self, node: u32) -> bool {
+        self.rooms.read().up.contains(&(node, true))
     }
 
-    /// Wakes sleeping elements that could take the bytes that the elements that are up have no place for. Then the elements' sleep
+    /// Wakes sleeping nodes that could take the bytes that the nodes that are up have no place for. Then the nodes' sleep
     /// is the reason why placement fails for now.
     pub(crate) fn awaken(&self, error: PlacementError, rooms: &Rooms) -> PlacementError {
         let woken = to_wake(error, &rooms.asleep);
-        for element in &woken {
-            self.sleepers.want(element.0);
+        for node in &woken {
+            self.sleepers.want(node.0);
         }
         let first = woken.first();
         first.map_or(error, |&first| PlacementError::Asleep(first))
@@ -437,8 +424,8 @@ impl Shared {
             });
     }
 
-    /// Records that a mount begins to use an object of an inode on an element. Holding an object twice counts once.
-    pub(crate) fn hold(&self, session: u64, (ino, object): (u64, u64), element: u32) {
+    /// Records that a mount begins to use an object of an inode on a node. Holding an object twice counts once.
+    pub(crate) fn hold(&self, session: u64, (ino, object): (u64, u64), node: u32) {
         if session == 0 {
             return;
         }
@@ -450,9 +437,9 @@ impl Shared {
             add(&mut holds.inodes, ino);
             add(&mut holds.objects, object);
         }
-        if !places.contains(&element) {
-            places.push(element);
-            add(&mut holds.places, (object, element));
+        if !places.contains(&node) {
+            places.push(node);
+            add(&mut holds.places, (object, node));
         }
     }
 
@@ -506,10 +493,10 @@ impl Shared {
         self.holds.lock().pins.contains_key(&object)
     }
 
-    /// Returns whether any mount uses the object on this element, or any job uses the object.
-    pub(crate) fn copy_held(&self, object: u64, element: u32) -> bool {
+    /// Returns whether any mount uses the object on this node, or any job uses the object.
+    pub(crate) fn copy_held(&self, object: u64, node: u32) -> bool {
         let holds = self.holds.lock();
-        holds.pins.contains_key(&object) || holds.places.contains_key(&(object, element))
+        holds.pins.contains_key(&object) || holds.places.contains_key(&(object, node))
     }
 }
 
@@ -517,8 +504,8 @@ impl Holds {
     fn let_go(&mut self, (ino, object): (u64, u64), places: &[u32]) {
         subtract(&mut self.inodes, ino);
         subtract(&mut self.objects, object);
-        for &element in places {
-            subtract(&mut self.places, (object, element));
+        for &node in places {
+            subtract(&mut self.places, (object, node));
         }
     }
 }
@@ -534,11 +521,7 @@ mod tests {
         shared.hold(1, (7, 70), 0);
         shared.hold(2, (7, 70), 3);
         shared.hold(2, (7, 70), 4);
-        assert!(
-            [0, 3, 4]
-                .iter()
-                .all(|&element| shared.copy_held(70, element))
-        );
+        assert!([0, 3, 4].iter().all(|&node| shared.copy_held(70, node)));
         assert!(!shared.copy_held(70, 1));
         shared.pin(70);
         shared.release(1, 7, 70);

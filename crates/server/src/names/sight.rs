@@ -1,8 +1,8 @@
 //! Visibility of files in an answer that names many files: each file by its own rights.
 
 use super::fault::Fault;
-use super::node::{Caller, Node, READ, SEARCH};
 use super::transaction::{DEPTH_MAX, Tx};
+use super::vnode::{Caller, READ, SEARCH, Vnode};
 use rusqlite::OptionalExtension;
 use std::collections::HashMap;
 use tidemill_core::id::Inode;
@@ -60,21 +60,21 @@ impl<'a> Sight<'a> {
         if let Some(known) = self.files.get(&ino) {
             return Ok(known.clone());
         }
-        let seen = match Node::find(self.tx.db, ino)? {
-            Some(node) => Some(self.look(&node)?),
+        let seen = match Vnode::find(self.tx.db, ino)? {
+            Some(vnode) => Some(self.look(&vnode)?),
             None => None,
         };
         self.files.insert(ino, seen.clone());
         Ok(seen)
     }
 
-    fn look(&mut self, node: &Node) -> Result<Seen, Fault> {
-        let names = self.names(node.ino)?;
-        let own = self.owns(node.uid);
-        let readable = own || self.viewer.may(node, READ);
+    fn look(&mut self, vnode: &Vnode) -> Result<Seen, Fault> {
+        let names = self.names(vnode.ino)?;
+        let own = self.owns(vnode.uid);
+        let readable = own || self.viewer.may(vnode, READ);
         let mut seen = Seen {
             allowed: own,
-            object: node.object,
+            object: vnode.object,
             path: Vec::new(),
         };
         for (parent, name) in names {
@@ -95,11 +95,11 @@ impl<'a> Sight<'a> {
 
     /// Returns a path of a file below the folder `under` (empty for the root), if the viewer may list all folders from that one on.
     /// Returns `None` if no such path exists, or the file is neither readable nor the viewer's own.
-    pub(crate) fn listed(&mut self, node: &Node, under: &[u8]) -> Result<Option<Vec<u8>>, Fault> {
-        if !self.owns(node.uid) && !self.viewer.may(node, READ) {
+    pub(crate) fn listed(&mut self, vnode: &Vnode, under: &[u8]) -> Result<Option<Vec<u8>>, Fault> {
+        if !self.owns(vnode.uid) && !self.viewer.may(vnode, READ) {
             return Ok(None);
         }
-        for (parent, name) in self.names(node.ino)? {
+        for (parent, name) in self.names(vnode.ino)? {
             let Some(folder) = self.folder(parent)? else {
                 continue;
             };
@@ -132,12 +132,12 @@ impl<'a> Sight<'a> {
             if let Some(known) = self.folders.get(&at) {
                 break known.clone();
             }
-            let Some(node) = Node::find(self.tx.db, at)? else {
+            let Some(vnode) = Vnode::find(self.tx.db, at)? else {
                 break None;
             };
             if at == Inode::ROOT.0 {
-                let open = self.viewer.may(&node, SEARCH);
-                let unlisted = (!self.viewer.may(&node, READ)).then_some(0);
+                let open = self.viewer.may(&vnode, SEARCH);
+                let unlisted = (!self.viewer.may(&vnode, READ)).then_some(0);
                 let path = Vec::new();
                 break self.keep(
                     at,
@@ -151,19 +151,19 @@ impl<'a> Sight<'a> {
             if chain.len() == DEPTH_MAX {
                 break None;
             }
-            at = node.parent;
-            chain.push(node);
+            at = vnode.parent;
+            chain.push(vnode);
         };
-        for node in chain.into_iter().rev() {
+        for vnode in chain.into_iter().rev() {
             let sql = "SELECT name FROM dirent WHERE ino = ?1 LIMIT 1";
             let mut statement = self.tx.db.prepare_cached(sql)?;
             let name =
-                statement.query_row([node.ino.cast_signed()], |row| row.get::<_, Vec<u8>>(0));
+                statement.query_row([vnode.ino.cast_signed()], |row| row.get::<_, Vec<u8>>(0));
             let folder = above.zip(name.optional()?).map(|(above, name)| {
                 let path = [above.path.as_slice(), b"/", &name].concat();
-                let listed = self.viewer.may(&node, READ);
+                let listed = self.viewer.may(&vnode, READ);
                 Folder {
-                    open: above.open && self.viewer.may(&node, SEARCH),
+                    open: above.open && self.viewer.may(&vnode, SEARCH),
                     unlisted: if listed {
                         above.unlisted
                     } else {
@@ -172,7 +172,7 @@ impl<'a> Sight<'a> {
                     path,
                 }
             });
-            above = self.keep(node.ino, folder);
+            above = self.keep(vnode.ino, folder);
         }
         Ok(above)
     }

@@ -1,14 +1,14 @@
-//! Files in memory: placement of new versions, and the move of an unfinished version to another element when memory is full.
+//! Files in memory: placement of new versions, and the move of an unfinished version to another node when memory is full.
 
 use super::attribute::FOLDER_MEDIUM;
 use super::fault::Fault;
 use super::ids::reserve;
-use super::node::Node;
 use super::shared::Rooms;
 use super::transaction::{Change, Tx};
+use super::vnode::Vnode;
 use crate::rules::ends::GIVEN_UP;
 use rusqlite::params;
-use tidemill_core::id::{ElementId, Inode};
+use tidemill_core::id::{Inode, NodeId};
 use tidemill_core::layout::{Medium, PlacementError, RESERVE_BYTES, Room, place, place_in_memory};
 use tidemill_wire::capability::rights;
 use tidemill_wire::v1::{self, name_result::Result as Answer};
@@ -16,16 +16,16 @@ use tidemill_wire::v1::{self, name_result::Result as Answer};
 /// Location of the client that asks for a new version, and the start of that version.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Here<'a> {
-    /// Elements of the client's host on which the client can write in place. The client can leave such an element if it is in
+    /// Nodes of the client's host on which the client can write in place. The client can leave such a node if it is in
     /// memory and full.
     pub(crate) here: &'a [u32],
-    /// Elements that have other parts of the file.
+    /// Nodes that have other parts of the file.
     pub(crate) apart: &'a [u32],
     /// Bytes that the version begins with.
     pub(crate) bytes: u64,
     /// Object that the version is written to; 0 if that does not matter.
     pub(crate) object: u64,
-    /// Whether the object is already in the store of its element.
+    /// Whether the object is already in the store of its node.
     pub(crate) linked: bool,
 }
 
@@ -54,19 +54,19 @@ impl<'a> From<&'a v1::NewVersion> for Here<'a> {
 }
 
 impl Tx<'_> {
-    /// Returns the element in memory for a version in this folder; `None` if the folder does not ask for memory, or memory is full.
+    /// Returns the node in memory for a version in this folder; `None` if the folder does not ask for memory, or memory is full.
     pub(super) fn placed_in_memory(
         &self,
-        dir: &Node,
+        dir: &Vnode,
         whence: Here<'_>,
         rooms: &Rooms,
-    ) -> Result<Option<ElementId>, Fault> {
+    ) -> Result<Option<NodeId>, Fault> {
         if !self.shared.folder_media()
             || self.folder_attribute(dir, FOLDER_MEDIUM)? != Some(Medium::Memory)
         {
             return Ok(None);
         }
-        let here: Vec<ElementId> = whence.here.iter().copied().map(ElementId).collect();
+        let here: Vec<NodeId> = whence.here.iter().copied().map(NodeId).collect();
         let placed = place_in_memory(&here, whence.bytes, &rooms.store);
         if placed.is_none() {
             self.shared.on_spilled();
@@ -74,72 +74,72 @@ impl Tx<'_> {
         Ok(placed)
     }
 
-    /// Moves an unfinished version to another element. The first request returns the target; the second, after all bytes are
-    /// copied, removes the version from its former element.
+    /// Moves an unfinished version to another node. The first request returns the target; the second, after all bytes are
+    /// copied, removes the version from its former node.
     pub(crate) fn spill(&mut self, op: &v1::Spill) -> Result<Answer, Fault> {
-        let (mut node, _) = self.written(op.ino, op.object)?;
-        let from = self.writing_element(op.object)?;
-        let (Some(from), true) = (from, node.writing == op.object) else {
+        let (mut vnode, _) = self.written(op.ino, op.object)?;
+        let from = self.writing_node(op.object)?;
+        let (Some(from), true) = (from, vnode.writing == op.object) else {
             return Err(Fault::Stale(op.object));
         };
         let rooms = self.shared.rooms();
-        let Some(to) = op.element else {
+        let Some(to) = op.node else {
             let to = elsewhere(op, from, &rooms.store)?;
             let all = rights::READ | rights::WRITE | rights::ATTRIBUTES;
             return Ok(Answer::Opened(v1::Opened {
-                attr: Some(node.attr()),
+                attr: Some(vnode.attr()),
                 object: op.object,
-                element: to.0,
-                capability: self.right_to_write(&node, to.0, op.object, all)?,
+                node: to.0,
+                capability: self.right_to_write(&vnode, to.0, op.object, all)?,
                 ..v1::Opened::default()
             }));
         };
         if i64::from(to) == from {
             // A repeated request: its answer was lost.
-            return self.opened_for_writing(&node, op.object);
+            return self.opened_for_writing(&vnode, op.object);
         }
         if !rooms
             .store
             .iter()
-            .any(|room| room.element.0 == to && !room.memory)
+            .any(|room| room.node.0 == to && !room.memory)
         {
-            return Err(PlacementError::Unknown(ElementId(to)).into());
+            return Err(PlacementError::Unknown(NodeId(to)).into());
         }
         let object = op.object.cast_signed();
         self.db
-            .prepare_cached("UPDATE writing SET element = ?2 WHERE object = ?1")?
+            .prepare_cached("UPDATE writing SET node = ?2 WHERE object = ?1")?
             .execute(params![object, to])?;
-        let sql = "INSERT OR IGNORE INTO removal(object, element, queued) VALUES (?1, ?2, ?3)";
+        let sql = "INSERT OR IGNORE INTO removal(object, node, queued) VALUES (?1, ?2, ?3)";
         self.db
             .prepare_cached(sql)?
             .execute(params![object, from, self.now])?;
-        if node.object == 0 {
-            node.element = to.into();
-            node.update(self.db)?;
+        if vnode.object == 0 {
+            vnode.node = to.into();
+            vnode.update(self.db)?;
         }
         self.shared.on_spilled();
-        self.changes.push(Change::Node(node.ino));
-        self.opened_for_writing(&node, op.object)
+        self.changes.push(Change::Vnode(vnode.ino));
+        self.opened_for_writing(&vnode, op.object)
     }
 
-    /// Ends the unfinished versions on an element in memory, which are lost with the element. A file keeps the version that it has.
+    /// Ends the unfinished versions on a node in memory, which are lost with the node. A file keeps the version that it has.
     /// A file without a version receives the lost one, without bytes, so that no reader takes it for an empty file: the function
-    /// that loses the versions of the element will find it. Returns the number of unfinished versions.
-    pub(crate) fn lose_writing(&mut self, element: u32) -> Result<u64, Fault> {
+    /// that loses the versions of the node will find it. Returns the number of unfinished versions.
+    pub(crate) fn lose_writing(&mut self, node: u32) -> Result<u64, Fault> {
         let mut statement = self
             .db
-            .prepare("SELECT ino, object FROM writing WHERE element = ?1")?;
-        let written = statement.query_map([element], |row| {
+            .prepare("SELECT ino, object FROM writing WHERE node = ?1")?;
+        let written = statement.query_map([node], |row| {
             let number = |at| row.get::<_, i64>(at).map(i64::cast_unsigned);
             Ok((number(0)?, number(1)?))
         })?;
         let written = written.collect::<Result<Vec<(u64, u64)>, _>>()?;
         for &(ino, object) in &written {
-            match Node::find(self.db, ino)?.filter(|node| node.writing == object) {
-                Some(node) if node.object == 0 => self.lose_first(node, element.into())?,
+            match Vnode::find(self.db, ino)?.filter(|vnode| vnode.writing == object) {
+                Some(vnode) if vnode.object == 0 => self.lose_first(vnode, node.into())?,
                 Some(_) => drop(self.abandon(&v1::Abandon { ino, object })?),
                 None => {
-                    self.drop_object(object, element.into())?;
+                    self.drop_object(object, node.into())?;
                     self.end_writing(object)?;
                 }
             }
@@ -148,41 +148,41 @@ impl Tx<'_> {
     }
 
     /// Makes the first, unsealed version of a file a version without bytes. It fires no rule. The version has a new object that no
-    /// element stores: a writer that does not know of the loss may still write the old object, which is no version.
-    fn lose_first(&mut self, mut node: Node, element: i64) -> Result<(), Fault> {
-        let written = std::mem::take(&mut node.writing);
+    /// node stores: a writer that does not know of the loss may still write the old object, which is no version.
+    fn lose_first(&mut self, mut vnode: Vnode, node: i64) -> Result<(), Fault> {
+        let written = std::mem::take(&mut vnode.writing);
         self.end_begun(written, GIVEN_UP)?;
         self.end_writing(written)?;
-        self.drop_object(written, element)?;
-        node.object = reserve(self.db, "object", 1)?;
-        node.version += 1;
-        node.size = 0;
-        let path = self.path_of(node.ino)?.unwrap_or_default();
-        let sql = "INSERT INTO version(object, ino, version, size, element, uid, sealed_at, task, path, copies) \
+        self.drop_object(written, node)?;
+        vnode.object = reserve(self.db, "object", 1)?;
+        vnode.version += 1;
+        vnode.size = 0;
+        let path = self.path_of(vnode.ino)?.unwrap_or_default();
+        let sql = "INSERT INTO version(object, ino, version, size, node, uid, sealed_at, task, path, copies) \
                    VALUES (?1, ?2, ?3, 0, ?4, ?5, ?6, 0, ?7, 1)";
         self.db.prepare_cached(sql)?.execute(params![
-            node.object.cast_signed(),
-            node.ino.cast_signed(),
-            node.version.cast_signed(),
-            node.element,
-            node.uid,
+            vnode.object.cast_signed(),
+            vnode.ino.cast_signed(),
+            vnode.version.cast_signed(),
+            vnode.node,
+            vnode.uid,
             self.now,
             path,
         ])?;
-        node.update(self.db)?;
-        self.note(&node)?;
-        self.changes.push(Change::Node(node.ino));
-        self.changes.push(Change::Sealed(node.ino));
-        self.purge_if_orphan(&node)
+        vnode.update(self.db)?;
+        self.note(&vnode)?;
+        self.changes.push(Change::Vnode(vnode.ino));
+        self.changes.push(Change::Sealed(vnode.ino));
+        self.purge_if_orphan(&vnode)
     }
 }
 
-/// Chooses an element on a disk with room for the bytes written so far.
-fn elsewhere(op: &v1::Spill, from: i64, rooms: &[Room]) -> Result<ElementId, PlacementError> {
+/// Chooses a node on a disk with room for the bytes written so far.
+fn elsewhere(op: &v1::Spill, from: i64, rooms: &[Room]) -> Result<NodeId, PlacementError> {
     let needed = op.bytes.saturating_add(RESERVE_BYTES);
     let able = rooms
         .iter()
-        .filter(|room| !room.memory && i64::from(room.element.0) != from)
+        .filter(|room| !room.memory && i64::from(room.node.0) != from)
         .filter(|room| room.free_bytes >= needed);
     let able: Vec<Room> = able.copied().collect();
     match able.is_empty() {

@@ -5,10 +5,10 @@ use super::changes::{Changes, Teller};
 use super::commit::{Database, Kept};
 use super::fault::Fault;
 use super::ids;
-use super::node::{Caller, Node};
 use super::schema::OpenError;
 use super::shared::Shared;
 use super::transaction::Tx;
+use super::vnode::{Caller, Vnode};
 use super::{Answered, Change, Changed, Names, Request, Unfinished, Unsealed, Written, writers};
 use crate::clock;
 use rusqlite::{Connection, OptionalExtension, params};
@@ -66,10 +66,9 @@ impl SqliteNames {
                 .map_err(at)?
                 .cast_unsigned(),
         );
-        let folders =
-            "SELECT count(*) FROM xattr WHERE name = CAST('user.tidemill.element' AS BLOB)";
+        let folders = "SELECT count(*) FROM xattr WHERE name = CAST('user.tidemill.node' AS BLOB)";
         if count(folders).map_err(at)? > 0 {
-            shared.set_folder_elements();
+            shared.set_folder_nodes();
         }
         let folders =
             "SELECT count(*) FROM xattr WHERE name = CAST('user.tidemill.copies' AS BLOB)";
@@ -216,8 +215,8 @@ impl SqliteNames {
 
 /// Creates the content of a new database: the root directory and the key. Returns the key.
 fn first_steps(db: &Connection, (uid, gid): (u32, u32)) -> Result<Key, Fault> {
-    if Node::find(db, Inode::ROOT.0)?.is_none() {
-        let root = Node::folder(Inode::ROOT.0, 0o755, (uid, gid), clock::now_ns());
+    if Vnode::find(db, Inode::ROOT.0)?.is_none() {
+        let root = Vnode::folder(Inode::ROOT.0, 0o755, (uid, gid), clock::now_ns());
         root.insert(db)?;
         let sql = "INSERT INTO setting VALUES ('key', ?1), ('array_id', ?2)";
         db.execute(
@@ -387,15 +386,15 @@ impl Names for SqliteNames {
 
 #[cfg(test)]
 impl SqliteNames {
-    /// Adds an element with room.
-    pub(crate) fn add_element(&self, element: tidemill_core::id::ElementId) {
+    /// Adds a node with room.
+    pub(crate) fn add_node(&self, node: tidemill_core::id::NodeId) {
         let mut rooms = super::shared::Rooms::clone(&self.shared().rooms());
         rooms.store.push(tidemill_core::layout::Room {
             leaving: false,
             memory: false,
             burst: false,
             outside: false,
-            element,
+            node,
             free_bytes: 1 << 40,
             answers: true,
         });

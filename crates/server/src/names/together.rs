@@ -4,13 +4,13 @@
 
 use super::fault::Fault;
 use super::ids;
-use super::node::{NO_ELEMENT, Node};
 use super::parts::{self, NOWHERE};
 use super::spill::Here;
 use super::transaction::{Change, Tx};
+use super::vnode::{NO_NODE, Vnode};
 use crate::rules::ends::SHARED;
 use rusqlite::{Connection, OptionalExtension, params};
-use tidemill_core::id::{ElementId, Inode, ObjectId};
+use tidemill_core::id::{Inode, NodeId, ObjectId};
 use tidemill_core::layout::{
     Extent, Extents, Layout, LayoutError, PIECES_MAX, Part, RESERVE_BYTES, UNTOLD_MAX, Within,
     decode_pieces, encode_pieces,
@@ -39,7 +39,7 @@ pub(crate) struct Member {
     pub(crate) version: u64,
     part: u64,
     index: u32,
-    element: u32,
+    node: u32,
     session: u64,
     uid: u32,
     /// Number of the part's last publication.
@@ -112,7 +112,7 @@ impl Tx<'_> {
         if !self.shared.parts() {
             return Ok(None);
         }
-        let sql = "SELECT part.object, seq, part.element, session, told, uid FROM part \
+        let sql = "SELECT part.object, seq, part.node, session, told, uid FROM part \
                    CROSS JOIN layout ON layout.object = part.object CROSS JOIN writing ON writing.object = part.part \
                    WHERE part = ?1 AND unit = 0";
         let mut statement = self.db.prepare_cached(sql)?;
@@ -122,7 +122,7 @@ impl Tx<'_> {
                 version: number(0)?,
                 part,
                 index: row.get(1)?,
-                element: row.get(2)?,
+                node: row.get(2)?,
                 session: number(3)?,
                 told: number(4)?,
                 uid: row.get(5)?,
@@ -132,8 +132,8 @@ impl Tx<'_> {
     }
 
     /// Returns whether several mounts write a file.
-    pub(crate) fn is_together(&self, node: &Node) -> Result<bool, Fault> {
-        Ok(node.writing != 0 && self.shared.parts() && is_written(self.db, node.writing)?)
+    pub(crate) fn is_together(&self, vnode: &Vnode) -> Result<bool, Fault> {
+        Ok(vnode.writing != 0 && self.shared.parts() && is_written(self.db, vnode.writing)?)
     }
 
     fn need_mount(&self) -> Result<(), Fault> {
@@ -159,12 +159,12 @@ impl Tx<'_> {
         let Some(size) = base else {
             return Err(Fault::Stale(object));
         };
-        let mut node = Node::get(self.db, ino)?;
-        if node.writing != object || self.session_of(object)? != Some(self.session) {
+        let mut vnode = Vnode::get(self.db, ino)?;
+        if vnode.writing != object || self.session_of(object)? != Some(self.session) {
             return Err(Fault::Stale(object));
         }
-        let element = self.writing_element(object)?;
-        let Some(element) = element.filter(|&element| element != NO_ELEMENT) else {
+        let node = self.writing_node(object)?;
+        let Some(node) = node.filter(|&node| node != NO_NODE) else {
             return Err(Fault::Malformed("striped files have one writer"));
         };
         if size > SIZE_MAX {
@@ -175,7 +175,7 @@ impl Tx<'_> {
         let sql = "INSERT INTO layout(object, unit, size, mtime) VALUES (?1, 0, ?2, 0)";
         let row = params![version.cast_signed(), size.cast_signed()];
         self.db.prepare_cached(sql)?.execute(row)?;
-        self.insert_part(version, 0, object, element)?;
+        self.insert_part(version, 0, object, node)?;
         let all = Extent {
             offset: 0,
             length: size,
@@ -184,34 +184,34 @@ impl Tx<'_> {
         let all: &[Extent] = if size > 0 { &[all] } else { &[] };
         self.insert_publication(version, 1, None, false, all)?;
         self.end_begun(object, SHARED)?;
-        node.writing = version;
-        node.update(self.db)?;
-        self.changes.push(Change::Node(ino));
+        vnode.writing = version;
+        vnode.update(self.db)?;
+        self.changes.push(Change::Vnode(ino));
         self.member(object)?.ok_or(Fault::Stale(object))
     }
 
     /// Adds another mount to the writers of a version.
     pub(crate) fn join_together(
         &mut self,
-        node: &Node,
+        vnode: &Vnode,
         op: &v1::NewVersion,
     ) -> Result<Answer, Fault> {
-        let version = node.writing;
+        let version = vnode.writing;
         let count = self.count_parts(version)?;
         if count >= PARTS_MAX {
-            return Err(Fault::Busy(self.called(node.ino)));
+            return Err(Fault::Busy(self.called(vnode.ino)));
         }
         self.need_room_for_pieces(version)?;
         let near = op.near.filter(|near| {
             let rooms = self.shared.rooms();
-            let room = rooms.store.iter().find(|room| room.element.0 == *near);
+            let room = rooms.store.iter().find(|room| room.node.0 == *near);
             room.is_some_and(|room| {
                 let takes = room.answers && !room.leaving && !room.memory && !room.burst;
                 takes && room.free_bytes >= RESERVE_BYTES
             })
         });
-        let folder = self.folder_of(node.ino)?;
-        let apart = self.elements_of_parts(version)?;
+        let folder = self.folder_of(vnode.ino)?;
+        let apart = self.nodes_of_parts(version)?;
         let here = Here {
             here: &op.here,
             apart: &apart,
@@ -219,30 +219,30 @@ impl Tx<'_> {
             ..Here::default()
         };
         let burst = self.placed_in_burst(&folder, here)?;
-        let element = match burst.map(|burst| burst.0).or(near) {
+        let node = match burst.map(|burst| burst.0).or(near) {
             Some(near) => near.into(),
-            None => self.place(Inode(node.ino), None, &folder, Here::default())?,
+            None => self.place(Inode(vnode.ino), None, &folder, Here::default())?,
         };
-        self.insert_part(version, count, op.object, element)?;
-        self.begin_writing_of(op.object, node.ino, element)?;
+        self.insert_part(version, count, op.object, node)?;
+        self.begin_writing_of(op.object, vnode.ino, node)?;
         let member = self.member(op.object)?.ok_or(Fault::Stale(op.object))?;
-        self.changes.push(Change::Node(node.ino));
-        self.opened_together(node, &member)
+        self.changes.push(Change::Vnode(vnode.ino));
+        self.opened_together(vnode, &member)
     }
 
     /// Returns the right to write a part.
-    pub(crate) fn opened_together(&self, node: &Node, member: &Member) -> Result<Answer, Fault> {
-        let (element, part) = (member.element, member.part);
-        self.shared.hold(self.session, (node.ino, part), element);
+    pub(crate) fn opened_together(&self, vnode: &Vnode, member: &Member) -> Result<Answer, Fault> {
+        let (node, part) = (member.node, member.part);
+        self.shared.hold(self.session, (vnode.ino, part), node);
         let all = rights::READ | rights::WRITE | rights::ATTRIBUTES;
-        let Answer::Together(told) = self.news(node, member.version, 0, Some(member))? else {
+        let Answer::Together(told) = self.news(vnode, member.version, 0, Some(member))? else {
             return Err(Fault::Stale(part));
         };
         Ok(Answer::Opened(v1::Opened {
-            attr: Some(node.attr()),
+            attr: Some(vnode.attr()),
             object: part,
-            element,
-            capability: self.right_to_write(node, element, part, all)?,
+            node,
+            capability: self.right_to_write(vnode, node, part, all)?,
             together: Some(told),
             ..v1::Opened::default()
         }))
@@ -251,19 +251,20 @@ impl Tx<'_> {
     /// Returns the publications of a version after number `since`, for a mount that uses the version from now on.
     fn news(
         &self,
-        node: &Node,
+        vnode: &Vnode,
         version: u64,
         since: u64,
         mine: Option<&Member>,
     ) -> Result<Answer, Fault> {
-        let news = self.published(node, version, since, mine)?;
-        self.shared.hold(self.session, (node.ino, version), NOWHERE);
+        let news = self.published(vnode, version, since, mine)?;
+        self.shared
+            .hold(self.session, (vnode.ino, version), NOWHERE);
         Ok(Answer::Together(news))
     }
 
     fn published(
         &self,
-        node: &Node,
+        vnode: &Vnode,
         version: u64,
         since: u64,
         mine: Option<&Member>,
@@ -272,14 +273,9 @@ impl Tx<'_> {
         let (_, rows) = parts::parts(self.db, version)?.ok_or(Fault::Stale(version))?;
         let part = |row: &parts::Row| v1::LayoutPart {
             object: row.object,
-            element: row.element,
+            node: row.node,
             size: 0,
-            capability: self.right(
-                node,
-                row.element,
-                row.object,
-                rights::READ | rights::UNSEALED,
-            ),
+            capability: self.right(vnode, row.node, row.object, rights::READ | rights::UNSEALED),
         };
         Ok(v1::Together {
             version,
@@ -296,18 +292,18 @@ impl Tx<'_> {
     /// See [`v1::Pieces`].
     pub(crate) fn pieces(&self, op: &v1::Pieces) -> Result<Answer, Fault> {
         let mount = self.need_mount().is_ok();
-        let node = match mount {
-            true => Node::get(self.db, op.ino)?,
+        let vnode = match mount {
+            true => Vnode::get(self.db, op.ino)?,
             false => self.reach(op.ino)?,
         };
         if !mount {
-            self.need_read(&node)?;
+            self.need_read(&vnode)?;
         }
-        if node.writing == op.version {
+        if vnode.writing == op.version {
             return match mount {
-                true => self.news(&node, op.version, op.since, None),
+                true => self.news(&vnode, op.version, op.since, None),
                 false => self
-                    .published(&node, op.version, op.since, None)
+                    .published(&vnode, op.version, op.since, None)
                     .map(Answer::Together),
             };
         }
@@ -315,35 +311,35 @@ impl Tx<'_> {
         let key = params![op.version.cast_signed(), op.ino.cast_signed()];
         let mut statement = self.db.prepare_cached(sql)?;
         let size: Option<i64> = statement.query_row(key, |row| row.get(0)).optional()?;
-        let sealed = self.opened_parts(&node, op.version, (&[], false), rights::READ)?;
+        let sealed = self.opened_parts(&vnode, op.version, (&[], false), rights::READ)?;
         let (Some(size), Some(sealed)) = (size, sealed) else {
             return Err(Fault::Stale(op.version));
         };
         Ok(Answer::Together(v1::Together {
             version: op.version,
             size: size.cast_unsigned(),
-            mtime: node.mtime,
+            mtime: vnode.mtime,
             sealed: Some(sealed),
             ..v1::Together::default()
         }))
     }
 
     /// Returns the version that several mounts write, for reading; `None` if the file has no such version.
-    pub(crate) fn open_together(&self, node: &Node) -> Result<Option<Answer>, Fault> {
-        if !self.is_together(node)? {
+    pub(crate) fn open_together(&self, vnode: &Vnode) -> Result<Option<Answer>, Fault> {
+        if !self.is_together(vnode)? {
             return Ok(None);
         }
         self.shared
-            .hold(self.session, (node.ino, node.writing), NOWHERE);
-        self.opened_written(node).map(Some)
+            .hold(self.session, (vnode.ino, vnode.writing), NOWHERE);
+        self.opened_written(vnode).map(Some)
     }
 
     /// Returns the version that several mounts write, in its present state.
-    pub(crate) fn opened_written(&self, node: &Node) -> Result<Answer, Fault> {
-        let told = self.published(node, node.writing, 0, None)?;
+    pub(crate) fn opened_written(&self, vnode: &Vnode) -> Result<Answer, Fault> {
+        let told = self.published(vnode, vnode.writing, 0, None)?;
         Ok(Answer::Opened(v1::Opened {
-            attr: Some(node.attr()),
-            object: node.writing,
+            attr: Some(vnode.attr()),
+            object: vnode.writing,
             size: told.size,
             together: Some(told),
             ..v1::Opened::default()
@@ -360,10 +356,10 @@ impl Tx<'_> {
         }
         if news {
             self.condense(member.version)?;
-            self.changes.push(Change::Node(op.ino));
+            self.changes.push(Change::Vnode(op.ino));
         }
-        let node = Node::get(self.db, op.ino)?;
-        self.news(&node, member.version, op.since, Some(&member))
+        let vnode = Vnode::get(self.db, op.ino)?;
+        self.news(&vnode, member.version, op.since, Some(&member))
     }
 
     /// Records a publication of a part; returns whether it is new.
@@ -526,7 +522,7 @@ impl Tx<'_> {
     /// Returns the layout of all publications.
     fn merged(&self, version: u64) -> Result<Extents, Fault> {
         let (_, rows) = parts::parts(self.db, version)?.ok_or(Fault::Stale(version))?;
-        let part = |row: &parts::Row| Part::on(ObjectId(row.object), 0, ElementId(row.element));
+        let part = |row: &parts::Row| Part::on(ObjectId(row.object), 0, NodeId(row.node));
         let mut merged = Extents::with_parts(rows.iter().map(part).collect());
         for publication in self.publications(version, 0)? {
             let pieces = decode_pieces(&publication.pieces).map_err(Fault::BadLayout)?;
@@ -541,25 +537,25 @@ impl Tx<'_> {
         Ok(merged)
     }
 
-    fn insert_part(&self, version: u64, index: u32, part: u64, element: i64) -> Result<(), Fault> {
+    fn insert_part(&self, version: u64, index: u32, part: u64, node: i64) -> Result<(), Fault> {
         self.db
             .prepare_cached("INSERT INTO part VALUES (?1, ?2, ?3, ?4, ?5)")?
             .execute(params![
                 version.cast_signed(),
                 index,
                 part.cast_signed(),
-                element,
+                node,
                 parts::UNSEALED,
             ])?;
         Ok(())
     }
 
-    /// Returns the elements that store parts of the version.
-    fn elements_of_parts(&self, version: u64) -> Result<Vec<u32>, Fault> {
-        let sql = "SELECT DISTINCT element FROM part WHERE object = ?1 AND element >= 0";
+    /// Returns the nodes that store parts of the version.
+    fn nodes_of_parts(&self, version: u64) -> Result<Vec<u32>, Fault> {
+        let sql = "SELECT DISTINCT node FROM part WHERE object = ?1 AND node >= 0";
         let mut statement = self.db.prepare_cached(sql)?;
-        let elements = statement.query_map([version.cast_signed()], |row| row.get(0))?;
-        Ok(elements.collect::<Result<_, _>>()?)
+        let nodes = statement.query_map([version.cast_signed()], |row| row.get(0))?;
+        Ok(nodes.collect::<Result<_, _>>()?)
     }
 
     fn count_parts(&self, version: u64) -> Result<u32, Fault> {
@@ -582,8 +578,8 @@ impl Tx<'_> {
         if member.is_some() || op.told.is_empty() || op.base.is_none() {
             return Ok(member);
         }
-        let node = Node::get(self.db, op.ino)?;
-        if node.writing != op.object {
+        let vnode = Vnode::get(self.db, op.ino)?;
+        if vnode.writing != op.object {
             return Ok(None);
         }
         self.shared_member((op.ino, op.object), op.base).map(Some)
@@ -595,8 +591,8 @@ impl Tx<'_> {
         op: &v1::Seal,
         member: &Member,
     ) -> Result<Answer, Fault> {
-        let (mut node, _) = self.written(op.ino, op.object)?;
-        if node.writing != member.version {
+        let (mut vnode, _) = self.written(op.ino, op.object)?;
+        if vnode.writing != member.version {
             return Err(Fault::Stale(op.object));
         }
         let mut member = *member;
@@ -605,13 +601,13 @@ impl Tx<'_> {
             news |= self.record(&mut member, told)?;
         }
         if news || op.attributes.is_some() {
-            self.changes.push(Change::Node(op.ino));
+            self.changes.push(Change::Vnode(op.ino));
         }
         self.set_part_size(member.part, op.size)?;
         if let Some(attributes) = &op.attributes {
-            self.change_attributes(&mut node, attributes)?;
+            self.change_attributes(&mut vnode, attributes)?;
         }
-        self.leave_together(&mut node, &member, &op.copies)
+        self.leave_together(&mut vnode, &member, &op.copies)
     }
 
     /// Abandons a part that will not be sealed. The bytes that it published become holes. A part that published nothing is removed
@@ -621,37 +617,37 @@ impl Tx<'_> {
         op: &v1::Abandon,
         member: &Member,
     ) -> Result<Answer, Fault> {
-        let (mut node, _) = self.written(op.ino, op.object)?;
-        self.leave_together(&mut node, member, "")
+        let (mut vnode, _) = self.written(op.ino, op.object)?;
+        self.leave_together(&mut vnode, member, "")
     }
 
     fn leave_together(
         &mut self,
-        node: &mut Node,
+        vnode: &mut Vnode,
         member: &Member,
         copies: &str,
     ) -> Result<Answer, Fault> {
         self.end_writing(member.part)?;
-        self.shared.release(self.session, node.ino, member.part);
+        self.shared.release(self.session, vnode.ino, member.part);
         let sql = "SELECT 1 FROM part CROSS JOIN writing ON writing.object = part.part WHERE part.object = ?1";
         let others = self
             .db
             .prepare_cached(sql)?
             .exists([member.version.cast_signed()])?;
-        if others || node.nlink == 0 {
+        if others || vnode.nlink == 0 {
             if !others {
-                self.drop_unsealed(node)?;
-                node.writing = 0;
+                self.drop_unsealed(vnode)?;
+                vnode.writing = 0;
             }
-            node.update(self.db)?;
-            self.changes.push(Change::Closed(node.ino));
-            self.purge_if_orphan(node)?;
-            return Ok(Answer::Attr(node.attr()));
+            vnode.update(self.db)?;
+            self.changes.push(Change::Closed(vnode.ino));
+            self.purge_if_orphan(vnode)?;
+            return Ok(Answer::Attr(vnode.attr()));
         }
         let (size, mtime) = self.seal_pieces(member.version)?;
         self.make_current(
-            node,
-            (member.version, NO_ELEMENT),
+            vnode,
+            (member.version, NO_NODE),
             (size, mtime),
             (member.uid, copies),
         )
@@ -672,12 +668,12 @@ impl Tx<'_> {
             .prepare_cached("UPDATE part SET size = 0 WHERE object = ?1 AND size = ?2")?
             .execute(params![version.cast_signed(), parts::UNSEALED])?;
         if !gone.is_empty() {
-            let element = |part: &Part| part.copies.first().map_or(0, |copy| copy.element.0);
+            let node = |part: &Part| part.copies.first().map_or(0, |copy| copy.node.0);
             for part in &gone {
                 self.db
                     .prepare_cached("DELETE FROM part WHERE part = ?1")?
                     .execute([part.object.0.cast_signed()])?;
-                self.drop_object(part.object.0, element(part).into())?;
+                self.drop_object(part.object.0, node(part).into())?;
             }
             // In ascending order, so that no number is used twice.
             for (index, part) in (0_u32..).zip(&merged.parts) {
@@ -707,13 +703,13 @@ fn too_many(error: LayoutError) -> Fault {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::names::node::Caller;
+    use crate::names::vnode::Caller;
     use crate::names::{Names as _, Request, SqliteNames};
     use rustix::io::Errno;
     use tidemill_core::layout::PartOf;
     use tidemill_wire::v1::name_op::Op;
 
-    /// A namespace with an element, and ids of objects.
+    /// A namespace with a node, and ids of objects.
     struct Bench {
         names: SqliteNames,
         next: u64,
@@ -724,7 +720,7 @@ mod tests {
         fn new() -> Self {
             let folder = tempfile::tempdir().unwrap();
             let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
-            names.add_element(ElementId(3));
+            names.add_node(NodeId(3));
             let all = names
                 .database()
                 .write_blocking(|db| ids::reserve_for(db, &Caller::root(), 2, 100));
@@ -838,7 +834,7 @@ mod tests {
         }
 
         fn removed(&self) -> Vec<u64> {
-            self.objects("SELECT object FROM removal WHERE element >= 0 ORDER BY object")
+            self.objects("SELECT object FROM removal WHERE node >= 0 ORDER BY object")
         }
 
         fn objects(&self, sql: &str) -> Vec<u64> {

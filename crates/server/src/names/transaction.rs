@@ -2,9 +2,9 @@
 
 use super::budget::{Budget, COMPONENT, UPWARDS};
 use super::fault::Fault;
-use super::node::{Caller, Node, READ, SEARCH, WRITE};
 use super::shared::Shared;
 use super::sight::Sight;
+use super::vnode::{Caller, READ, SEARCH, Vnode, WRITE};
 use rusqlite::{Connection, OptionalExtension, params};
 use std::str::FromStr;
 use tidemill_core::id::Inode;
@@ -23,7 +23,7 @@ pub(crate) const DEPTH_MAX: usize = 2048;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
     /// Attributes or data of an inode.
-    Node(u64),
+    Vnode(u64),
     /// An entry of a directory.
     Entry(u64, Vec<u8>),
     /// A version of this inode was sealed.
@@ -107,42 +107,43 @@ impl<'a> Tx<'a> {
         if stated == 0 { self.now } else { stated }
     }
 
-    /// Fails unless the caller has the permissions on this node.
-    pub(crate) fn need(&self, node: &Node, want: u32, what: &str) -> Result<(), Fault> {
-        if self.caller.may(node, want) {
+    /// Fails unless the caller has the permissions on this inode.
+    pub(crate) fn need(&self, vnode: &Vnode, want: u32, what: &str) -> Result<(), Fault> {
+        if self.caller.may(vnode, want) {
             Ok(())
         } else {
             Err(Fault::Denied(what.into(), self.caller.uid))
         }
     }
 
-    /// Fails unless the caller owns the node.
-    pub(crate) fn need_owner(&self, node: &Node) -> Result<(), Fault> {
-        if self.caller.above() || self.caller.uid == node.uid {
+    /// Fails unless the caller owns the inode.
+    pub(crate) fn need_owner(&self, vnode: &Vnode) -> Result<(), Fault> {
+        if self.caller.above() || self.caller.uid == vnode.uid {
             Ok(())
         } else {
-            Err(Fault::NotOwner(self.called(node.ino)))
+            Err(Fault::NotOwner(self.called(vnode.ino)))
         }
     }
 
-    /// Returns the node, if the caller could have reached it by a path. An inode number alone gives no rights.
-    pub(crate) fn reach(&self, ino: u64) -> Result<Node, Fault> {
-        let node = Node::get(self.db, ino)?;
+    /// Returns the inode, if the caller could have reached it by a path. An inode number alone gives no rights.
+    pub(crate) fn reach(&self, ino: u64) -> Result<Vnode, Fault> {
+        let vnode = Vnode::get(self.db, ino)?;
         if !self.caller.above() {
-            self.check_reach(&node)?;
+            self.check_reach(&vnode)?;
         }
-        Ok(node)
+        Ok(vnode)
     }
 
-    fn check_reach(&self, node: &Node) -> Result<(), Fault> {
+    fn check_reach(&self, vnode: &Vnode) -> Result<(), Fault> {
         let mut dirs = Vec::new();
-        if node.is_dir() {
-            dirs.push(node.parent);
+        if vnode.is_dir() {
+            dirs.push(vnode.parent);
         } else {
             let mut statement = self
                 .db
                 .prepare_cached("SELECT parent FROM dirent WHERE ino = ?1")?;
-            let rows = statement.query_map([node.ino.cast_signed()], |row| row.get::<_, i64>(0))?;
+            let rows =
+                statement.query_map([vnode.ino.cast_signed()], |row| row.get::<_, i64>(0))?;
             for row in rows {
                 dirs.push(row?.cast_unsigned());
             }
@@ -152,63 +153,63 @@ impl<'a> Tx<'a> {
                 return Ok(());
             }
         }
-        Err(Fault::Denied(self.called(node.ino), self.caller.uid))
+        Err(Fault::Denied(self.called(vnode.ino), self.caller.uid))
     }
 
     fn may_walk_to(&self, dir: u64) -> Result<bool, Fault> {
         let mut at = dir;
         for _ in 0..DEPTH_MAX {
             self.budget.look_up(UPWARDS)?;
-            let node = Node::get(self.db, at)?;
-            if !self.caller.may(&node, SEARCH) {
+            let vnode = Vnode::get(self.db, at)?;
+            if !self.caller.may(&vnode, SEARCH) {
                 return Ok(false);
             }
             if at == Inode::ROOT.0 {
                 return Ok(true);
             }
-            at = node.parent;
+            at = vnode.parent;
         }
         Ok(false)
     }
 
     /// Returns the reachable directory, if the caller has the permissions `want` to change or read it.
-    pub(crate) fn reach_dir(&self, ino: u64, want: u32, name: &[u8]) -> Result<Node, Fault> {
-        let node = self.reach(ino)?;
-        if !node.is_dir() {
+    pub(crate) fn reach_dir(&self, ino: u64, want: u32, name: &[u8]) -> Result<Vnode, Fault> {
+        let vnode = self.reach(ino)?;
+        if !vnode.is_dir() {
             return Err(Fault::NotDirectory(self.called(ino)));
         }
-        if !self.caller.may(&node, want) {
+        if !self.caller.may(&vnode, want) {
             return Err(Fault::Denied(shown(name), self.caller.uid));
         }
-        Ok(node)
+        Ok(vnode)
     }
 
     /// Returns a directory in which the caller may create and remove entries.
-    pub(crate) fn writable_dir(&self, ino: u64, name: &[u8]) -> Result<Node, Fault> {
-        let node = self.reach_dir(ino, WRITE | SEARCH, name)?;
+    pub(crate) fn writable_dir(&self, ino: u64, name: &[u8]) -> Result<Vnode, Fault> {
+        let vnode = self.reach_dir(ino, WRITE | SEARCH, name)?;
         // A removed directory that a process still uses takes no new entries.
-        if node.nlink == 0 {
+        if vnode.nlink == 0 {
             Err(Fault::NotFound(shown(name)))
         } else {
-            Ok(node)
+            Ok(vnode)
         }
     }
 
     /// Returns the entry of a directory; `.` and `..` work too.
-    pub(crate) fn child(&self, dir: &Node, name: &[u8]) -> Result<Node, Fault> {
+    pub(crate) fn child(&self, dir: &Vnode, name: &[u8]) -> Result<Vnode, Fault> {
         if name.len() > NAME_MAX {
             return Err(Fault::NameTooLong(name.len()));
         }
         let found = match name {
             b"." => Some(dir.clone()),
-            b".." => Node::find(self.db, dir.parent)?,
-            _ => Node::child(self.db, dir.ino, name)?,
+            b".." => Vnode::find(self.db, dir.parent)?,
+            _ => Vnode::child(self.db, dir.ino, name)?,
         };
         found.ok_or_else(|| Fault::NotFound(shown(name)))
     }
 
     /// Follows a path from the root. The last symbolic link is followed only if `follow`.
-    pub(crate) fn resolve(&self, path: &[u8], follow: bool) -> Result<Node, Fault> {
+    pub(crate) fn resolve(&self, path: &[u8], follow: bool) -> Result<Vnode, Fault> {
         self.follow(path, follow, &mut None)
     }
 
@@ -225,28 +226,28 @@ impl<'a> Tx<'a> {
         path: &[u8],
         follow: bool,
         absolute: &mut Option<Vec<u8>>,
-    ) -> Result<Node, Fault> {
+    ) -> Result<Vnode, Fault> {
         if path.len() > PATH_MAX {
             return Err(Fault::NameTooLong(path.len()));
         }
         // Components still to be walked, the next one last.
         let mut todo: Vec<Vec<u8>> = components(path);
         let mut must_be_dir = path.ends_with(b"/");
-        let mut node = Node::get(self.db, Inode::ROOT.0)?;
+        let mut vnode = Vnode::get(self.db, Inode::ROOT.0)?;
         let mut links = 0;
         while let Some(name) = todo.pop() {
             self.budget.look_up(COMPONENT)?;
-            if !node.is_dir() {
+            if !vnode.is_dir() {
                 return Err(Fault::NotDirectory(shown(path)));
             }
-            self.need(&node, SEARCH, &shown(path))?;
-            let next = match self.child(&node, &name) {
+            self.need(&vnode, SEARCH, &shown(path))?;
+            let next = match self.child(&vnode, &name) {
                 Err(Fault::NotFound(_)) => return Err(Fault::NotFound(shown(path))),
                 other => other?,
             };
             let last = todo.is_empty();
             if next.kind != tidemill_wire::v1::Kind::Symlink || (last && !follow && !must_be_dir) {
-                node = next;
+                vnode = next;
                 continue;
             }
             links += 1;
@@ -255,15 +256,15 @@ impl<'a> Tx<'a> {
             }
             must_be_dir |= last && next.target.ends_with(b"/");
             if next.target.starts_with(b"/") {
-                node = Node::get(self.db, Inode::ROOT.0)?;
+                vnode = Vnode::get(self.db, Inode::ROOT.0)?;
                 *absolute = Some(next.target.clone());
             }
             todo.extend(components(&next.target));
         }
-        if must_be_dir && !node.is_dir() {
+        if must_be_dir && !vnode.is_dir() {
             return Err(Fault::NotDirectory(shown(path)));
         }
-        Ok(node)
+        Ok(vnode)
     }
 
     /// Returns the present path of an inode: one of them for a file with several names; `None` if it has no name.
@@ -271,18 +272,18 @@ impl<'a> Tx<'a> {
         path_of(self.db, ino)
     }
 
-    /// Returns the element that the attribute of the nearest directory upwards asks for.
-    pub(crate) fn folder_element(&self, dir: &Node) -> Result<Option<u32>, Fault> {
-        if !self.shared.folder_elements() {
+    /// Returns the node that the attribute of the nearest directory upwards asks for.
+    pub(crate) fn folder_node(&self, dir: &Vnode) -> Result<Option<u32>, Fault> {
+        if !self.shared.folder_nodes() {
             return Ok(None);
         }
-        self.folder_attribute(dir, super::attribute::FOLDER_ELEMENT)
+        self.folder_attribute(dir, super::attribute::FOLDER_NODE)
     }
 
     /// Returns the value of this attribute on the nearest directory upwards that has it.
     pub(crate) fn folder_attribute<T: FromStr>(
         &self,
-        dir: &Node,
+        dir: &Vnode,
         name: &[u8],
     ) -> Result<Option<T>, Fault> {
         let mut at = dir.ino;
@@ -303,7 +304,7 @@ impl<'a> Tx<'a> {
                 break;
             }
             at = parent;
-            parent = Node::get(self.db, at)?.parent;
+            parent = Vnode::get(self.db, at)?.parent;
         }
         Ok(None)
     }
@@ -311,14 +312,14 @@ impl<'a> Tx<'a> {
     /// Records that an entry appeared, was removed or points elsewhere.
     pub(crate) fn changed_entry(&mut self, parent: u64, name: &[u8]) {
         self.changes.push(Change::Entry(parent, name.to_vec()));
-        self.changes.push(Change::Node(parent));
+        self.changes.push(Change::Vnode(parent));
     }
 
-    fn need_here(&self, node: &Node, want: u32) -> Result<(), Fault> {
-        if self.caller.may(node, want) {
+    fn need_here(&self, vnode: &Vnode, want: u32) -> Result<(), Fault> {
+        if self.caller.may(vnode, want) {
             return Ok(());
         }
-        Err(Fault::Denied(self.called(node.ino), self.caller.uid))
+        Err(Fault::Denied(self.called(vnode.ino), self.caller.uid))
     }
 
     /// Returns the name of an inode for an error: its path, if the caller may see that. A number alone reveals no names.
@@ -344,14 +345,14 @@ impl<'a> Tx<'a> {
         seen.allowed.then(|| shown(&seen.path))
     }
 
-    /// Requires read permission on a node.
-    pub(crate) fn need_read(&self, node: &Node) -> Result<(), Fault> {
-        self.need_here(node, READ)
+    /// Requires read permission on an inode.
+    pub(crate) fn need_read(&self, vnode: &Vnode) -> Result<(), Fault> {
+        self.need_here(vnode, READ)
     }
 
-    /// Requires write permission on a node.
-    pub(crate) fn need_write(&self, node: &Node) -> Result<(), Fault> {
-        self.need_here(node, WRITE)
+    /// Requires write permission on an inode.
+    pub(crate) fn need_write(&self, vnode: &Vnode) -> Result<(), Fault> {
+        self.need_here(vnode, WRITE)
     }
 }
 

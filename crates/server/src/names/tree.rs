@@ -1,10 +1,10 @@
 //! Names: look up, create, link, unlink, rename, list.
 
 use super::fault::Fault;
-use super::node::{
-    GROUP_EXEC, NO_ELEMENT, Node, READ, SEARCH, SETGID, SETUID, STICKY, WRITE, select_nodes,
-};
 use super::transaction::{Change, PATH_MAX, Tx, check_free, check_name, shown};
+use super::vnode::{
+    GROUP_EXEC, NO_NODE, READ, SEARCH, SETGID, SETUID, STICKY, Vnode, WRITE, select_vnodes,
+};
 use rusqlite::params;
 use tidemill_core::id::Inode;
 use tidemill_wire::v1::{self, Kind, name_result::Result as Answer};
@@ -22,8 +22,8 @@ impl Tx<'_> {
     }
 
     pub(crate) fn resolve_path(&self, op: &v1::Resolve) -> Result<Answer, Fault> {
-        let node = self.resolve(&op.path, op.follow);
-        let node = node.map_err(|fault| match op.advise {
+        let vnode = self.resolve(&op.path, op.follow);
+        let vnode = vnode.map_err(|fault| match op.advise {
             true => self.advised(&op.path, fault),
             false => fault,
         })?;
@@ -32,7 +32,7 @@ impl Tx<'_> {
             .rsplit(|&byte| byte == b'/')
             .find(|part| !part.is_empty())
             .unwrap_or(b"/");
-        Ok(Answer::Entry(node.entry(name)))
+        Ok(Answer::Entry(vnode.entry(name)))
     }
 
     pub(crate) fn read_dir(&self, op: &v1::ReadDir) -> Result<Answer, Fault> {
@@ -46,7 +46,7 @@ impl Tx<'_> {
         } else {
             op.limit.min(ENTRIES_MAX)
         };
-        let mut statement = self.db.prepare_cached(select_nodes!(
+        let mut statement = self.db.prepare_cached(select_vnodes!(
             ", name FROM dirent JOIN inode ON inode.ino = dirent.ino WHERE dirent.parent = ?1 AND name > ?2 \
              ORDER BY name LIMIT ?3"
         ))?;
@@ -54,7 +54,7 @@ impl Tx<'_> {
             params![op.ino.cast_signed(), op.after, i64::from(limit) + 1],
             |row| {
                 let name: Vec<u8> = row.get(17)?;
-                Ok(Node::from_row(row)?.entry(&name))
+                Ok(Vnode::from_row(row)?.entry(&name))
             },
         )?;
         let (mut entries, mut bytes, mut end) = (Vec::new(), 0, true);
@@ -77,37 +77,37 @@ impl Tx<'_> {
             (self.writable_dir(op.parent, &op.name)?, op.name.clone())
         };
         check_name(&name)?;
-        if let Some(existing) = Node::child(self.db, parent.ino, &name)? {
+        if let Some(existing) = Vnode::child(self.db, parent.ino, &name)? {
             // A repeated request: its answer was lost.
             if op.ino != 0 && existing.ino == op.ino {
                 return self.created(op, &existing, &name);
             }
             return Err(Fault::Exists(self.called_in(parent.ino, &name)));
         }
-        let node = self.new_node(op, &parent)?;
-        self.add_entry(parent, &name, &node)?;
-        node.insert(self.db)?;
-        self.note(&node)?;
+        let vnode = self.new_vnode(op, &parent)?;
+        self.add_entry(parent, &name, &vnode)?;
+        vnode.insert(self.db)?;
+        self.note(&vnode)?;
         self.shared.add_files(1);
         if op.object != 0 {
-            self.need_room(&node)?;
-            self.begin_writing(&node)?;
-        } else if node.kind == Kind::Symlink || node.version > 0 {
+            self.need_room(&vnode)?;
+            self.begin_writing(&vnode)?;
+        } else if vnode.kind == Kind::Symlink || vnode.version > 0 {
             self.changes.push(Change::Moved);
         }
-        self.created(op, &node, &name)
+        self.created(op, &vnode, &name)
     }
 
-    fn created(&self, op: &v1::Create, node: &Node, name: &[u8]) -> Result<Answer, Fault> {
+    fn created(&self, op: &v1::Create, vnode: &Vnode, name: &[u8]) -> Result<Answer, Fault> {
         if op.object == 0 {
-            Ok(Answer::Entry(node.entry(name)))
+            Ok(Answer::Entry(vnode.entry(name)))
         } else {
-            self.opened_for_writing(node, op.object)
+            self.opened_for_writing(vnode, op.object)
         }
     }
 
     /// Returns the directory of a full path, created if the request asks for that, and the last name.
-    fn parent_of(&mut self, op: &v1::Create) -> Result<(Node, Vec<u8>), Fault> {
+    fn parent_of(&mut self, op: &v1::Create) -> Result<(Vnode, Vec<u8>), Fault> {
         if op.name.len() > PATH_MAX {
             return Err(Fault::NameTooLong(op.name.len()));
         }
@@ -177,7 +177,7 @@ impl Tx<'_> {
         }
     }
 
-    fn new_node(&self, op: &v1::Create, parent: &Node) -> Result<Node, Fault> {
+    fn new_vnode(&self, op: &v1::Create, parent: &Vnode) -> Result<Vnode, Fault> {
         let kind = Kind::try_from(op.kind).unwrap_or(Kind::Unspecified);
         if kind == Kind::Unspecified {
             return Err(Fault::Malformed("an inode without a kind"));
@@ -211,9 +211,9 @@ impl Tx<'_> {
             }
         }
         let ino = self.checked_inode(op.ino)?;
-        let element = self.place_new(op, ino, parent)?;
+        let node = self.place_new(op, ino, parent)?;
         let time = self.time(op.time);
-        Ok(Node {
+        Ok(Vnode {
             ino,
             kind,
             mode,
@@ -228,7 +228,7 @@ impl Tx<'_> {
             // A file that is created without being opened is an empty version.
             version: u64::from(kind == Kind::File && op.object == 0),
             object: 0,
-            element,
+            node,
             writing: op.object,
             parent: if kind == Kind::Directory {
                 parent.ino
@@ -243,40 +243,40 @@ impl Tx<'_> {
         })
     }
 
-    /// Chooses the element of the first version of a new file, if the file is opened for writing.
-    fn place_new(&self, op: &v1::Create, ino: u64, parent: &Node) -> Result<i64, Fault> {
+    /// Chooses the node of the first version of a new file, if the file is opened for writing.
+    fn place_new(&self, op: &v1::Create, ino: u64, parent: &Vnode) -> Result<i64, Fault> {
         if op.object == 0 {
-            return Ok(NO_ELEMENT);
+            return Ok(NO_NODE);
         }
         self.check_object(op.object)?;
         let dir = || Ok(parent.clone());
-        match self.stripes_wanted((op.stripes.as_ref(), op.element), dir, None)? {
+        match self.stripes_wanted((op.stripes.as_ref(), op.node), dir, None)? {
             Some(stripes) => self.begin_parts(ino, op.object, stripes),
-            None => self.place(Inode(ino), op.element, parent, op.into()),
+            None => self.place(Inode(ino), op.node, parent, op.into()),
         }
     }
 
     /// Adds the entry and updates its directory.
     pub(crate) fn add_entry(
         &mut self,
-        mut parent: Node,
+        mut parent: Vnode,
         name: &[u8],
-        node: &Node,
+        vnode: &Vnode,
     ) -> Result<(), Fault> {
         check_free(parent.ino, name)?;
         self.check_own_place(parent.ino, name)?;
         let sql = "INSERT INTO dirent VALUES (?1, ?2, ?3)";
-        let row = params![parent.ino.cast_signed(), name, node.ino.cast_signed()];
+        let row = params![parent.ino.cast_signed(), name, vnode.ino.cast_signed()];
         self.db.prepare_cached(sql)?.execute(row)?;
-        let count = i64::from(node.is_dir());
-        self.touch_dir(&mut parent, count, node.ctime)?;
+        let count = i64::from(vnode.is_dir());
+        self.touch_dir(&mut parent, count, vnode.ctime)?;
         self.changed_entry(parent.ino, name);
         Ok(())
     }
 
     fn remove_entry(
         &mut self,
-        parent: &mut Node,
+        parent: &mut Vnode,
         name: &[u8],
         subdirs: i64,
         time: i64,
@@ -290,7 +290,7 @@ impl Tx<'_> {
         Ok(())
     }
 
-    pub(super) fn touch_dir(&self, dir: &mut Node, subdirs: i64, time: i64) -> Result<(), Fault> {
+    pub(super) fn touch_dir(&self, dir: &mut Vnode, subdirs: i64, time: i64) -> Result<(), Fault> {
         dir.nlink = dir
             .nlink
             .saturating_add_signed(i32::try_from(subdirs).unwrap_or(0));
@@ -306,66 +306,71 @@ impl Tx<'_> {
     pub(crate) fn link(&mut self, op: &v1::Link) -> Result<Answer, Fault> {
         check_name(&op.name)?;
         let parent = self.writable_dir(op.parent, &op.name)?;
-        let mut node = self.reach(op.ino)?;
-        if Node::child(self.db, parent.ino, &op.name)?.is_some() {
+        let mut vnode = self.reach(op.ino)?;
+        if Vnode::child(self.db, parent.ino, &op.name)?.is_some() {
             return Err(Fault::Exists(self.called_in(parent.ino, &op.name)));
         }
-        if node.is_dir() {
+        if vnode.is_dir() {
             return Err(Fault::DirectoryLink(shown(&op.name)));
         }
         // As Linux with fs.protected_hardlinks: no second name for a file that the caller can't write, or that runs as its owner.
-        if self.caller.uid != node.uid && !self.caller.above() {
-            let runs_as_group = node.mode & (SETGID | GROUP_EXEC) == SETGID | GROUP_EXEC;
-            let plain = node.kind == Kind::File && node.mode & SETUID == 0 && !runs_as_group;
-            if !plain || !self.caller.may(&node, READ | WRITE) {
+        if self.caller.uid != vnode.uid && !self.caller.above() {
+            let runs_as_group = vnode.mode & (SETGID | GROUP_EXEC) == SETGID | GROUP_EXEC;
+            let plain = vnode.kind == Kind::File && vnode.mode & SETUID == 0 && !runs_as_group;
+            if !plain || !self.caller.may(&vnode, READ | WRITE) {
                 return Err(Fault::NotOwner(shown(&op.name)));
             }
         }
-        if node.nlink == 0 {
+        if vnode.nlink == 0 {
             return Err(Fault::NotFound(shown(&op.name)));
         }
-        if node.nlink >= LINKS_MAX {
+        if vnode.nlink >= LINKS_MAX {
             return Err(Fault::TooManyLinks(shown(&op.name)));
         }
-        node.nlink += 1;
-        node.ctime = self.time(op.time);
-        node.update(self.db)?;
-        self.note(&node)?;
+        vnode.nlink += 1;
+        vnode.ctime = self.time(op.time);
+        vnode.update(self.db)?;
+        self.note(&vnode)?;
         let folder = parent.ino;
-        self.add_entry(parent, &op.name, &node)?;
-        self.fire_for_moved(&node, folder, &op.name)?;
-        self.arrived_in(&node, folder, &op.name)?;
-        self.want_header(&node, &op.name)?;
-        self.changes.push(Change::Node(node.ino));
+        self.add_entry(parent, &op.name, &vnode)?;
+        self.fire_for_moved(&vnode, folder, &op.name)?;
+        self.arrived_in(&vnode, folder, &op.name)?;
+        self.want_header(&vnode, &op.name)?;
+        self.changes.push(Change::Vnode(vnode.ino));
         self.changes.push(Change::Moved);
-        Ok(Answer::Entry(node.entry(&op.name)))
+        Ok(Answer::Entry(vnode.entry(&op.name)))
     }
 
     pub(crate) fn unlink(&mut self, op: &v1::Unlink) -> Result<Answer, Fault> {
         check_name(&op.name)?;
         let mut parent = self.writable_dir(op.parent, &op.name)?;
-        let node = self.child(&parent, &op.name)?;
-        self.need_unsticky(&parent, &node, &op.name)?;
-        match (op.directory, node.is_dir()) {
+        let vnode = self.child(&parent, &op.name)?;
+        self.need_unsticky(&parent, &vnode, &op.name)?;
+        match (op.directory, vnode.is_dir()) {
             (true, false) => return Err(Fault::NotDirectory(shown(&op.name))),
             (false, true) => return Err(Fault::IsDirectory(shown(&op.name))),
             _ => {}
         }
-        if node.is_dir() && !self.is_empty(node.ino)? {
+        if vnode.is_dir() && !self.is_empty(vnode.ino)? {
             return Err(Fault::NotEmpty(shown(&op.name)));
         }
         let time = self.time(op.time);
-        self.remove_entry(&mut parent, &op.name, -i64::from(node.is_dir()), time)?;
-        if !node.is_dir() {
-            self.changes_zarr(parent.ino, &op.name, &node)?;
+        self.remove_entry(&mut parent, &op.name, -i64::from(vnode.is_dir()), time)?;
+        if !vnode.is_dir() {
+            self.changes_zarr(parent.ino, &op.name, &vnode)?;
         }
-        Ok(Answer::Entry(self.drop_name(node, time)?.entry(&op.name)))
+        Ok(Answer::Entry(self.drop_name(vnode, time)?.entry(&op.name)))
     }
 
     /// In a sticky directory only the owners of entry and directory may remove an entry.
-    pub(super) fn need_unsticky(&self, dir: &Node, node: &Node, name: &[u8]) -> Result<(), Fault> {
+    pub(super) fn need_unsticky(
+        &self,
+        dir: &Vnode,
+        vnode: &Vnode,
+        name: &[u8],
+    ) -> Result<(), Fault> {
         let uid = self.caller.uid;
-        if dir.mode & STICKY == 0 || self.caller.above() || uid == node.uid || uid == dir.uid {
+        if dir.mode & STICKY == 0 || self.caller.above() || uid == vnode.uid || uid == dir.uid {
             Ok(())
         } else {
             Err(Fault::NotOwner(shown(name)))
@@ -379,28 +384,28 @@ impl Tx<'_> {
         Ok(!statement.exists([dir.cast_signed()])?)
     }
 
-    /// Removes a name of the node. With the last name the node is removed, unless a client has it open. Returns the node after the
+    /// Removes a name of the inode. With the last name the inode is removed, unless a client has it open. Returns the inode after the
     /// change.
-    fn drop_name(&mut self, mut node: Node, time: i64) -> Result<Node, Fault> {
-        self.note(&node)?;
-        self.changes.push(Change::Node(node.ino));
-        node.nlink = if node.is_dir() {
+    fn drop_name(&mut self, mut vnode: Vnode, time: i64) -> Result<Vnode, Fault> {
+        self.note(&vnode)?;
+        self.changes.push(Change::Vnode(vnode.ino));
+        vnode.nlink = if vnode.is_dir() {
             0
         } else {
-            node.nlink.saturating_sub(1)
+            vnode.nlink.saturating_sub(1)
         };
-        node.ctime = time;
-        if node.nlink > 0 {
-            node.update(self.db)?;
-        } else if node.writing != 0 || self.shared.inode_held(node.ino) {
-            node.update(self.db)?;
+        vnode.ctime = time;
+        if vnode.nlink > 0 {
+            vnode.update(self.db)?;
+        } else if vnode.writing != 0 || self.shared.inode_held(vnode.ino) {
+            vnode.update(self.db)?;
             self.db
                 .prepare_cached("INSERT OR IGNORE INTO orphan VALUES (?1)")?
-                .execute([node.ino.cast_signed()])?;
+                .execute([vnode.ino.cast_signed()])?;
         } else {
-            self.purge(&node)?;
+            self.purge(&vnode)?;
         }
-        Ok(node)
+        Ok(vnode)
     }
 
     /// Renames an entry. The answer has the moved entry and the replaced or exchanged entry, both in their new state: only this
@@ -421,38 +426,38 @@ impl Tx<'_> {
         }
         let from = self.writable_dir(op.parent, &op.name)?;
         let to = self.writable_dir(op.new_parent, &op.new_name)?;
-        let node = self.child(&from, &op.name)?;
-        let target = Node::child(self.db, to.ino, &op.new_name)?;
-        self.need_unsticky(&from, &node, &op.name)?;
+        let vnode = self.child(&from, &op.name)?;
+        let target = Vnode::child(self.db, to.ino, &op.new_name)?;
+        self.need_unsticky(&from, &vnode, &op.name)?;
         if let Some(target) = &target {
             if op.no_replace {
                 return Err(Fault::Exists(self.called_in(to.ino, &op.new_name)));
             }
-            if target.ino == node.ino {
-                return Ok(moved(op, &node, Some(target)));
+            if target.ino == vnode.ino {
+                return Ok(moved(op, &vnode, Some(target)));
             }
             self.need_unsticky(&to, target, &op.new_name)?;
         }
         if op.exchange && target.is_none() {
             return Err(Fault::NotFound(shown(&op.new_name)));
         }
-        self.check_move(&node, &from, &to, &op.name)?;
-        let (node, other) = match target {
+        self.check_move(&vnode, &from, &to, &op.name)?;
+        let (vnode, other) = match target {
             Some(target) if op.exchange => {
                 self.check_move(&target, &to, &from, &op.new_name)?;
-                self.exchange(op, from, to, node, target)?
+                self.exchange(op, from, to, vnode, target)?
             }
-            target => self.move_entry(op, from, to, node, target)?,
+            target => self.move_entry(op, from, to, vnode, target)?,
         };
-        if node.is_dir() || other.as_ref().is_some_and(Node::is_dir) {
+        if vnode.is_dir() || other.as_ref().is_some_and(Vnode::is_dir) {
             self.moved_folder_rules()?;
         }
-        self.fire_for_moved(&node, op.new_parent, &op.new_name)?;
-        self.arrived_in(&node, op.new_parent, &op.new_name)?;
-        self.want_header(&node, &op.new_name)?;
-        self.changes_zarr(op.parent, &op.name, &node)?;
-        if node.is_dir() && op.parent != op.new_parent {
-            self.changes_zarr(op.new_parent, &op.new_name, &node)?;
+        self.fire_for_moved(&vnode, op.new_parent, &op.new_name)?;
+        self.arrived_in(&vnode, op.new_parent, &op.new_name)?;
+        self.want_header(&vnode, &op.new_name)?;
+        self.changes_zarr(op.parent, &op.name, &vnode)?;
+        if vnode.is_dir() && op.parent != op.new_parent {
+            self.changes_zarr(op.new_parent, &op.new_name, &vnode)?;
         }
         if let Some(other) = other.as_ref().filter(|_| op.exchange) {
             self.fire_for_moved(other, op.parent, &op.name)?;
@@ -460,40 +465,46 @@ impl Tx<'_> {
             self.want_header(other, &op.name)?;
         }
         self.changes.push(Change::Moved);
-        Ok(moved(op, &node, other.as_ref()))
+        Ok(moved(op, &vnode, other.as_ref()))
     }
 
     /// A directory may not move below itself, and changes its `..` only with write permission.
-    fn check_move(&self, node: &Node, from: &Node, to: &Node, name: &[u8]) -> Result<(), Fault> {
-        if !node.is_dir() || from.ino == to.ino {
+    fn check_move(
+        &self,
+        vnode: &Vnode,
+        from: &Vnode,
+        to: &Vnode,
+        name: &[u8],
+    ) -> Result<(), Fault> {
+        if !vnode.is_dir() || from.ino == to.ino {
             return Ok(());
         }
-        if !self.caller.may(node, WRITE) {
+        if !self.caller.may(vnode, WRITE) {
             return Err(Fault::Denied(shown(name), self.caller.uid));
         }
         let mut at = to.clone();
         loop {
-            if at.ino == node.ino {
+            if at.ino == vnode.ino {
                 return Err(Fault::IntoItself(shown(name)));
             }
             if at.ino == Inode::ROOT.0 {
                 return Ok(());
             }
-            at = Node::get(self.db, at.parent)?;
+            at = Vnode::get(self.db, at.parent)?;
         }
     }
 
     fn move_entry(
         &mut self,
         op: &v1::Rename,
-        mut from: Node,
-        to: Node,
-        mut node: Node,
-        target: Option<Node>,
-    ) -> Result<(Node, Option<Node>), Fault> {
+        mut from: Vnode,
+        to: Vnode,
+        mut vnode: Vnode,
+        target: Option<Vnode>,
+    ) -> Result<(Vnode, Option<Vnode>), Fault> {
         let time = self.time(op.time);
         if let Some(target) = &target {
-            match (node.is_dir(), target.is_dir()) {
+            match (vnode.is_dir(), target.is_dir()) {
                 (true, false) => return Err(Fault::NotDirectory(shown(&op.new_name))),
                 (false, true) => return Err(Fault::IsDirectory(shown(&op.new_name))),
                 (true, true) if !self.is_empty(target.ino)? => {
@@ -502,7 +513,7 @@ impl Tx<'_> {
                 _ => {}
             }
         }
-        let subdirs = i64::from(node.is_dir());
+        let subdirs = i64::from(vnode.is_dir());
         self.remove_entry(&mut from, &op.name, -subdirs, time)?;
         let mut to = if to.ino == from.ino { from } else { to };
         let replaced = match target {
@@ -512,30 +523,30 @@ impl Tx<'_> {
             }
             None => None,
         };
-        node.ctime = time;
-        if node.is_dir() {
-            node.parent = to.ino;
+        vnode.ctime = time;
+        if vnode.is_dir() {
+            vnode.parent = to.ino;
         }
-        node.update(self.db)?;
-        self.note(&node)?;
-        self.changes.push(Change::Node(node.ino));
-        self.add_entry(to, &op.new_name, &node)?;
+        vnode.update(self.db)?;
+        self.note(&vnode)?;
+        self.changes.push(Change::Vnode(vnode.ino));
+        self.add_entry(to, &op.new_name, &vnode)?;
         // The file was written under a temporary name: its version receives the final name.
         let hidden = |name: &[u8]| name.starts_with(b".");
         if hidden(&op.name) && !hidden(&op.new_name) && op.parent == op.new_parent {
-            self.rename_version(&node)?;
+            self.rename_version(&vnode)?;
         }
-        Ok((node, replaced))
+        Ok((vnode, replaced))
     }
 
     fn exchange(
         &mut self,
         op: &v1::Rename,
-        mut from: Node,
-        to: Node,
-        mut node: Node,
-        mut target: Node,
-    ) -> Result<(Node, Option<Node>), Fault> {
+        mut from: Vnode,
+        to: Vnode,
+        mut vnode: Vnode,
+        mut target: Vnode,
+    ) -> Result<(Vnode, Option<Vnode>), Fault> {
         let time = self.time(op.time);
         let sql = "UPDATE dirent SET ino = ?3 WHERE parent = ?1 AND name = ?2";
         let point = |dir: u64, name: &[u8], ino: u64| -> Result<(), Fault> {
@@ -544,8 +555,8 @@ impl Tx<'_> {
             Ok(())
         };
         point(from.ino, &op.name, target.ino)?;
-        point(to.ino, &op.new_name, node.ino)?;
-        let gained = i64::from(target.is_dir()) - i64::from(node.is_dir());
+        point(to.ino, &op.new_name, vnode.ino)?;
+        let gained = i64::from(target.is_dir()) - i64::from(vnode.is_dir());
         if from.ino == to.ino {
             self.touch_dir(&mut from, 0, time)?;
         } else {
@@ -553,26 +564,26 @@ impl Tx<'_> {
             self.touch_dir(&mut from, gained, time)?;
             self.touch_dir(&mut to, -gained, time)?;
         }
-        for (moved, parent) in [(&mut node, to.ino), (&mut target, from.ino)] {
+        for (moved, parent) in [(&mut vnode, to.ino), (&mut target, from.ino)] {
             moved.ctime = time;
             if moved.is_dir() {
                 moved.parent = parent;
             }
             moved.update(self.db)?;
             self.note(moved)?;
-            self.changes.push(Change::Node(moved.ino));
+            self.changes.push(Change::Vnode(moved.ino));
         }
         self.changed_entry(from.ino, &op.name);
         self.changed_entry(to.ino, &op.new_name);
-        Ok((node, Some(target)))
+        Ok((vnode, Some(target)))
     }
 }
 
 /// Returns the answer to a rename.
-fn moved(op: &v1::Rename, node: &Node, other: Option<&Node>) -> Answer {
+fn moved(op: &v1::Rename, vnode: &Vnode, other: Option<&Vnode>) -> Answer {
     let other = other.map(|other| other.entry(&op.name));
     Answer::Entries(v1::Entries {
-        entries: [node.entry(&op.new_name)]
+        entries: [vnode.entry(&op.new_name)]
             .into_iter()
             .chain(other)
             .collect(),

@@ -4,17 +4,17 @@
 use super::burst;
 use super::copies;
 use super::fault::Fault;
-use super::node::{NO_ELEMENT, Node};
 use super::parts::{self, Half};
 use super::spill::Here;
 use super::transaction::{Change, Tx};
+use super::vnode::{NO_NODE, Vnode};
 use super::writers::SILENCE_NS_MAX;
 use crate::bound;
 use crate::moves;
 use crate::rules::ends::GIVEN_UP;
 use rusqlite::{OptionalExtension, params};
 use tidemill_core::copies::Wanted;
-use tidemill_core::id::{ElementId, Inode};
+use tidemill_core::id::{Inode, NodeId};
 use tidemill_core::layout::{PartOf, RESERVE_BYTES, Room, place};
 use tidemill_wire::capability::{Attributes, rights};
 use tidemill_wire::v1::{self, Kind, name_result::Result as Answer};
@@ -25,9 +25,9 @@ const ANNOTATION_BYTES_MAX: u32 = 1024;
 /// Largest size of a file that Linux can represent, in bytes.
 const SIZE_MAX: u64 = i64::MAX.unsigned_abs();
 
-fn is_outside(rooms: &[Room], element: ElementId) -> bool {
+fn is_outside(rooms: &[Room], node: NodeId) -> bool {
     let mut rooms = rooms.iter();
-    rooms.any(|room| room.outside && room.element == element)
+    rooms.any(|room| room.outside && room.node == node)
 }
 
 /// A version being written.
@@ -38,37 +38,37 @@ struct Writer {
 }
 
 impl Tx<'_> {
-    /// Chooses the element of a new version: the requested element, else the folder's element, else memory if the folder asks for
-    /// memory, else an element by inode.
+    /// Chooses the node of a new version: the requested node, else the folder's node, else memory if the folder asks for
+    /// memory, else a node by inode.
     pub(crate) fn place(
         &self,
         ino: Inode,
         named: Option<u32>,
-        dir: &Node,
+        dir: &Vnode,
         here: Here<'_>,
     ) -> Result<i64, Fault> {
         let named = match named {
-            Some(element) => Some(element),
-            // An old setting of a folder must not prevent new files while the folder's element is being emptied.
+            Some(node) => Some(node),
+            // An old setting of a folder must not prevent new files while the folder's node is being emptied.
             None => self
-                .folder_element(dir)?
-                .filter(|&element| !self.shared.leaving.is_closed(element)),
+                .folder_node(dir)?
+                .filter(|&node| !self.shared.leaving.is_closed(node)),
         };
         let rooms = self.shared.rooms();
         if named.is_none()
-            && let Some(element) = self.placed_in_memory(dir, here, &rooms)?
+            && let Some(node) = self.placed_in_memory(dir, here, &rooms)?
         {
-            return Ok(element.0.into());
+            return Ok(node.0.into());
         }
         if named.is_none()
-            && let Some(element) = self.placed_in_burst(dir, here)?
+            && let Some(node) = self.placed_in_burst(dir, here)?
         {
-            return Ok(element.0.into());
+            return Ok(node.0.into());
         }
         if let Some(named) = named {
             self.need_unpromised(dir, named, here)?;
         }
-        let named = named.map(ElementId);
+        let named = named.map(NodeId);
         let placed = place(ino, named, &rooms.store);
         let placed = placed.map_err(|error| self.shared.awaken(error, &rooms))?;
         if !here.linked && is_outside(&rooms.store, placed) {
@@ -77,97 +77,96 @@ impl Tx<'_> {
         Ok(i64::from(placed.0))
     }
 
-    /// Fails if an element outside would write into a read-only store.
-    fn need_store_written(&self, element: ElementId, dir: &Node) -> Result<(), Fault> {
+    /// Fails if a node outside would write into a read-only store.
+    fn need_store_written(&self, node: NodeId, dir: &Vnode) -> Result<(), Fault> {
         let path = self.path_of(dir.ino)?.unwrap_or_default();
-        match bound::is_read_only(self.db, element.0.into(), &path)? {
-            true => Err(Fault::StoreReadOnly(self.called(dir.ino), element.0)),
+        match bound::is_read_only(self.db, node.0.into(), &path)? {
+            true => Err(Fault::StoreReadOnly(self.called(dir.ino), node.0)),
             false => Ok(()),
         }
     }
 
-    /// Chooses the element of a file's next version: as for a new file, but without other settings the version stays on its
-    /// element.
-    fn place_again(&self, node: &Node, named: Option<u32>, here: Here<'_>) -> Result<i64, Fault> {
-        // A version in memory is placed like a new file: memory may be full, and no user has requested this element.
-        let is_here = |named: u32| i64::from(named) == node.element;
-        if u32::try_from(node.element).is_ok_and(|element| self.shared.in_memory(element))
+    /// Chooses the node of a file's next version: as for a new file, but without other settings the version stays on its
+    /// node.
+    fn place_again(&self, vnode: &Vnode, named: Option<u32>, here: Here<'_>) -> Result<i64, Fault> {
+        // A version in memory is placed like a new file: memory may be full, and no user has requested this node.
+        let is_here = |named: u32| i64::from(named) == vnode.node;
+        if u32::try_from(vnode.node).is_ok_and(|node| self.shared.in_memory(node))
             && named.is_none_or(is_here)
         {
-            return self.place(Inode(node.ino), None, &self.folder_of(node.ino)?, here);
+            return self.place(Inode(vnode.ino), None, &self.folder_of(vnode.ino)?, here);
         }
         if named.is_none() && self.shared.folder_media() {
-            let (dir, rooms) = (self.folder_of(node.ino)?, self.shared.rooms());
-            if let Some(element) = self.placed_in_memory(&dir, here, &rooms)? {
-                return Ok(element.0.into());
+            let (dir, rooms) = (self.folder_of(vnode.ino)?, self.shared.rooms());
+            if let Some(node) = self.placed_in_memory(&dir, here, &rooms)? {
+                return Ok(node.0.into());
             }
         }
         // If the file is stored on another tier and all files are written to the burst tier first, the new version is written
         // there, too.
-        let stored = |element: i64| {
-            u32::try_from(element).is_ok_and(|element| !self.shared.bursts.has(element))
-        };
-        if named.is_none() && self.shared.bursts.any() && stored(node.element) {
-            return self.place(Inode(node.ino), None, &self.folder_of(node.ino)?, here);
+        let stored =
+            |node: i64| u32::try_from(node).is_ok_and(|node| !self.shared.bursts.has(node));
+        if named.is_none() && self.shared.bursts.any() && stored(vnode.node) {
+            return self.place(Inode(vnode.ino), None, &self.folder_of(vnode.ino)?, here);
         }
         // A file in the burst tier is also placed like a new file while space there is promised: that space is reserved.
-        if named.is_none() && self.shared.bursts.promised() && !stored(node.element) {
-            return self.place(Inode(node.ino), None, &self.folder_of(node.ino)?, here);
+        if named.is_none() && self.shared.bursts.promised() && !stored(vnode.node) {
+            return self.place(Inode(vnode.ino), None, &self.folder_of(vnode.ino)?, here);
         }
         // A read-only store takes no new version.
         let rooms = self.shared.rooms();
-        let outside = u32::try_from(node.element).map(ElementId);
+        let outside = u32::try_from(vnode.node).map(NodeId);
         if named.is_none_or(is_here)
-            && outside.is_ok_and(|element| is_outside(&rooms.store, element))
-            && let Some(path) = self.path_of(node.ino)?
-            && bound::is_read_only(self.db, node.element, &path)?
+            && outside.is_ok_and(|node| is_outside(&rooms.store, node))
+            && let Some(path) = self.path_of(vnode.ino)?
+            && bound::is_read_only(self.db, vnode.node, &path)?
         {
-            return self.place(Inode(node.ino), None, &self.folder_of(node.ino)?, here);
+            return self.place(Inode(vnode.ino), None, &self.folder_of(vnode.ino)?, here);
         }
         // A file that was moved into a folder outside is written there with its next version.
         if named.is_none() && rooms.store.iter().any(|room| room.outside) {
-            let dir = self.folder_of(node.ino)?;
-            let wanted = self.folder_element(&dir)?.map(ElementId);
-            let elsewhere = |wanted: &ElementId| i64::from(wanted.0) != node.element;
+            let dir = self.folder_of(vnode.ino)?;
+            let wanted = self.folder_node(&dir)?.map(NodeId);
+            let elsewhere = |wanted: &NodeId| i64::from(wanted.0) != vnode.node;
             if wanted
                 .filter(elsewhere)
                 .is_some_and(|wanted| is_outside(&rooms.store, wanted))
             {
-                return self.place(Inode(node.ino), None, &dir, here);
+                return self.place(Inode(vnode.ino), None, &dir, here);
             }
         }
-        // A client that continues with the present bytes may write on their element, even while it is being emptied. The new
+        // A client that continues with the present bytes may write on their node, even while it is being emptied. The new
         // version is moved afterwards.
         let goes_on = named.is_some_and(|named| {
-            i64::from(named) == node.element && self.shared.leaving.is_emptied(named)
+            i64::from(named) == vnode.node && self.shared.leaving.is_emptied(named)
         });
-        if (named.is_none() || goes_on) && node.element != NO_ELEMENT {
+        if (named.is_none() || goes_on) && vnode.node != NO_NODE {
             let here = rooms
                 .store
                 .iter()
-                .find(|room| i64::from(room.element.0) == node.element);
+                .find(|room| i64::from(room.node.0) == vnode.node);
             let hangs = |room: &&Room| !room.answers && rooms.store.iter().any(|room| room.answers);
             let here = here.filter(|room| !hangs(room) && (goes_on || !room.leaving));
             if here.is_some_and(|room| room.free_bytes >= RESERVE_BYTES) {
-                return Ok(node.element);
+                return Ok(vnode.node);
             }
         }
-        self.place(Inode(node.ino), named, &self.folder_of(node.ino)?, here)
+        self.place(Inode(vnode.ino), named, &self.folder_of(vnode.ino)?, here)
     }
 
     /// Returns a folder that contains a file; the root if no folder does.
-    pub(crate) fn folder_of(&self, ino: u64) -> Result<Node, Fault> {
+    pub(crate) fn folder_of(&self, ino: u64) -> Result<Vnode, Fault> {
         let sql = "SELECT parent FROM dirent WHERE ino = ?1 LIMIT 1";
         let mut statement = self.db.prepare_cached(sql)?;
         let dir = statement.query_row([ino.cast_signed()], |row| row.get(0));
         let dir = dir.optional()?.map_or(Inode::ROOT.0, i64::cast_unsigned);
-        Node::get(self.db, dir)
+        Vnode::get(self.db, dir)
     }
 
-    fn file(&self, ino: u64) -> Result<Node, Fault> {
-        let node = self.reach(ino)?;
-        match node.kind {
-            Kind::File => Ok(node),
+    fn file(&self, ino: u64) -> Result<Vnode, Fault> {
+        let vnode = self.reach(ino)?;
+        match vnode.kind {
+            Kind::File => Ok(vnode),
             Kind::Directory => Err(Fault::IsDirectory(self.called(ino))),
             _ => Err(Fault::Malformed("only files have versions")),
         }
@@ -175,87 +174,88 @@ impl Tx<'_> {
 
     /// Returns the right to read a sealed version. The mount that asks holds the version until it releases it.
     pub(crate) fn open(&self, op: &v1::Open) -> Result<Answer, Fault> {
-        let node = self.file(op.ino)?;
-        self.need_read(&node)?;
+        let vnode = self.file(op.ino)?;
+        self.need_read(&vnode)?;
         if op.together
             && self.session != 0
-            && let Some(answer) = self.open_together(&node)?
+            && let Some(answer) = self.open_together(&vnode)?
         {
             return Ok(answer);
         }
         if op.growing
-            && (!op.waits || self.has_readers_wait(&node)?)
-            && let Some(answer) = self.open_growing(&node)?
+            && (!op.waits || self.has_readers_wait(&vnode)?)
+            && let Some(answer) = self.open_growing(&vnode)?
         {
             return Ok(answer);
         }
-        let (object, element, size) = if op.version == 0 || op.version == node.version {
-            (node.object, node.element, node.size)
+        let (object, node, size) = if op.version == 0 || op.version == vnode.version {
+            (vnode.object, vnode.node, vnode.size)
         } else {
-            self.older(&node, op.version)?
+            self.older(&vnode, op.version)?
         };
         let opened = v1::Opened {
-            attr: Some(node.attr()),
+            attr: Some(vnode.attr()),
             object,
             size,
             ..v1::Opened::default()
         };
-        let Ok(first) = u32::try_from(element) else {
-            let layout = self.opened_parts(&node, object, (&op.avoid, op.damaged), rights::READ)?;
+        let Ok(first) = u32::try_from(node) else {
+            let layout =
+                self.opened_parts(&vnode, object, (&op.avoid, op.damaged), rights::READ)?;
             self.shared
-                .hold(self.session, (node.ino, object), parts::NOWHERE);
+                .hold(self.session, (vnode.ino, object), parts::NOWHERE);
             return Ok(Answer::Opened(v1::Opened { layout, ..opened }));
         };
         let damaged = op.damaged.then(|| self.damaged_on(object)).transpose()?;
-        let element = match damaged.flatten() {
+        let node = match damaged.flatten() {
             Some(damaged) => damaged,
             None => self.readable(object, first, &op.avoid)?,
         };
-        self.shared.hold(self.session, (node.ino, object), element);
+        self.shared.hold(self.session, (vnode.ino, object), node);
         Ok(Answer::Opened(v1::Opened {
-            element,
-            capability: self.right(&node, element, object, rights::READ),
+            node,
+            capability: self.right(&vnode, node, object, rights::READ),
             ..opened
         }))
     }
 
     /// Returns the version that is being written, for readers that follow the writer.
-    fn open_growing(&self, node: &Node) -> Result<Option<Answer>, Fault> {
-        if self.is_together(node)? {
-            return self.opened_written(node).map(Some);
+    fn open_growing(&self, vnode: &Vnode) -> Result<Option<Answer>, Fault> {
+        if self.is_together(vnode)? {
+            return self.opened_written(vnode).map(Some);
         }
-        let element = match node.writing {
+        let node = match vnode.writing {
             0 => None,
-            object => self.writing_element(object)?,
+            object => self.writing_node(object)?,
         };
         // A striped version is readable only after the seal.
-        let Some(element) = element.and_then(|element| u32::try_from(element).ok()) else {
+        let Some(node) = node.and_then(|node| u32::try_from(node).ok()) else {
             return Ok(None);
         };
         let rights = rights::READ | rights::UNSEALED;
         Ok(Some(Answer::Opened(v1::Opened {
-            attr: Some(node.attr()),
-            object: node.writing,
-            element,
-            capability: self.right(node, element, node.writing, rights),
+            attr: Some(vnode.attr()),
+            object: vnode.writing,
+            node,
+            capability: self.right(vnode, node, vnode.writing, rights),
             ..v1::Opened::default()
         })))
     }
 
     /// Returns the right to use an object of a file.
-    pub(crate) fn right(&self, node: &Node, element: u32, object: u64, rights: u32) -> Vec<u8> {
+    pub(crate) fn right(&self, vnode: &Vnode, node: u32, object: u64, rights: u32) -> Vec<u8> {
         let uid = self.caller.uid;
         if self.caller.trusted {
-            return self.shared.sign(element, object, rights, uid);
+            return self.shared.sign(node, object, rights, uid);
         }
-        self.shared.lend(node.ino, element, object, rights, uid)
+        self.shared.lend(vnode.ino, node, object, rights, uid)
     }
 
-    /// Does the same as [`Self::right`], for an object that is written: with the attributes that its element records at the seal.
+    /// Does the same as [`Self::right`], for an object that is written: with the attributes that its node records at the seal.
     pub(crate) fn right_to_write(
         &self,
-        node: &Node,
-        element: u32,
+        vnode: &Vnode,
+        node: u32,
         object: u64,
         rights: u32,
     ) -> Result<Vec<u8>, Fault> {
@@ -264,28 +264,27 @@ impl Tx<'_> {
             false => None,
         };
         let attributes = Attributes {
-            inode: node.ino,
-            uid: node.uid,
-            gid: node.gid,
-            mode: node.mode & 0o7777,
+            inode: vnode.ino,
+            uid: vnode.uid,
+            gid: vnode.gid,
+            mode: vnode.mode & 0o7777,
             part: part.map(PartOf::to_bytes),
         };
         let uid = self.caller.uid;
         let signed = match self.caller.trusted {
             true => self
                 .shared
-                .sign_to_write(element, object, rights, uid, attributes),
+                .sign_to_write(node, object, rights, uid, attributes),
             false => self
                 .shared
-                .lend_to_write(element, object, rights, uid, attributes),
+                .lend_to_write(node, object, rights, uid, attributes),
         };
         Ok(signed)
     }
 
-    fn older(&self, node: &Node, version: u64) -> Result<(u64, i64, u64), Fault> {
-        let sql =
-            "SELECT object, element, size, removed FROM version WHERE ino = ?1 AND version = ?2";
-        let row = params![node.ino.cast_signed(), version.cast_signed()];
+    fn older(&self, vnode: &Vnode, version: u64) -> Result<(u64, i64, u64), Fault> {
+        let sql = "SELECT object, node, size, removed FROM version WHERE ino = ?1 AND version = ?2";
+        let row = params![vnode.ino.cast_signed(), version.cast_signed()];
         let found = self
             .db
             .prepare_cached(sql)?
@@ -300,68 +299,66 @@ impl Tx<'_> {
             })
             .optional()?;
         match found {
-            Some((object, element, size, removed))
-                if !removed || self.shared.object_held(object) =>
-            {
-                Ok((object, element, size.cast_unsigned()))
+            Some((object, node, size, removed)) if !removed || self.shared.object_held(object) => {
+                Ok((object, node, size.cast_unsigned()))
             }
-            _ => Err(Fault::VersionGone(version, self.called(node.ino))),
+            _ => Err(Fault::VersionGone(version, self.called(vnode.ino))),
         }
     }
 
     pub(crate) fn new_version(&mut self, op: &v1::NewVersion) -> Result<Answer, Fault> {
-        let mut node = self.file(op.ino)?;
+        let mut vnode = self.file(op.ino)?;
         if op.object == 0 {
             return Err(Fault::Malformed("a new version needs a reserved object id"));
         }
-        if node.writing == op.object {
+        if vnode.writing == op.object {
             self.heard_of_writer(op)?;
-            return self.opened_for_writing(&node, op.object);
+            return self.opened_for_writing(&vnode, op.object);
         }
         if let Some(member) = self.member(op.object)? {
             // A repeated request. The right asserts that the part belongs to this file.
             self.written(op.ino, op.object)?;
-            if node.writing != member.version {
+            if vnode.writing != member.version {
                 return Err(Fault::Stale(op.object));
             }
-            return self.opened_together(&node, &member);
+            return self.opened_together(&vnode, &member);
         }
-        self.need_write(&node)?;
+        self.need_write(&vnode)?;
         self.check_object(op.object)?;
-        if node.writing != 0 {
-            let together = self.is_together(&node)?;
+        if vnode.writing != 0 {
+            let together = self.is_together(&vnode)?;
             if together && self.session != 0 && !op.steal {
-                return self.join_together(&node, op);
+                return self.join_together(&vnode, op);
             }
             if together && !op.steal {
-                return Err(Fault::Busy(self.called(node.ino)));
+                return Err(Fault::Busy(self.called(vnode.ino)));
             }
-            self.take_over(&node, op.steal)?;
+            self.take_over(&vnode, op.steal)?;
         }
-        // A client that continues with the file's present bytes names their element.
+        // A client that continues with the file's present bytes names their node.
         let goes_on = op
-            .element
-            .filter(|&named| i64::from(named) == node.element && !self.shared.is_up(named));
+            .node
+            .filter(|&named| i64::from(named) == vnode.node && !self.shared.is_up(named));
         let named = match goes_on {
-            Some(first) => Some(self.readable(node.object, first, &[])?),
-            None => op.element,
+            Some(first) => Some(self.readable(vnode.object, first, &[])?),
+            None => op.node,
         };
-        let dir = || self.folder_of(node.ino);
-        let stripes = self.stripes_wanted((op.stripes.as_ref(), named), dir, Some(&node))?;
-        let element = match stripes {
-            Some(stripes) => self.begin_parts(node.ino, op.object, stripes)?,
-            None => self.place_again(&node, named, op.into())?,
+        let dir = || self.folder_of(vnode.ino);
+        let stripes = self.stripes_wanted((op.stripes.as_ref(), named), dir, Some(&vnode))?;
+        let node = match stripes {
+            Some(stripes) => self.begin_parts(vnode.ino, op.object, stripes)?,
+            None => self.place_again(&vnode, named, op.into())?,
         };
-        self.need_room(&node)?;
-        node.writing = op.object;
-        if node.object == 0 {
-            node.element = element;
+        self.need_room(&vnode)?;
+        vnode.writing = op.object;
+        if vnode.object == 0 {
+            vnode.node = node;
         }
-        node.update(self.db)?;
-        self.begin_writing_on(&node, element)?;
-        self.fire_for_begun(&node)?;
-        self.changes.push(Change::Node(node.ino));
-        self.opened_for_writing(&node, op.object)
+        vnode.update(self.db)?;
+        self.begin_writing_on(&vnode, node)?;
+        self.fire_for_begun(&vnode)?;
+        self.changes.push(Change::Vnode(vnode.ino));
+        self.opened_for_writing(&vnode, op.object)
     }
 
     /// Handles a repeated request: its answer was lost, or a client without a session reports that it is still alive.
@@ -379,18 +376,18 @@ impl Tx<'_> {
 
     /// Ends an earlier writing of the file. Its writer must have been silent for too long or be a client of the same user without a
     /// session, unless the caller insists.
-    fn take_over(&mut self, node: &Node, steal: bool) -> Result<(), Fault> {
-        let writer = self.writer(node.writing)?;
+    fn take_over(&mut self, vnode: &Vnode, steal: bool) -> Result<(), Fault> {
+        let writer = self.writer(vnode.writing)?;
         let gone = writer.is_none_or(|writer| {
             let lone = writer.session == 0;
             let mine = lone && self.session == 0 && writer.uid == self.caller.uid;
             mine || (lone && self.now - writer.started > SILENCE_NS_MAX)
         });
         if !gone && !steal {
-            return Err(Fault::Busy(self.called(node.ino)));
+            return Err(Fault::Busy(self.called(vnode.ino)));
         }
-        self.end_writing(node.writing)?;
-        self.drop_unsealed(node)
+        self.end_writing(vnode.writing)?;
+        self.drop_unsealed(vnode)
     }
 
     /// Returns the session of the mount that writes a version; `None` if no client writes it.
@@ -414,32 +411,27 @@ impl Tx<'_> {
         Ok(found.optional()?)
     }
 
-    pub(crate) fn begin_writing(&self, node: &Node) -> Result<(), Fault> {
-        self.begin_writing_on(node, node.element)?;
-        self.fire_for_begun(node)
+    pub(crate) fn begin_writing(&self, vnode: &Vnode) -> Result<(), Fault> {
+        self.begin_writing_on(vnode, vnode.node)?;
+        self.fire_for_begun(vnode)
     }
 
-    fn begin_writing_on(&self, node: &Node, element: i64) -> Result<(), Fault> {
-        self.begin_writing_of(node.writing, node.ino, element)
+    fn begin_writing_on(&self, vnode: &Vnode, node: i64) -> Result<(), Fault> {
+        self.begin_writing_of(vnode.writing, vnode.ino, node)
     }
 
-    pub(super) fn begin_writing_of(
-        &self,
-        object: u64,
-        ino: u64,
-        element: i64,
-    ) -> Result<(), Fault> {
+    pub(super) fn begin_writing_of(&self, object: u64, ino: u64, node: i64) -> Result<(), Fault> {
         let row = params![
             object.cast_signed(),
             ino.cast_signed(),
-            element,
+            node,
             self.session.cast_signed(),
             self.caller.uid,
             self.now
         ];
         self.db
             .prepare_cached(
-                "INSERT INTO writing(object, ino, element, session, uid, started) VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
+                "INSERT INTO writing(object, ino, node, session, uid, started) VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
             )?
             .execute(row)?;
         Ok(())
@@ -460,52 +452,52 @@ impl Tx<'_> {
         Ok(())
     }
 
-    pub(crate) fn writing_element(&self, object: u64) -> Result<Option<i64>, Fault> {
-        let sql = "SELECT element FROM writing WHERE object = ?1";
+    pub(crate) fn writing_node(&self, object: u64) -> Result<Option<i64>, Fault> {
+        let sql = "SELECT node FROM writing WHERE object = ?1";
         let mut statement = self.db.prepare_cached(sql)?;
         let found = statement.query_row([object.cast_signed()], |row| row.get(0));
         Ok(found.optional()?)
     }
 
-    pub(crate) fn opened_for_writing(&self, node: &Node, object: u64) -> Result<Answer, Fault> {
-        let element = self.writing_element(object)?.ok_or(Fault::Stale(object))?;
-        let place = u32::try_from(element).unwrap_or(parts::NOWHERE);
-        self.shared.hold(self.session, (node.ino, object), place);
+    pub(crate) fn opened_for_writing(&self, vnode: &Vnode, object: u64) -> Result<Answer, Fault> {
+        let node = self.writing_node(object)?.ok_or(Fault::Stale(object))?;
+        let place = u32::try_from(node).unwrap_or(parts::NOWHERE);
+        self.shared.hold(self.session, (vnode.ino, object), place);
         let all = rights::READ | rights::WRITE | rights::ATTRIBUTES;
         let opened = v1::Opened {
-            attr: Some(node.attr()),
+            attr: Some(vnode.attr()),
             object,
-            size_max: self.size_max(node)?,
+            size_max: self.size_max(vnode)?,
             ..v1::Opened::default()
         };
-        let Ok(element) = u32::try_from(element) else {
-            let layout = self.opened_parts(node, object, (&[], false), all)?;
+        let Ok(node) = u32::try_from(node) else {
+            let layout = self.opened_parts(vnode, object, (&[], false), all)?;
             return Ok(Answer::Opened(v1::Opened { layout, ..opened }));
         };
         Ok(Answer::Opened(v1::Opened {
-            element,
-            capability: self.right_to_write(node, element, object, all)?,
+            node,
+            capability: self.right_to_write(vnode, node, object, all)?,
             ..opened
         }))
     }
 
-    /// Returns the node whose version the caller is writing.
-    pub(super) fn written(&self, ino: u64, object: u64) -> Result<(Node, Option<u32>), Fault> {
+    /// Returns the inode whose version the caller is writing.
+    pub(super) fn written(&self, ino: u64, object: u64) -> Result<(Vnode, Option<u32>), Fault> {
         let writer = self.writer(object)?;
         // A caller that has not written the version receives no information about the file.
         let unknown = object != 0 && writer.is_none() && !self.caller.above();
         if unknown && !self.wrote(ino, object)? {
             return Err(Fault::Stale(object));
         }
-        let node = Node::get(self.db, ino)?;
-        if node.kind != Kind::File || object == 0 {
+        let vnode = Vnode::get(self.db, ino)?;
+        if vnode.kind != Kind::File || object == 0 {
             return Err(Fault::Malformed("only files have versions"));
         }
         let uid = writer.map(|writer| writer.uid);
         if !self.caller.above() && uid.is_some_and(|uid| uid != self.caller.uid) {
             return Err(Fault::Denied(self.called(ino), self.caller.uid));
         }
-        Ok((node, uid))
+        Ok((vnode, uid))
     }
 
     /// Returns whether the caller has written a version.
@@ -530,45 +522,45 @@ impl Tx<'_> {
         }
         if self.was_member(op.object)? {
             // A repeated request: its answer was lost.
-            let (node, _) = self.written(op.ino, op.object)?;
-            return self.sealed_with(&node, self.copies_wanted(&node, &op.copies)?);
+            let (vnode, _) = self.written(op.ino, op.object)?;
+            return self.sealed_with(&vnode, self.copies_wanted(&vnode, &op.copies)?);
         }
         if let Some(answer) = self.seal_for_lost(op)? {
             return Ok(answer);
         }
-        let (mut node, writer) = self.written(op.ino, op.object)?;
-        if node.object == op.object {
+        let (mut vnode, writer) = self.written(op.ino, op.object)?;
+        if vnode.object == op.object {
             // A repeated request: its answer was lost, or the caller was asked to repeat it.
-            return self.sealed_with(&node, self.copies_wanted(&node, &op.copies)?);
+            return self.sealed_with(&vnode, self.copies_wanted(&vnode, &op.copies)?);
         }
-        let element = self.writing_element(op.object)?;
-        let (Some(element), true) = (element, node.writing == op.object) else {
+        let node = self.writing_node(op.object)?;
+        let (Some(node), true) = (node, vnode.writing == op.object) else {
             // A later version may have been sealed since.
             return match self.is_version(op.ino, op.object)? {
-                true => Ok(Answer::Attr(node.attr())),
+                true => Ok(Answer::Attr(vnode.attr())),
                 false => Err(Fault::Stale(op.object)),
             };
         };
-        let size = match element {
-            NO_ELEMENT => self.seal_parts(op.object, &op.parts)?,
+        let size = match node {
+            NO_NODE => self.seal_parts(op.object, &op.parts)?,
             _ => op.size,
         };
         // A mount itself stays within the quota of the room.
         if self.session_of(op.object)? == Some(0)
-            && self.size_max(&node)?.is_some_and(|most| size > most)
+            && self.size_max(&vnode)?.is_some_and(|most| size > most)
         {
-            return Err(Fault::RoomFull(self.called(node.ino)));
+            return Err(Fault::RoomFull(self.called(vnode.ino)));
         }
         if let Some(attributes) = &op.attributes {
-            self.change_attributes(&mut node, attributes)?;
+            self.change_attributes(&mut vnode, attributes)?;
         }
         self.end_writing(op.object)?;
-        self.shared.release(self.session, node.ino, op.object);
+        self.shared.release(self.session, vnode.ino, op.object);
         let mtime = self.time(op.mtime);
         let uid = writer.unwrap_or(self.caller.uid);
         self.make_current(
-            &mut node,
-            (op.object, element),
+            &mut vnode,
+            (op.object, node),
             (size, mtime),
             (uid, &op.copies),
         )
@@ -577,35 +569,35 @@ impl Tx<'_> {
     /// Makes a written object the current version of its file.
     pub(super) fn make_current(
         &mut self,
-        node: &mut Node,
-        (object, element): (u64, i64),
+        vnode: &mut Vnode,
+        (object, node): (u64, i64),
         (size, mtime): (u64, i64),
         (uid, copies): (u32, &str),
     ) -> Result<Answer, Fault> {
-        let old = (node.object, node.element);
-        let grown = size.saturating_sub(node.size);
-        node.writing = 0;
-        node.object = object;
-        node.element = element;
-        node.size = size;
-        node.mtime = mtime;
+        let old = (vnode.object, vnode.node);
+        let grown = size.saturating_sub(vnode.size);
+        vnode.writing = 0;
+        vnode.object = object;
+        vnode.node = node;
+        vnode.size = size;
+        vnode.mtime = mtime;
         // The file changed when its last byte was written, not when the server learned of the seal.
-        node.ctime = node.ctime.max(node.mtime.min(self.now));
-        node.version += 1;
-        let wanted = self.copies_wanted(node, copies)?;
-        self.record_copies(node, uid, 0, wanted)?;
+        vnode.ctime = vnode.ctime.max(vnode.mtime.min(self.now));
+        vnode.version += 1;
+        let wanted = self.copies_wanted(vnode, copies)?;
+        self.record_copies(vnode, uid, 0, wanted)?;
         self.drop_object(old.0, old.1)?;
-        node.update(self.db)?;
-        self.grown(node, grown)?;
-        self.note(node)?;
-        // Until now all elements knew the file; from now on only one element does.
-        if old.1 == NO_ELEMENT && node.version > 1 {
-            self.note_for_all(node.ino)?;
+        vnode.update(self.db)?;
+        self.grown(vnode, grown)?;
+        self.note(vnode)?;
+        // Until now all nodes knew the file; from now on only one node does.
+        if old.1 == NO_NODE && vnode.version > 1 {
+            self.note_for_all(vnode.ino)?;
         }
-        self.changes.push(Change::Node(node.ino));
-        self.changes.push(Change::Sealed(node.ino));
-        self.purge_if_orphan(node)?;
-        self.sealed_with(node, wanted)
+        self.changes.push(Change::Vnode(vnode.ino));
+        self.changes.push(Change::Sealed(vnode.ino));
+        self.purge_if_orphan(vnode)?;
+        self.sealed_with(vnode, wanted)
     }
 
     /// Seals one object of a version that consists of several objects, for a writer that is no longer alive. With the last object
@@ -629,73 +621,79 @@ impl Tx<'_> {
     }
 
     /// Records a version for lineage. The row remains when the bytes are deleted.
-    pub(crate) fn record_version(&self, node: &Node, uid: u32, task: u64) -> Result<(), Fault> {
-        let wanted = self.copies_wanted(node, "")?;
-        self.record_copies(node, uid, task, wanted)
+    pub(crate) fn record_version(&self, vnode: &Vnode, uid: u32, task: u64) -> Result<(), Fault> {
+        let wanted = self.copies_wanted(vnode, "")?;
+        self.record_copies(vnode, uid, task, wanted)
     }
 
     /// Does the same as [`Self::record_version`], with the wanted number of copies.
-    fn record_copies(&self, node: &Node, uid: u32, task: u64, wanted: Wanted) -> Result<(), Fault> {
-        let path = self.path_of(node.ino)?.unwrap_or_default();
+    fn record_copies(
+        &self,
+        vnode: &Vnode,
+        uid: u32,
+        task: u64,
+        wanted: Wanted,
+    ) -> Result<(), Fault> {
+        let path = self.path_of(vnode.ino)?.unwrap_or_default();
         let row = params![
-            node.object.cast_signed(),
-            node.ino.cast_signed(),
-            node.version.cast_signed(),
-            node.size.cast_signed(),
-            node.element,
+            vnode.object.cast_signed(),
+            vnode.ino.cast_signed(),
+            vnode.version.cast_signed(),
+            vnode.size.cast_signed(),
+            vnode.node,
             uid,
             self.now,
             task.cast_signed(),
             path.as_slice(),
             wanted.copies,
         ];
-        let sql = "INSERT INTO version(object, ino, version, size, element, uid, sealed_at, task, path, copies) \
+        let sql = "INSERT INTO version(object, ino, version, size, node, uid, sealed_at, task, path, copies) \
                    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)";
         self.db.prepare_cached(sql)?.execute(row)?;
-        if self.shared.rules.any() && node.version != 0 {
-            self.fire_for(node, &path)?;
+        if self.shared.rules.any() && vnode.version != 0 {
+            self.fire_for(vnode, &path)?;
         }
-        self.arrived(node, &path)?;
-        self.want_header(node, &path)?;
+        self.arrived(vnode, &path)?;
+        self.want_header(vnode, &path)?;
         if wanted.copies > 1 {
-            self.want_copies(node, wanted.now)?;
+            self.want_copies(vnode, wanted.now)?;
         }
-        self.goes_outside(node, &path)?;
+        self.goes_outside(vnode, &path)?;
         if !self.shared.leaving.moving() {
             return Ok(());
         }
-        let held_ns = self.held_back(node.object)?;
-        for (object, element) in burst::places(self.db, node)? {
-            let Ok(element) = u32::try_from(element) else {
+        let held_ns = self.held_back(vnode.object)?;
+        for (object, node) in burst::places(self.db, vnode)? {
+            let Ok(node) = u32::try_from(node) else {
                 continue;
             };
-            if self.shared.bursts.has(element) {
-                self.staged(object, element, held_ns)?;
+            if self.shared.bursts.has(node) {
+                self.staged(object, node, held_ns)?;
             }
-            if self.shared.leaving.is_emptied(element) {
-                copies::leaves(self.db, object, element, self.now)?;
+            if self.shared.leaving.is_emptied(node) {
+                copies::leaves(self.db, object, node, self.now)?;
             }
         }
         Ok(())
     }
 
-    /// Moves a version that was made elsewhere, for example by a task, to the outside element of its folder.
-    fn goes_outside(&self, node: &Node, path: &[u8]) -> Result<(), Fault> {
+    /// Moves a version that was made elsewhere, for example by a task, to the outside node of its folder.
+    fn goes_outside(&self, vnode: &Vnode, path: &[u8]) -> Result<(), Fault> {
         let rooms = self.shared.rooms();
-        let Ok(element) = u32::try_from(node.element) else {
+        let Ok(node) = u32::try_from(vnode.node) else {
             return Ok(());
         };
-        let elsewhere = self.shared.in_memory(element) || self.shared.bursts.has(element);
-        if node.object == 0 || elsewhere || !rooms.store.iter().any(|room| room.outside) {
+        let elsewhere = self.shared.in_memory(node) || self.shared.bursts.has(node);
+        if vnode.object == 0 || elsewhere || !rooms.store.iter().any(|room| room.outside) {
             return Ok(());
         }
-        let wanted = self.folder_element(&self.folder_of(node.ino)?)?;
-        let wanted = wanted
-            .filter(|&wanted| wanted != element && is_outside(&rooms.store, ElementId(wanted)));
+        let wanted = self.folder_node(&self.folder_of(vnode.ino)?)?;
+        let wanted =
+            wanted.filter(|&wanted| wanted != node && is_outside(&rooms.store, NodeId(wanted)));
         match wanted {
             Some(wanted) if !bound::is_read_only(self.db, wanted.into(), path)? => {
                 self.shared.leaving.set_moving();
-                moves::files::put(self, node.object, (element, wanted))
+                moves::files::put(self, vnode.object, (node, wanted))
             }
             _ => Ok(()),
         }
@@ -705,61 +703,61 @@ impl Tx<'_> {
         if let Some(member) = self.member(op.object)? {
             return self.abandon_together(op, &member);
         }
-        let (mut node, _) = self.written(op.ino, op.object)?;
-        if node.writing != op.object {
+        let (mut vnode, _) = self.written(op.ino, op.object)?;
+        if vnode.writing != op.object {
             return Err(Fault::Stale(op.object));
         }
-        self.shared.release(self.session, node.ino, op.object);
-        self.drop_unsealed(&node)?;
+        self.shared.release(self.session, vnode.ino, op.object);
+        self.drop_unsealed(&vnode)?;
         self.end_writing(op.object)?;
         // Attributes that were set during the write belong to the file's current version.
         self.db
             .prepare_cached("DELETE FROM annotation WHERE object = ?1")?
-            .execute([node.object.cast_signed()])?;
-        node.writing = 0;
-        if node.version == 0 {
-            node.version = 1;
-            node.element = NO_ELEMENT;
+            .execute([vnode.object.cast_signed()])?;
+        vnode.writing = 0;
+        if vnode.version == 0 {
+            vnode.version = 1;
+            vnode.node = NO_NODE;
         }
-        node.update(self.db)?;
-        self.note(&node)?;
-        self.may_go_by_now(node.object)?;
-        self.changes.push(Change::Node(node.ino));
-        self.purge_if_orphan(&node)?;
-        Ok(Answer::Attr(node.attr()))
+        vnode.update(self.db)?;
+        self.note(&vnode)?;
+        self.may_go_by_now(vnode.object)?;
+        self.changes.push(Change::Vnode(vnode.ino));
+        self.purge_if_orphan(&vnode)?;
+        Ok(Answer::Attr(vnode.attr()))
     }
 
-    pub(super) fn drop_unsealed(&self, node: &Node) -> Result<(), Fault> {
-        self.end_begun(node.writing, GIVEN_UP)?;
-        let element = match self.writing_element(node.writing)? {
-            Some(element) => element,
-            None if self.shared.parts() && parts::parts(self.db, node.writing)?.is_some() => {
-                NO_ELEMENT
+    pub(super) fn drop_unsealed(&self, vnode: &Vnode) -> Result<(), Fault> {
+        self.end_begun(vnode.writing, GIVEN_UP)?;
+        let node = match self.writing_node(vnode.writing)? {
+            Some(node) => node,
+            None if self.shared.parts() && parts::parts(self.db, vnode.writing)?.is_some() => {
+                NO_NODE
             }
-            None => node.element,
+            None => vnode.node,
         };
-        self.drop_object(node.writing, element)
+        self.drop_object(vnode.writing, node)
     }
 
     pub(crate) fn release(&mut self, op: &v1::Release) -> Result<Answer, Fault> {
         self.shared.release(self.session, op.ino, op.object);
-        if let Some(node) = Node::find(self.db, op.ino)? {
-            self.purge_if_orphan(&node)?;
+        if let Some(vnode) = Vnode::find(self.db, op.ino)? {
+            self.purge_if_orphan(&vnode)?;
         }
         Ok(Answer::Empty(v1::Empty {}))
     }
 
-    /// Removes a node without names, unless a client still has it open.
-    pub(crate) fn purge_if_orphan(&self, node: &Node) -> Result<(), Fault> {
-        if node.nlink > 0 || node.writing != 0 || self.shared.inode_held(node.ino) {
+    /// Removes an inode without names, unless a client still has it open.
+    pub(crate) fn purge_if_orphan(&self, vnode: &Vnode) -> Result<(), Fault> {
+        if vnode.nlink > 0 || vnode.writing != 0 || self.shared.inode_held(vnode.ino) {
             return Ok(());
         }
-        self.purge(node)
+        self.purge(vnode)
     }
 
-    /// Removes a node and asks for the removal of its bytes.
-    pub(crate) fn purge(&self, node: &Node) -> Result<(), Fault> {
-        let ino = node.ino.cast_signed();
+    /// Removes an inode and asks for the removal of its bytes.
+    pub(crate) fn purge(&self, vnode: &Vnode) -> Result<(), Fault> {
+        let ino = vnode.ino.cast_signed();
         self.db
             .prepare_cached("DELETE FROM inode WHERE ino = ?1")?
             .execute([ino])?;
@@ -767,13 +765,13 @@ impl Tx<'_> {
             .prepare_cached("DELETE FROM orphan WHERE ino = ?1")?
             .execute([ino])?;
         self.shared.remove_file();
-        if node.writing != 0 {
-            self.drop_unsealed(node)?;
-            self.end_writing(node.writing)?;
+        if vnode.writing != 0 {
+            self.drop_unsealed(vnode)?;
+            self.end_writing(vnode.writing)?;
         }
-        self.drop_object(node.object, node.element)?;
-        if node.is_dir() {
-            self.drop_folder_rule(node.ino)?;
+        self.drop_object(vnode.object, vnode.node)?;
+        if vnode.is_dir() {
+            self.drop_folder_rule(vnode.ino)?;
         }
         self.db
             .prepare_cached("DELETE FROM xattr WHERE ino = ?1")?
@@ -781,16 +779,16 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Asks for the removal of an object. It is removed when no client reads it and its element is online. For a version of several
+    /// Asks for the removal of an object. It is removed when no client reads it and its node is online. For a version of several
     /// objects, each of these objects is removed.
-    pub(crate) fn drop_object(&self, object: u64, element: i64) -> Result<(), Fault> {
+    pub(crate) fn drop_object(&self, object: u64, node: i64) -> Result<(), Fault> {
         if object == 0 {
             return Ok(());
         }
-        let row = params![object.cast_signed(), element, self.now];
+        let row = params![object.cast_signed(), node, self.now];
         self.db
             .prepare_cached(
-                "INSERT OR IGNORE INTO removal(object, element, queued) VALUES (?1, ?2, ?3)",
+                "INSERT OR IGNORE INTO removal(object, node, queued) VALUES (?1, ?2, ?3)",
             )?
             .execute(row)?;
         let sql = "UPDATE version SET removed = 1 WHERE object = ?1 RETURNING copies";
@@ -819,24 +817,24 @@ impl Tx<'_> {
 
     /// Called before an attribute of a file changes. While the next version is written, the change belongs to that next version.
     /// The current version keeps its own attributes, which a row with an empty name marks.
-    pub(crate) fn part_annotations(&self, node: &Node) -> Result<(), Fault> {
-        if node.writing == 0 || node.object == 0 {
+    pub(crate) fn part_annotations(&self, vnode: &Vnode) -> Result<(), Fault> {
+        if vnode.writing == 0 || vnode.object == 0 {
             return Ok(());
         }
-        self.keep_annotations(node.object)?;
+        self.keep_annotations(vnode.object)?;
         self.db
             .prepare_cached("INSERT OR IGNORE INTO annotation VALUES (?1, x'', x'')")?
-            .execute([node.object.cast_signed()])?;
+            .execute([vnode.object.cast_signed()])?;
         Ok(())
     }
 
     /// Sets the path of a sealed version to the present path of its file.
-    pub(crate) fn rename_version(&self, node: &Node) -> Result<(), Fault> {
-        let path = self.path_of(node.ino)?.unwrap_or_default();
+    pub(crate) fn rename_version(&self, vnode: &Vnode) -> Result<(), Fault> {
+        let path = self.path_of(vnode.ino)?.unwrap_or_default();
         let sql = "UPDATE version SET path = ?2 WHERE object = ?1";
         self.db
             .prepare_cached(sql)?
-            .execute(params![node.object.cast_signed(), path])?;
+            .execute(params![vnode.object.cast_signed(), path])?;
         Ok(())
     }
 
@@ -848,8 +846,8 @@ impl Tx<'_> {
             .collect::<Result<Vec<_>, _>>()?;
         let mut purged = 0;
         for ino in inodes {
-            if let Some(node) = Node::find(self.db, ino.cast_unsigned())? {
-                self.purge_if_orphan(&node)?;
+            if let Some(vnode) = Vnode::find(self.db, ino.cast_unsigned())? {
+                self.purge_if_orphan(&vnode)?;
                 purged += 1;
             }
         }

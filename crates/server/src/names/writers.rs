@@ -1,10 +1,10 @@
 //! Versions being written: their writers, and their end if the writer is no longer alive.
 
 use super::fault::Fault;
-use super::node::{Caller, Node};
 use super::parts;
 use super::shared::Shared;
 use super::transaction::{Change, Tx, path_of};
+use super::vnode::{Caller, Vnode};
 use super::{Unfinished, Unsealed};
 use rusqlite::{Connection, params};
 use tidemill_wire::v1;
@@ -16,16 +16,16 @@ pub(crate) const SILENCE_NS_MAX: i64 = 60 * 1_000_000_000;
 /// Maximum number of versions of silent clients that are aborted in one transaction.
 const SILENT_MAX: usize = 1000;
 
-/// Returns all versions that are not sealed, counted by writer and element.
+/// Returns all versions that are not sealed, counted by writer and node.
 pub(crate) fn unsealed(db: &Connection) -> Result<Vec<Unsealed>, Fault> {
-    let sql = "SELECT session, coalesce(part.element, writing.element) AS place, count(*), min(started) \
+    let sql = "SELECT session, coalesce(part.node, writing.node) AS place, count(*), min(started) \
                FROM writing LEFT JOIN part ON part.object = writing.object \
                WHERE coalesce(part.size, -1) = -1 GROUP BY session, place";
     let mut statement = db.prepare_cached(sql)?;
     let rows = statement.query_map([], |row| {
         Ok(Unsealed {
             session: row.get::<_, i64>(0)?.cast_unsigned(),
-            element: row.get(1)?,
+            node: row.get(1)?,
             versions: row.get::<_, i64>(2)?.cast_unsigned(),
             oldest: row.get(3)?,
         })
@@ -33,21 +33,21 @@ pub(crate) fn unsealed(db: &Connection) -> Result<Vec<Unsealed>, Fault> {
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Returns the versions that a mount was writing on an element, in order of their objects, from the first after `after`.
+/// Returns the versions that a mount was writing on a node, in order of their objects, from the first after `after`.
 pub(crate) fn unfinished(
     db: &Connection,
-    (session, element): (u64, u32),
+    (session, node): (u64, u32),
     after: u64,
     limit: usize,
 ) -> Result<Vec<Unfinished>, Fault> {
     let sql = "SELECT coalesce(part, writing.object) AS sealed, writing.ino, coalesce(inode.uid, 0), coalesce(inode.gid, 0), \
                coalesce(inode.mode, 0), writing.object FROM writing LEFT JOIN inode ON inode.ino = writing.ino \
                LEFT JOIN part ON part.object = writing.object \
-               WHERE session = ?1 AND coalesce(part.element, writing.element) = ?2 AND sealed > ?3 \
+               WHERE session = ?1 AND coalesce(part.node, writing.node) = ?2 AND sealed > ?3 \
                AND coalesce(part.size, -1) = -1 ORDER BY sealed LIMIT ?4";
     let mut statement = db.prepare_cached(sql)?;
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-    let key = params![session.cast_signed(), element, after.cast_signed(), limit];
+    let key = params![session.cast_signed(), node, after.cast_signed(), limit];
     let rows = statement.query_map(key, |row| {
         Ok(Unfinished {
             object: row.get::<_, i64>(0)?.cast_unsigned(),
@@ -75,7 +75,7 @@ pub(crate) fn give_up_silent(
     now: i64,
 ) -> Result<Vec<Change>, Fault> {
     let mut statement = db.prepare_cached(
-        "SELECT ino, object, started, element FROM writing WHERE session = 0 AND started < ?1 LIMIT ?2",
+        "SELECT ino, object, started, node FROM writing WHERE session = 0 AND started < ?1 LIMIT ?2",
     )?;
     let limit = i64::try_from(SILENT_MAX).unwrap_or(i64::MAX);
     let silent = statement
@@ -87,18 +87,18 @@ pub(crate) fn give_up_silent(
         .collect::<Result<Vec<(u64, u64, i64, i64)>, _>>()?;
     let root = Caller::root();
     let mut tx = Tx::new(db, shared, &root, 0, now);
-    for (ino, object, heard, element) in silent {
+    for (ino, object, heard, node) in silent {
         tracing::warn!(
             ino,
             object,
             silent_s = (now - heard) / 1_000_000_000,
             "a version is aborted: its client has disappeared"
         );
-        let writes = Node::find(db, ino)?.is_some_and(|node| node.writing == object);
+        let writes = Vnode::find(db, ino)?.is_some_and(|vnode| vnode.writing == object);
         if writes {
             tx.abandon(&v1::Abandon { ino, object })?;
         } else {
-            tx.drop_object(object, element)?;
+            tx.drop_object(object, node)?;
             tx.end_writing(object)?;
         }
     }
@@ -109,7 +109,7 @@ pub(crate) fn give_up_silent(
 mod tests {
     use super::*;
     use crate::names::{Names as _, Request, SqliteNames};
-    use tidemill_core::id::ElementId;
+    use tidemill_core::id::NodeId;
     use tidemill_wire::v1::name_op::Op;
     use tidemill_wire::v1::name_result::Result as Answer;
 
@@ -150,7 +150,7 @@ mod tests {
     fn silent_client_is_expired_and_responding_one_is_kept() {
         let folder = tempfile::tempdir().unwrap();
         let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
-        names.add_element(ElementId(3));
+        names.add_node(NodeId(3));
         let all = names
             .database()
             .write_blocking(|db| crate::names::ids::reserve_for(db, &Caller::root(), 3, 4));

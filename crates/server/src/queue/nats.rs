@@ -1,4 +1,4 @@
-//! Labels in NATS JetStream: one stream for the array, one subject for each element. This module sends to and receives from the queue's
+//! Labels in NATS JetStream: one stream for the array, one subject for each node. This module sends to and receives from the queue's
 //! servers.
 //!
 //! A task of its own keeps a [session](session::Session) with these servers. When a call fails, the session is closed and another one is
@@ -16,7 +16,7 @@ use session::Session;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
-use tidemill_core::id::{ElementId, LabelId};
+use tidemill_core::id::{LabelId, NodeId};
 use tidemill_core::label::Label;
 use tokio::runtime::Runtime;
 use tokio::sync::Notify;
@@ -161,25 +161,25 @@ async fn keep_open(place: Place, opener: Arc<Opener>) {
 }
 
 impl Queue for Nats {
-    fn enqueue(&self, element: ElementId, labels: Vec<Label>) -> Result<(), Unavailable> {
-        self.call(async |session| session.enqueue(element, labels).await)
+    fn enqueue(&self, node: NodeId, labels: Vec<Label>) -> Result<(), Unavailable> {
+        self.call(async |session| session.enqueue(node, labels).await)
     }
 
-    fn fetch(&self, element: ElementId) -> Result<Vec<Label>, Unavailable> {
+    fn fetch(&self, node: NodeId) -> Result<Vec<Label>, Unavailable> {
         self.call(async |session| {
             session.pull().await?;
-            Ok(session.held.take(element))
+            Ok(session.held.take(node))
         })
     }
 
-    fn acknowledge(&self, element: ElementId, labels: &[LabelId]) -> Result<(), Unavailable> {
-        self.call(async |session| session.acknowledge(element, labels).await)
+    fn acknowledge(&self, node: NodeId, labels: &[LabelId]) -> Result<(), Unavailable> {
+        self.call(async |session| session.acknowledge(node, labels).await)
     }
 
-    fn redeliver(&self, element: ElementId, known: &BTreeSet<LabelId>) -> Result<(), Unavailable> {
+    fn redeliver(&self, node: NodeId, known: &BTreeSet<LabelId>) -> Result<(), Unavailable> {
         self.call(async |session| {
             session.pull().await?;
-            session.held.again(element, known);
+            session.held.again(node, known);
             Ok(())
         })
     }

@@ -6,7 +6,7 @@ use super::tree::Tree;
 use super::{Apart, Rebuilt};
 use crate::names::Fault;
 use crate::names::copies::CURRENT;
-use crate::names::node::{NO_ELEMENT, Node};
+use crate::names::vnode::{NO_NODE, Vnode};
 use rusqlite::{Connection, params};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -41,7 +41,7 @@ pub(super) struct Files<'a> {
     /// Versions of files whose later version is lost.
     older: Vec<&'a KeptObject>,
     versions: Vec<Version<'a>>,
-    /// Elements with a copy of an object that is not the first.
+    /// Nodes with a copy of an object that is not the first.
     copies: BTreeMap<u64, Vec<u32>>,
     /// Versions in several objects.
     parts: &'a BTreeMap<u64, Gathered>,
@@ -86,7 +86,7 @@ impl<'a> Files<'a> {
         let mut last = None;
         for object in kept {
             if last == Some(object.id) {
-                copies.entry(object.id).or_default().push(object.element);
+                copies.entry(object.id).or_default().push(object.node);
             } else {
                 objects.entry(object.inode).or_default().push(object);
             }
@@ -124,8 +124,8 @@ impl<'a> Files<'a> {
         let notes: Vec<&NameNote> = self.notes.values().copied().collect();
         let mut lost = Vec::new();
         for note in notes.iter().filter(|note| !removed(note)) {
-            match self.node(note) {
-                Some(node) => self.tree.add(node),
+            match self.vnode(note) {
+                Some(vnode) => self.tree.add(vnode),
                 None => lost.push(*note),
             }
         }
@@ -190,10 +190,10 @@ impl<'a> Files<'a> {
         }
     }
 
-    /// Returns the node of a note; `None` if the bytes of its file do not exist.
-    fn node(&mut self, note: &NameNote) -> Option<Node> {
+    /// Returns the inode of a note; `None` if the bytes of its file do not exist.
+    fn vnode(&mut self, note: &NameNote) -> Option<Vnode> {
         let kind = Kind::try_from(note.kind).unwrap_or(Kind::Unspecified);
-        let mut node = Node {
+        let mut vnode = Vnode {
             ino: note.ino,
             kind,
             mode: note.mode & 0o7777,
@@ -207,7 +207,7 @@ impl<'a> Files<'a> {
             rdev: note.rdev,
             version: note.version,
             object: 0,
-            element: NO_ELEMENT,
+            node: NO_NODE,
             writing: 0,
             parent: Inode::ROOT.0,
             target: note.target.clone(),
@@ -234,24 +234,24 @@ impl<'a> Files<'a> {
             });
         }
         let Some(object) = current else {
-            return Some(node);
+            return Some(vnode);
         };
-        node.version += later as u64;
+        vnode.version += later as u64;
         let unnoted = later > 0;
         if unnoted {
-            node.mtime = object.sealed_at.cast_signed();
+            vnode.mtime = object.sealed_at.cast_signed();
         }
-        self.fill(&mut node, object);
+        self.fill(&mut vnode, object);
         self.versions.push(Version {
             object,
             ino: note.ino,
-            number: node.version,
+            number: vnode.version,
             superseded: false,
         });
-        Some(node)
+        Some(vnode)
     }
 
-    /// Adds all other objects of elements.
+    /// Adds all other objects of nodes.
     pub(super) fn unnoted(&mut self) {
         let noted: BTreeSet<u64> = self.notes.keys().copied().collect();
         let mut objects: Vec<&KeptObject> = self.objects.values().flatten().copied().collect();
@@ -292,20 +292,20 @@ impl<'a> Files<'a> {
     /// Creates a file from an object. The file gets its own path only if the server provided the path.
     fn put(&mut self, object: &'a KeptObject, ino: u64, whole: bool) {
         let sealed_at = object.sealed_at.cast_signed();
-        let mut node = Node {
+        let mut vnode = Vnode {
             kind: Kind::File,
             mode: object.mode.unwrap_or(0o600) & 0o777,
             version: 1,
-            ..Node::folder(ino, 0, (object.uid, object.gid), sealed_at)
+            ..Vnode::folder(ino, 0, (object.uid, object.gid), sealed_at)
         };
-        self.fill(&mut node, object);
+        self.fill(&mut vnode, object);
         let suffix = format!(".object{}", object.id);
         let path = match object.path.as_slice() {
             b"" => UNNAMED.as_bytes(),
             path => path,
         };
         let own_path = whole && object.named();
-        let put = self.tree.put(node, path, own_path, &suffix);
+        let put = self.tree.put(vnode, path, own_path, &suffix);
         if put.own {
             self.rebuilt.unnoted.push(shown(&put.path));
         } else {
@@ -322,16 +322,16 @@ impl<'a> Files<'a> {
         });
     }
 
-    fn fill(&self, node: &mut Node, object: &KeptObject) {
-        node.size = object.size;
-        node.object = object.id;
-        node.element = match self.parts.contains_key(&object.id) {
-            true => NO_ELEMENT,
-            false => object.element.into(),
+    fn fill(&self, vnode: &mut Vnode, object: &KeptObject) {
+        vnode.size = object.size;
+        vnode.object = object.id;
+        vnode.node = match self.parts.contains_key(&object.id) {
+            true => NO_NODE,
+            false => object.node.into(),
         };
     }
 
-    /// Writes the remaining parts of incomplete versions, which stay on their elements.
+    /// Writes the remaining parts of incomplete versions, which stay on their nodes.
     fn write_incomplete(&self, db: &Connection) -> Result<(), Fault> {
         for gathered in self.parts.values().filter(|gathered| !gathered.whole) {
             let version = Version {
@@ -341,7 +341,7 @@ impl<'a> Files<'a> {
                 superseded: false,
             };
             let path = &gathered.version.path;
-            put_version(db, &version, path, (NO_ELEMENT, 1))?;
+            put_version(db, &version, path, (NO_NODE, 1))?;
             gathered.write(db, false, 1)?;
         }
         Ok(())
@@ -361,7 +361,7 @@ impl<'a> Files<'a> {
             let wanted = self.wanted.get(&version.object.id).copied();
             if let Some(gathered) = self.parts.get(&version.object.id) {
                 let wanted = wanted.unwrap_or(gathered.copies());
-                put_version(db, version, path, (NO_ELEMENT, wanted))?;
+                put_version(db, version, path, (NO_NODE, wanted))?;
                 gathered.write(db, version.superseded, wanted)?;
             } else {
                 let copies = copies.map(Vec::as_slice).unwrap_or_default();
@@ -395,17 +395,17 @@ fn put_version(
     db: &Connection,
     version: &Version<'_>,
     path: &[u8],
-    (element, copies): (i64, usize),
+    (node, copies): (i64, usize),
 ) -> Result<(), Fault> {
     let object = version.object;
-    let sql = "INSERT INTO version(object, ino, version, size, element, uid, sealed_at, task, path, removed, copies) \
+    let sql = "INSERT INTO version(object, ino, version, size, node, uid, sealed_at, task, path, removed, copies) \
                VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)";
     db.prepare_cached(sql)?.execute(params![
         object.id.cast_signed(),
         version.ino.cast_signed(),
         version.number.cast_signed(),
         object.size.cast_signed(),
-        element,
+        node,
         object.uid,
         object.sealed_at.cast_signed(),
         object.task.cast_signed(),
@@ -424,22 +424,22 @@ fn write_version(
     (copies, wanted): (&[u32], usize),
 ) -> Result<(), Fault> {
     let object = version.object;
-    put_version(db, version, path, (object.element.into(), wanted))?;
-    let elements = std::iter::once(object.element).chain(copies.iter().copied());
+    put_version(db, version, path, (object.node.into(), wanted))?;
+    let nodes = std::iter::once(object.node).chain(copies.iter().copied());
     if version.superseded {
-        let sql = "INSERT INTO removal(object, element, queued) VALUES (?1, ?2, ?3)";
+        let sql = "INSERT INTO removal(object, node, queued) VALUES (?1, ?2, ?3)";
         let mut insert = db.prepare_cached(sql)?;
         let sealed_at = object.sealed_at.cast_signed();
-        for element in elements {
-            insert.execute(params![object.id.cast_signed(), element, sealed_at])?;
+        for node in nodes {
+            insert.execute(params![object.id.cast_signed(), node, sealed_at])?;
         }
         return Ok(());
     }
     let mut insert = db.prepare_cached("INSERT INTO copy VALUES (?1, ?2, ?3)")?;
-    for element in elements.skip(1) {
-        insert.execute(params![object.id.cast_signed(), element, CURRENT])?;
+    for node in nodes.skip(1) {
+        insert.execute(params![object.id.cast_signed(), node, CURRENT])?;
     }
-    // There may be more copies than wanted because some are moving from one element to another.
+    // There may be more copies than wanted because some are moving from one node to another.
     if copies.len() + 1 != wanted {
         let has = i64::try_from(copies.len() + 1).unwrap_or(1);
         db.prepare_cached("INSERT INTO short VALUES (?1, ?2, 0)")?

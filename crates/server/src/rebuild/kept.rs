@@ -1,4 +1,4 @@
-//! An element's stored data about its objects and tasks, read from its database (`docs/formats-element.md`). This module changes nothing.
+//! A node's stored data about its objects and tasks, read from its database (`docs/formats-node.md`). This module changes nothing.
 
 use super::{Problem, RebuildError};
 use crate::rules::noted;
@@ -12,7 +12,7 @@ use tidemill_core::layout::PartOf;
 use tidemill_core::object::tag;
 use tidemill_wire::v1::NameNote;
 
-/// Version of an element's tables.
+/// Version of a node's tables.
 const SCHEMA_VERSION: i64 = 1;
 
 /// Length of the head of an SQLite file, and offset and value of the byte that marks a write-ahead log.
@@ -24,11 +24,11 @@ const LOGGED: u8 = 2;
 const DATA: i64 = 0;
 const TASK: i64 = 1;
 
-/// Data of one element.
+/// Data of one node.
 #[derive(Debug)]
 pub(super) struct Kept {
     pub(super) path: PathBuf,
-    pub(super) element: u32,
+    pub(super) node: u32,
     pub(super) array: Vec<u8>,
     pub(super) key: Vec<u8>,
     pub(super) objects: Vec<KeptObject>,
@@ -43,7 +43,7 @@ pub(super) struct Kept {
     pub(super) unknown: u64,
     pub(super) label_max: u64,
     pub(super) object_max: u64,
-    /// Whether the server removed the element from the array before (`element/src/node.rs`).
+    /// Whether the server removed the node from the array before (`node/src/daemon.rs`).
     pub(super) removed: bool,
 }
 
@@ -51,7 +51,7 @@ pub(super) struct Kept {
 #[derive(Clone, Debug)]
 pub(super) struct KeptObject {
     pub(super) id: u64,
-    pub(super) element: u32,
+    pub(super) node: u32,
     pub(super) size: u64,
     pub(super) uid: u32,
     pub(super) gid: u32,
@@ -67,7 +67,7 @@ pub(super) struct KeptObject {
 #[derive(Clone, Debug)]
 pub(super) struct KeptTask {
     pub(super) task: u64,
-    pub(super) element: u32,
+    pub(super) node: u32,
     pub(super) done: bool,
     attributes: Attributes,
     pub(super) inputs: Vec<u64>,
@@ -131,15 +131,15 @@ impl KeptTask {
     }
 }
 
-/// Reads an element's folder, or a copy of its `element.db`.
+/// Reads a node's folder, or a copy of its `node.db`.
 pub(super) fn read(path: &Path) -> Result<Kept, RebuildError> {
-    let at = |problem| RebuildError::Element {
+    let at = |problem| RebuildError::Node {
         path: path.to_owned(),
         problem,
     };
     let folder = path.is_dir();
     let database = if folder {
-        path.join("element.db")
+        path.join("node.db")
     } else {
         path.to_owned()
     };
@@ -171,7 +171,7 @@ pub(super) fn read(path: &Path) -> Result<Kept, RebuildError> {
     Ok(kept)
 }
 
-/// Whether the database is a copy of a database in use, without the log that has its last rows (`element/src/reserve.rs`).
+/// Whether the database is a copy of a database in use, without the log that has its last rows (`node/src/reserve.rs`).
 fn is_behind(db: &Connection, database: &Path) -> Result<bool, Problem> {
     let log = std::fs::metadata(super::beside(database, "-wal"));
     if log.is_ok_and(|log| log.len() > 0) {
@@ -190,12 +190,12 @@ fn is_behind(db: &Connection, database: &Path) -> Result<bool, Problem> {
     Ok(value.is_some_and(|value| value == [1]))
 }
 
-/// Returns the number of object files for which the element's database has no row: files that were being written, and files whose rows
+/// Returns the number of object files for which the node's database has no row: files that were being written, and files whose rows
 /// are lost.
-fn unknown(db: &Connection, element: &Path) -> Result<u64, Problem> {
+fn unknown(db: &Connection, node: &Path) -> Result<u64, Problem> {
     let mut known = db.prepare("SELECT 1 FROM object WHERE id = ?1")?;
     let mut unknown = 0;
-    let folders = std::fs::read_dir(element.join("objects"));
+    let folders = std::fs::read_dir(node.join("objects"));
     for folder in folders.into_iter().flatten().flatten() {
         for file in std::fs::read_dir(folder.path())
             .into_iter()
@@ -214,17 +214,17 @@ fn unknown(db: &Connection, element: &Path) -> Result<u64, Problem> {
     Ok(unknown)
 }
 
-/// Returns the objects that the element stores outside of the array (`element/src/outside`).
+/// Returns the objects that the node stores outside of the array (`node/src/outside`).
 fn outside(db: &Connection) -> Result<BTreeSet<u64>, Problem> {
     let mut statement = db.prepare("SELECT object FROM outside WHERE gone = 0")?;
     let rows = statement.query_map([], |row| Ok(row.get::<_, i64>(0)?.cast_unsigned()))?;
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Returns the objects of intermediate files in the element's memory (`element/src/handed.rs`), whose files are named by the object and a
+/// Returns the objects of intermediate files in the node's memory (`node/src/handed.rs`), whose files are named by the object and a
 /// secret.
-fn handed(element: &Path) -> BTreeSet<u64> {
-    let files = std::fs::read_dir(element.join("handed"));
+fn handed(node: &Path) -> BTreeSet<u64> {
+    let files = std::fs::read_dir(node.join("handed"));
     let names = files.into_iter().flatten().flatten();
     let names = names.map(|file| file.file_name().to_string_lossy().into_owned());
     let object = |name: String| u64::from_str_radix(name.split_once('-')?.0, 16).ok();
@@ -241,12 +241,12 @@ fn rows(db: &Connection, path: &Path) -> Result<Kept, Problem> {
         let value = db.query_row(sql, [key], |row| row.get(0)).optional()?;
         value.ok_or(Problem::Unattached)
     };
-    let element = String::from_utf8_lossy(&identity("element")?).into_owned();
-    let element = element.parse().map_err(|_| Problem::Unattached)?;
+    let node = String::from_utf8_lossy(&identity("node")?).into_owned();
+    let node = node.parse().map_err(|_| Problem::Unattached)?;
     let (rules, notes) = notes(db)?.into_iter().partition(noted::is_rule);
     let mut kept = Kept {
         path: path.to_owned(),
-        element,
+        node,
         array: identity("array")?,
         key: identity("key")?,
         objects: Vec::new(),
@@ -265,13 +265,13 @@ fn rows(db: &Connection, path: &Path) -> Result<Kept, Problem> {
     let known = members.values().flatten().chain(sealed.keys());
     kept.object_max = known.copied().filter(data).max().unwrap_or(0);
     read_attributes(db, &sealed, |id, kind, attributes| match kind {
-        DATA => kept.objects.push(object(id, element, &attributes)),
+        DATA => kept.objects.push(object(id, node, &attributes)),
         TASK => {
             let task = id & !tag::MASK;
             let collection = |tag: u64| members.get(&(tag | task)).cloned().unwrap_or_default();
             kept.tasks.push(KeptTask {
                 task,
-                element,
+                node,
                 done: sealed.get(&id).is_some_and(|(_, state)| *state == 1),
                 attributes,
                 inputs: collection(tag::INPUTS),
@@ -364,10 +364,10 @@ fn read_attributes(
     Ok(())
 }
 
-fn object(id: u64, element: u32, attributes: &Attributes) -> KeptObject {
+fn object(id: u64, node: u32, attributes: &Attributes) -> KeptObject {
     KeptObject {
         id,
-        element,
+        node,
         size: attributes.number(object::SIZE).unwrap_or(0),
         uid: attributes.small(object::UID).unwrap_or(0),
         gid: attributes.small(object::GID).unwrap_or(0),
@@ -415,21 +415,21 @@ pub(super) fn believe(all: &mut [Kept]) {
     }
 }
 
-/// Checks that all elements belong to one array, and that each was given once.
+/// Checks that all nodes belong to one array, and that each was given once.
 pub(super) fn check(all: &[Kept]) -> Result<(), RebuildError> {
     let Some(first) = all.first() else {
-        return Err(RebuildError::NoElements);
+        return Err(RebuildError::NoNodes);
     };
     let mut seen = BTreeSet::new();
     for kept in all {
         let problem = if kept.array != first.array || kept.key != first.key {
             Problem::OtherArray(first.path.clone())
-        } else if !seen.insert(kept.element) {
-            Problem::Twice(kept.element)
+        } else if !seen.insert(kept.node) {
+            Problem::Twice(kept.node)
         } else {
             continue;
         };
-        return Err(RebuildError::Element {
+        return Err(RebuildError::Node {
             path: kept.path.clone(),
             problem,
         });

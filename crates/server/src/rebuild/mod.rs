@@ -1,6 +1,6 @@
-//! Recreates a lost server database from the data of the elements. This module reads the elements' databases and writes `server.db`.
+//! Recreates a lost server database from the data of the nodes. This module reads the nodes' databases and writes `server.db`.
 //!
-//! Elements store attributes of their objects and task collections: their origin, their owner, and the path at the time of their seal.
+//! Nodes store attributes of their objects and task collections: their origin, their owner, and the path at the time of their seal.
 //! They also store the server's later notes about inodes: names, parents, versions, modes, owners, times, extended attributes. A note
 //! takes precedence over the attributes of its object, and a later note over an earlier one. Data that only the server knew is lost: see
 //! `docs/operating.md`.
@@ -24,15 +24,15 @@ use std::path::{Path, PathBuf};
 use tidemill_core::attribute::task as page;
 use tidemill_wire::v1::{NameNote, State};
 
-/// Number of ids left free after the largest id that an element knows. It exceeds the number of ids that clients can have reserved.
+/// Number of ids left free after the largest id that a node knows. It exceeds the number of ids that clients can have reserved.
 const GAP: u64 = 1 << 32;
 
 /// Result of a rebuild.
 #[derive(Debug, Default)]
 pub struct Rebuilt {
-    /// Elements that were read: they are the array's members.
-    pub elements: Vec<u32>,
-    /// Given elements that were removed from the array before. They stay removed, and their data was not read.
+    /// Nodes that were read: they are the array's members.
+    pub nodes: Vec<u32>,
+    /// Given nodes that were removed from the array before. They stay removed, and their data was not read.
     pub removed: Vec<u32>,
     /// Number of files.
     pub files: usize,
@@ -48,16 +48,16 @@ pub struct Rebuilt {
     pub rules_left: Vec<String>,
     /// Files and directories that could not get their own place.
     pub apart: Vec<Apart>,
-    /// Files at the path that the server once gave to an element, with the version number 1 and the time of their seal, since no note
+    /// Files at the path that the server once gave to a node, with the version number 1 and the time of their seal, since no note
     /// says more.
     pub unnoted: Vec<PathBuf>,
-    /// Files whose bytes no element has any more.
+    /// Files whose bytes no node has any more.
     pub missing: Vec<PathBuf>,
-    /// Number of files of objects that their element's database does not contain.
+    /// Number of files of objects that their node's database does not contain.
     pub unknown: u64,
-    /// Elements that were not given, though elements with higher numbers were.
+    /// Nodes that were not given, though nodes with higher numbers were.
     pub absent: Vec<u32>,
-    /// Whether the result is incomplete: files have lost their bytes, or elements have more objects than they know.
+    /// Whether the result is incomplete: files have lost their bytes, or nodes have more objects than they know.
     pub less: bool,
 }
 
@@ -79,13 +79,13 @@ pub enum RebuildError {
     /// A server runs in the folder, or the folder can't be used.
     #[error(transparent)]
     Folder(#[from] crate::StartError),
-    /// No element was named.
-    #[error("no element to read: name the folders of all elements, or copies of their element.db")]
-    NoElements,
-    /// An element can't be used.
+    /// No node was named.
+    #[error("no node to read: name the folders of all nodes, or copies of their node.db")]
+    NoNodes,
+    /// A node can't be used.
     #[error("{path}: {problem}")]
-    Element {
-        /// Folder or database of the element.
+    Node {
+        /// Folder or database of the node.
         path: PathBuf,
         /// Reason of the failure.
         problem: Problem,
@@ -106,34 +106,34 @@ pub enum RebuildError {
     Write(#[from] Fault),
 }
 
-/// Reason why an element can't be used.
+/// Reason why a node can't be used.
 #[derive(Debug, thiserror::Error)]
 pub enum Problem {
-    /// The element has no database.
-    #[error("element.db is missing")]
+    /// The node has no database.
+    #[error("node.db is missing")]
     NoDatabase,
-    /// The element was never part of an array.
-    #[error("this element was never part of an array")]
+    /// The node was never part of an array.
+    #[error("this node was never part of an array")]
     Unattached,
-    /// The element's database is a copy of a database in use, without its log.
+    /// The node's database is a copy of a database in use, without its log.
     #[error(
-        "this is a copy of the database of an element that ran, without its log (element.db-wal): the last writes are missing; give the element's folder, or a copy that `sqlite3 element.db '.backup COPY'` makes, or stop the element and copy element.db then"
+        "this is a copy of the database of a node that ran, without its log (node.db-wal): the last writes are missing; give the node's folder, or a copy that `sqlite3 node.db '.backup COPY'` makes, or stop the node and copy node.db then"
     )]
     Behind,
-    /// The element belongs to another array.
-    #[error("this element belongs to another array than {0}")]
+    /// The node belongs to another array.
+    #[error("this node belongs to another array than {0}")]
     OtherArray(PathBuf),
-    /// The element was given twice.
-    #[error("element {0} was given before")]
+    /// The node was given twice.
+    #[error("node {0} was given before")]
     Twice(u32),
-    /// The element's database belongs to another release.
+    /// The node's database belongs to another release.
     #[error("its tables have version {0}, which this release can't read")]
     Version(i64),
     /// The server's note about a name can't be decoded.
     #[error("a note about a name is damaged: {0}")]
     Note(#[from] prost::DecodeError),
     /// SQLite returned an error.
-    #[error("element.db can't be read: {0}")]
+    #[error("node.db can't be read: {0}")]
     Sqlite(#[from] rusqlite::Error),
 }
 
@@ -143,26 +143,26 @@ impl From<rusqlite::Error> for RebuildError {
     }
 }
 
-/// Creates `server.db` in a server's folder from the folders of elements, or from copies of their `element.db`.
+/// Creates `server.db` in a server's folder from the folders of nodes, or from copies of their `node.db`.
 ///
-/// Elements may run during the rebuild. All of the array's elements should be given: the new database does not know the files of other
-/// elements, though their bytes remain. Directories and files without an owner get `root_owner`.
+/// Nodes may run during the rebuild. All of the array's nodes should be given: the new database does not know the files of other
+/// nodes, though their bytes remain. Directories and files without an owner get `root_owner`.
 ///
 /// # Errors
-/// If a database exists already, or an element can't be read. Nothing is changed then.
+/// If a database exists already, or a node can't be read. Nothing is changed then.
 pub fn rebuild(
     dir: &Path,
-    elements: &[PathBuf],
+    nodes: &[PathBuf],
     root_owner: (u32, u32),
 ) -> Result<Rebuilt, RebuildError> {
     let database = dir.join("server.db");
-    let all = elements.iter().map(|path| kept::read(path));
+    let all = nodes.iter().map(|path| kept::read(path));
     let mut all = all.collect::<Result<Vec<_>, _>>()?;
     kept::check(&all)?;
     let removed = all.extract_if(.., |kept| kept.removed);
-    let removed: Vec<u32> = removed.map(|kept| kept.element).collect();
+    let removed: Vec<u32> = removed.map(|kept| kept.node).collect();
     if all.is_empty() {
-        return Err(RebuildError::NoElements);
+        return Err(RebuildError::NoNodes);
     }
     kept::believe(&mut all);
     let file = |path: &Path, source| RebuildError::File {
@@ -205,11 +205,11 @@ fn write(
     let mut db = schema::open_writer(path)?;
     let transaction = db.transaction()?;
     let mut rebuilt = fill(&transaction, all, root_owner)?;
-    for element in removed {
+    for node in removed {
         let sql = "INSERT INTO removed VALUES (?1, ?2)";
-        transaction.execute(sql, params![element, clock::now_ns()])?;
+        transaction.execute(sql, params![node, clock::now_ns()])?;
     }
-    rebuilt.absent.retain(|element| !removed.contains(element));
+    rebuilt.absent.retain(|node| !removed.contains(node));
     rebuilt.removed = removed.to_vec();
     transaction.commit()?;
     // Only the database file itself is moved to its place, so its log must be empty.
@@ -228,7 +228,7 @@ fn fill(db: &Connection, all: &[Kept], root_owner: (u32, u32)) -> Result<Rebuilt
     let mut rebuilt = files.write(db)?;
     let notes = all.iter().flat_map(|kept| &kept.rules);
     (rebuilt.rules, rebuilt.rules_left) = noted::bring_back(db, notes)?;
-    rebuilt.elements = all.iter().map(|kept| kept.element).collect();
+    rebuilt.nodes = all.iter().map(|kept| kept.node).collect();
     let mut tasks: BTreeMap<u64, &KeptTask> = BTreeMap::new();
     for task in all.iter().flat_map(|kept| &kept.tasks) {
         let known = tasks.entry(task.task).or_insert(task);
@@ -245,15 +245,13 @@ fn fill(db: &Connection, all: &[Kept], root_owner: (u32, u32)) -> Result<Rebuilt
     Ok(rebuilt)
 }
 
-/// Compares the result with the objects of the elements.
+/// Compares the result with the objects of the nodes.
 fn look_back(rebuilt: &mut Rebuilt, all: &[Kept]) {
     let known: usize = all.iter().map(|kept| kept.objects.len()).sum();
     rebuilt.unknown = all.iter().map(|kept| kept.unknown).sum();
-    let given: BTreeSet<u32> = all.iter().map(|kept| kept.element).collect();
+    let given: BTreeSet<u32> = all.iter().map(|kept| kept.node).collect();
     let last = given.last().copied().unwrap_or(0);
-    rebuilt.absent = (0..last)
-        .filter(|element| !given.contains(element))
-        .collect();
+    rebuilt.absent = (0..last).filter(|node| !given.contains(node)).collect();
     rebuilt.less = !rebuilt.missing.is_empty() || rebuilt.unknown > known as u64;
 }
 
@@ -313,7 +311,7 @@ fn put_task(db: &Connection, task: &KeptTask, changed: i64) -> Result<(), Fault>
     let spec = StoredTask::ended(task.text(page::NAME), task.text(page::KERNEL), task.args());
     let id = task.task.cast_signed();
     let number = |number: u32| task.number(number).cast_signed();
-    let sql = "INSERT INTO task(task, job, spec, state, changed, tries, element, start, kernel_start, end, \
+    let sql = "INSERT INTO task(task, job, spec, state, changed, tries, node, start, kernel_start, end, \
                read_bytes, written_bytes, moved_bytes, kernel_hash, error, stderr, stdout) \
                VALUES (?1, ?2, ?3, ?4, ?5, 1, ?6, ?7, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)";
     db.prepare_cached(sql)?.execute(params![
@@ -326,7 +324,7 @@ fn put_task(db: &Connection, task: &KeptTask, changed: i64) -> Result<(), Fault>
             State::Failed
         }),
         changed,
-        task.element,
+        task.node,
         number(page::START),
         number(page::END),
         number(page::READ_BYTES),
@@ -352,7 +350,7 @@ fn put_task(db: &Connection, task: &KeptTask, changed: i64) -> Result<(), Fault>
         let (name, file) = name_of(db, *object)?;
         let (ino, size) = file.unwrap_or((0, 0));
         let sql = "INSERT INTO task_output VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)";
-        let row = params![id, seq, name, ino, object.cast_signed(), task.element, size];
+        let row = params![id, seq, name, ino, object.cast_signed(), task.node, size];
         db.prepare_cached(sql)?.execute(row)?;
     }
     Ok(())
@@ -380,7 +378,7 @@ fn notes(kept: &Kept, of: fn(&NameNote) -> u64) -> u64 {
     kept.notes.iter().map(of).max().unwrap_or(0)
 }
 
-/// Raises the counters above all ids that an element, a mount or a result knows, so that no id is assigned twice.
+/// Raises the counters above all ids that a node, a mount or a result knows, so that no id is assigned twice.
 fn raise_counters(
     db: &Connection,
     all: &[Kept],

@@ -1,9 +1,9 @@
-//! Versions in several objects, assembled from the elements' data about each object.
+//! Versions in several objects, assembled from the nodes' data about each object.
 
 use super::kept::{Kept, KeptObject};
 use crate::names::Fault;
 use crate::names::copies::CURRENT;
-use crate::names::node::NO_ELEMENT;
+use crate::names::vnode::NO_NODE;
 use rusqlite::{Connection, params};
 use std::collections::BTreeMap;
 use tidemill_core::id::ObjectId;
@@ -18,13 +18,13 @@ pub(super) struct Gathered {
     unit: u64,
     /// Map from bytes of the parts to bytes of the file, if the version consists of pieces.
     pieces: Option<Vec<u8>>,
-    /// Remaining parts by position: the first copy, and the elements of the other copies.
+    /// Remaining parts by position: the first copy, and the nodes of the other copies.
     parts: BTreeMap<u64, (KeptObject, Vec<u32>)>,
     /// Whether all parts exist.
     pub(super) whole: bool,
 }
 
-/// Returns all versions with parts on the elements, by the versions' own objects.
+/// Returns all versions with parts on the nodes, by the versions' own objects.
 pub(super) fn gather(all: &[Kept]) -> BTreeMap<u64, Gathered> {
     let noted = noted(all);
     let mut places = BTreeMap::new();
@@ -67,8 +67,8 @@ pub(super) fn gather(all: &[Kept]) -> BTreeMap<u64, Gathered> {
         gathered.version.sealed_at = gathered.version.sealed_at.max(object.sealed_at);
         let entry = gathered.parts.entry(part.index);
         let (first, copies) = entry.or_insert_with(|| (object.clone(), Vec::new()));
-        if first.id == object.id && first.element != object.element {
-            copies.push(object.element);
+        if first.id == object.id && first.node != object.node {
+            copies.push(object.node);
         }
         gathered.whole = part.unit > 0 && gathered.parts.len() as u64 == part.width;
     }
@@ -108,7 +108,7 @@ fn noted(all: &[Kept]) -> BTreeMap<u64, (&NameNote, &Layout)> {
 }
 
 impl Gathered {
-    /// Writes the elements of the parts. If the version has a later one, its parts are to be removed.
+    /// Writes the nodes of the parts. If the version has a later one, its parts are to be removed.
     pub(super) fn write(
         &self,
         db: &Connection,
@@ -132,12 +132,12 @@ impl Gathered {
                     version,
                     seq.cast_signed(),
                     object,
-                    part.element,
+                    part.node,
                     part.size.cast_signed()
                 ])?;
             let mut insert = db.prepare_cached("INSERT INTO copy VALUES (?1, ?2, ?3)")?;
-            for element in copies {
-                insert.execute(params![object, element, CURRENT])?;
+            for node in copies {
+                insert.execute(params![object, node, CURRENT])?;
             }
             let has = copies.len() + 1;
             if has != wanted && !superseded {
@@ -147,10 +147,10 @@ impl Gathered {
             }
         }
         if superseded {
-            let sql = "INSERT INTO removal(object, element, queued) VALUES (?1, ?2, ?3)";
+            let sql = "INSERT INTO removal(object, node, queued) VALUES (?1, ?2, ?3)";
             let sealed_at = self.version.sealed_at.cast_signed();
             db.prepare_cached(sql)?
-                .execute(params![version, NO_ELEMENT, sealed_at])?;
+                .execute(params![version, NO_NODE, sealed_at])?;
         }
         Ok(())
     }
@@ -160,7 +160,7 @@ impl Gathered {
         self.parts.values().map(|(part, _)| part.id)
     }
 
-    /// Returns the largest number of elements that hold a part.
+    /// Returns the largest number of nodes that hold a part.
     pub(super) fn copies(&self) -> usize {
         let copies = self.parts.values().map(|(_, copies)| copies.len() + 1);
         copies.max().unwrap_or(1)

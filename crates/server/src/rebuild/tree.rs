@@ -1,13 +1,13 @@
 //! Names of the rebuilt namespace: by inode if a server's note has the inode's place, else by the path of the object.
 
 use crate::names::Fault;
-use crate::names::node::{NO_ELEMENT, Node};
+use crate::names::vnode::{NO_NODE, Vnode};
 use rusqlite::{Connection, params};
 use std::collections::{BTreeMap, BTreeSet};
 use tidemill_core::id::Inode;
 use tidemill_wire::v1::Kind;
 
-/// Folder for nodes without a place: the path is taken or invalid, or the folder is not known.
+/// Folder for inodes without a place: the path is taken or invalid, or the folder is not known.
 const LOST: &[u8] = b"lost+found";
 const NAME_BYTES_MAX: usize = 255;
 const PATH_BYTES_MAX: usize = 4095;
@@ -40,7 +40,7 @@ struct Guessed {
 /// Folders and files by inode, and their names.
 #[derive(Debug)]
 pub(super) struct Tree {
-    nodes: BTreeMap<u64, Node>,
+    vnodes: BTreeMap<u64, Vnode>,
     guessed: BTreeMap<u64, Guessed>,
     entries: BTreeMap<(u64, Vec<u8>), u64>,
     next_ino: u64,
@@ -58,15 +58,15 @@ pub(super) struct Put {
 impl Tree {
     pub(super) fn new(next_ino: u64, root_owner: (u32, u32)) -> Self {
         let mut tree = Self {
-            nodes: BTreeMap::new(),
+            vnodes: BTreeMap::new(),
             guessed: BTreeMap::new(),
             entries: BTreeMap::new(),
             next_ino,
             root_owner,
         };
-        tree.nodes.insert(
+        tree.vnodes.insert(
             Inode::ROOT.0,
-            Node::folder(Inode::ROOT.0, 0o755, root_owner, 0),
+            Vnode::folder(Inode::ROOT.0, 0o755, root_owner, 0),
         );
         tree
     }
@@ -77,15 +77,15 @@ impl Tree {
         self.next_ino - 1
     }
 
-    /// Adds a node without names.
-    pub(super) fn add(&mut self, node: Node) {
-        self.nodes.insert(node.ino, node);
+    /// Adds an inode without names.
+    pub(super) fn add(&mut self, vnode: Vnode) {
+        self.vnodes.insert(vnode.ino, vnode);
     }
 
-    /// Gives a node a name in a folder, after both were added. The first of two nodes that want one name gets it. Returns whether the
-    /// node got the name.
+    /// Gives an inode a name in a folder, after both were added. The first of two inodes that want one name gets it. Returns whether the
+    /// inode got the name.
     pub(super) fn name(&mut self, parent: u64, name: &[u8], ino: u64) -> bool {
-        let folder = self.nodes.get(&parent).is_some_and(Node::is_dir);
+        let folder = self.vnodes.get(&parent).is_some_and(Vnode::is_dir);
         let free = !self.entries.contains_key(&(parent, name.to_vec()));
         if !folder || !free || !is_name(name) {
             return false;
@@ -96,14 +96,14 @@ impl Tree {
 
     fn enter(&mut self, parent: u64, name: Vec<u8>, ino: u64) {
         self.entries.insert((parent, name), ino);
-        if let Some(node) = self.nodes.get_mut(&ino)
-            && node.is_dir()
+        if let Some(vnode) = self.vnodes.get_mut(&ino)
+            && vnode.is_dir()
         {
-            node.parent = parent;
+            vnode.parent = parent;
         }
     }
 
-    /// Gives a node a name in the folder of nodes without a place.
+    /// Gives an inode a name in the folder of inodes without a place.
     pub(super) fn lose(&mut self, was: &[u8], suffix: &str, ino: u64) -> Put {
         let name = was.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
         let room = NAME_BYTES_MAX - suffix.len();
@@ -130,10 +130,14 @@ impl Tree {
         }
     }
 
-    /// Gives a file its path, with missing folders, or a place in the folder of nodes without a place.
-    pub(super) fn put(&mut self, node: Node, path: &[u8], own_path: bool, suffix: &str) -> Put {
-        let (ino, owner, time) = (node.ino, (node.uid, node.gid), node.mtime.cast_unsigned());
-        self.add(node);
+    /// Gives a file its path, with missing folders, or a place in the folder of inodes without a place.
+    pub(super) fn put(&mut self, vnode: Vnode, path: &[u8], own_path: bool, suffix: &str) -> Put {
+        let (ino, owner, time) = (
+            vnode.ino,
+            (vnode.uid, vnode.gid),
+            vnode.mtime.cast_unsigned(),
+        );
+        self.add(vnode);
         let parts = parts(path).filter(|_| own_path);
         let placed = parts.and_then(|parts| {
             let (name, above) = parts.split_last()?;
@@ -160,13 +164,13 @@ impl Tree {
         }
     }
 
-    /// Returns the folder with that name, which is created if it is missing; `None` if another kind of node has the name.
+    /// Returns the folder with that name, which is created if it is missing; `None` if another kind of inode has the name.
     fn folder(&mut self, parent: u64, name: &[u8]) -> Option<u64> {
         if let Some(&there) = self.entries.get(&(parent, name.to_vec())) {
-            return self.nodes.get(&there)?.is_dir().then_some(there);
+            return self.vnodes.get(&there)?.is_dir().then_some(there);
         }
         let ino = self.new_ino();
-        self.add(Node::folder(ino, 0o755, self.root_owner, 0));
+        self.add(Vnode::folder(ino, 0o755, self.root_owner, 0));
         let guessed = Guessed {
             owner: Owners::Nobody,
             newest: 0,
@@ -188,9 +192,9 @@ impl Tree {
             let below = children.get(&at).into_iter().flatten();
             pending.extend(below.copied().filter(|ino| reached.insert(*ino)));
         }
-        let folders = self.nodes.values().filter(|node| node.is_dir());
+        let folders = self.vnodes.values().filter(|vnode| vnode.is_dir());
         folders
-            .map(|node| node.ino)
+            .map(|vnode| vnode.ino)
             .filter(|ino| !reached.contains(ino))
             .collect()
     }
@@ -222,35 +226,35 @@ impl Tree {
             .collect()
     }
 
-    /// Writes nodes and entries. Returns the numbers of folders, without the root, and of files.
+    /// Writes inodes and entries. Returns the numbers of folders, without the root, and of files.
     pub(super) fn write(&mut self, db: &Connection) -> Result<(usize, usize), Fault> {
         let mut links: BTreeMap<u64, u32> = BTreeMap::new();
         for ((parent, _), ino) in &self.entries {
             *links.entry(*ino).or_default() += 1;
-            if self.nodes.get(ino).is_some_and(Node::is_dir) {
+            if self.vnodes.get(ino).is_some_and(Vnode::is_dir) {
                 *links.entry(*parent).or_default() += 1;
             }
         }
         let (mut folders, mut files) = (0, 0);
-        for node in self.nodes.values_mut() {
-            if let Some(guessed) = self.guessed.get(&node.ino) {
+        for vnode in self.vnodes.values_mut() {
+            if let Some(guessed) = self.guessed.get(&vnode.ino) {
                 if let Owners::One(uid, gid) = guessed.owner {
-                    (node.uid, node.gid) = (uid, gid);
+                    (vnode.uid, vnode.gid) = (uid, gid);
                 }
                 let time = guessed.newest.cast_signed();
-                (node.atime, node.mtime, node.ctime) = (time, time, time);
+                (vnode.atime, vnode.mtime, vnode.ctime) = (time, time, time);
             }
-            let links = links.get(&node.ino).copied().unwrap_or(0);
-            if node.is_dir() {
+            let links = links.get(&vnode.ino).copied().unwrap_or(0);
+            if vnode.is_dir() {
                 // The links are `.` and, for the root, `..`, which are no entries.
-                node.nlink = links + if node.ino == Inode::ROOT.0 { 2 } else { 1 };
-                node.element = NO_ELEMENT;
+                vnode.nlink = links + if vnode.ino == Inode::ROOT.0 { 2 } else { 1 };
+                vnode.node = NO_NODE;
                 folders += 1;
             } else {
-                node.nlink = links;
-                files += usize::from(node.kind == Kind::File);
+                vnode.nlink = links;
+                files += usize::from(vnode.kind == Kind::File);
             }
-            node.insert(db)?;
+            vnode.insert(db)?;
         }
         let mut entry = db.prepare("INSERT INTO dirent VALUES (?1, ?2, ?3)")?;
         for ((parent, name), ino) in &self.entries {
@@ -293,12 +297,12 @@ fn parts(path: &[u8]) -> Option<Vec<&[u8]>> {
 mod tests {
     use super::*;
 
-    fn file(ino: u64) -> Node {
-        Node {
+    fn file(ino: u64) -> Vnode {
+        Vnode {
             kind: Kind::File,
             uid: 7,
             gid: 7,
-            ..Node::folder(ino, 0o644, (7, 7), 1)
+            ..Vnode::folder(ino, 0o644, (7, 7), 1)
         }
     }
 
@@ -334,7 +338,7 @@ mod tests {
     fn rebuild_detects_directory_cycles() {
         let mut tree = Tree::new(100, (0, 0));
         for ino in [2, 3, 4] {
-            tree.add(Node::folder(ino, 0o755, (0, 0), 1));
+            tree.add(Vnode::folder(ino, 0o755, (0, 0), 1));
         }
         assert!(tree.name(1, b"fine", 2));
         assert!(tree.name(4, b"three", 3) && tree.name(3, b"four", 4));

@@ -1,8 +1,8 @@
 //! Reductions by URL: `POST /v2/{count,min,max,sum,select}/` in the interface of reductionist's clients
 //! (`docs/decisions/0029-reductions-over-http.md`).
 //!
-//! The server finds the version of a URL, with the rights of the request's user, and the element that has the bytes. That element decodes
-//! and reduces them, in a process of that user, and returns the values. The server never decodes users' data. Next: `element/src`, which
+//! The server finds the version of a URL, with the rights of the request's user, and the node that has the bytes. That node decodes
+//! and reduces them, in a process of that user, and returns the values. The server never decodes users' data. Next: `node/src`, which
 //! reduces.
 
 mod answer;
@@ -47,7 +47,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 const BODY_BYTES_MAX: usize = 256 << 10;
 const BODY_MAX: Duration = Duration::from_secs(10);
 
-/// Number of byte ranges fetched at once from other elements.
+/// Number of byte ranges fetched at once from other nodes.
 const FETCHED_AT_ONCE: usize = 4;
 
 /// Whether a request asks for a reduction.
@@ -101,7 +101,7 @@ impl Reductions {
         let path = self.path(&asked.url, own)?;
         let shown = line(&String::from_utf8_lossy(&path));
         let reading = self.files.version(peer, &path).await?;
-        let range = range(&asked, &shown, reading.node.size)?;
+        let range = range(&asked, &shown, reading.vnode.size)?;
         let reduced = self
             .reduce(peer, asked.spec, (&shown, range), reading)
             .await?;
@@ -141,7 +141,7 @@ impl Reductions {
         path::of(&uri).map_err(|error| bad(&error.to_string()))
     }
 
-    /// Reduces the bytes on an element that has most of them. The other bytes are sent to it.
+    /// Reduces the bytes on a node that has most of them. The other bytes are sent to it.
     async fn reduce(
         &self,
         peer: &Peer,
@@ -149,7 +149,7 @@ impl Reductions {
         (shown, range): (&str, Range<u64>),
         reading: Reading,
     ) -> Result<Reduced, Refused> {
-        let source = Source::new(self.files.elements(), reading).ok_or(Refused::Empty)?;
+        let source = Source::new(self.files.nodes(), reading).ok_or(Refused::Empty)?;
         let (part, body) = ordered(&source, spec, range.clone()).await?;
         let answered = source.reduce(part, (peer.uid, peer.gid), body).await;
         let answer = answered.map_err(|(status, why)| match status {
@@ -162,12 +162,12 @@ impl Reductions {
             },
             _ => why.into(),
         })?;
-        let unfit = |_| FilesRefused::from(Fault::Malformed("an element's answer does not fit"));
+        let unfit = |_| FilesRefused::from(Fault::Malformed("a node's answer does not fit"));
         Ok(postcard::from_bytes(&answer).map_err(unfit)?)
     }
 }
 
-/// Returns the order for the reducing element, with the bytes that this element lacks, and the part from which it has most bytes.
+/// Returns the order for the reducing node, with the bytes that this node lacks, and the part from which it has most bytes.
 pub(crate) async fn ordered(
     source: &Source,
     spec: Spec,
@@ -226,7 +226,7 @@ fn range(asked: &Asked, shown: &str, size: u64) -> Result<Range<u64>, Refused> {
     Ok(asked.offset..to)
 }
 
-/// Bytes of the file, and the way in which the reducing element gets them.
+/// Bytes of the file, and the way in which the reducing node gets them.
 type Place = (Range<u64>, Piece);
 
 /// Returns the part with most bytes of the range, and the pieces of this part and of others. Adjacent pieces are merged.
@@ -297,12 +297,12 @@ fn pieces(layout: &Layout, range: Range<u64>) -> Result<(usize, Vec<Place>), Arr
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tidemill_core::id::{ElementId, ObjectId};
+    use tidemill_core::id::{NodeId, ObjectId};
     use tidemill_core::layout::{Part, Striped};
 
     #[test]
-    fn element_with_most_bytes_is_asked_and_fetches_others() {
-        let part = |object, size| Part::on(ObjectId(object), size, ElementId(0));
+    fn node_with_most_bytes_is_asked_and_fetches_others() {
+        let part = |object, size| Part::on(ObjectId(object), size, NodeId(0));
         let whole = Layout::Whole(part(1, 100));
         let held = |offset, length| Piece::Held { offset, length };
         assert_eq!(

@@ -1,4 +1,4 @@
-//! Sends elements the lists of the channels that they keep. Next: `element/src`, which keeps the channels' messages.
+//! Sends nodes the lists of the channels that they keep. Next: `node/src`, which keeps the channels' messages.
 
 use crate::array::Array;
 use crate::names::SqliteNames;
@@ -6,12 +6,12 @@ use crate::names::channels::kept;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
-use tidemill_wire::v1::{self, to_element::Message as To};
+use tidemill_wire::v1::{self, to_node::Message as To};
 
-/// Interval in which reconnected elements, and channels deleted with their rooms, are looked for.
+/// Interval in which reconnected nodes, and channels deleted with their rooms, are looked for.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Last list sent to each element, and the connection on which it was sent.
+/// Last list sent to each node, and the connection on which it was sent.
 type Told = BTreeMap<u32, (u64, Vec<v1::KeptChannel>)>;
 
 /// Sends lists as long as the server runs. New and removed channels are sent at once.
@@ -22,26 +22,26 @@ pub(crate) async fn run(names: Arc<SqliteNames>, array: Arc<Array>) {
         let _ = tokio::time::timeout(LOOK, news).await;
         match names.database().read(kept) {
             Ok(kept) => tell(&array, kept, &mut told),
-            Err(fault) => fault.put_off("elements are not told of channels for now"),
+            Err(fault) => fault.put_off("nodes are not told of channels for now"),
         }
     }
 }
 
 fn tell(array: &Array, mut kept: BTreeMap<u32, Vec<v1::KeptChannel>>, told: &mut Told) {
     let mut now = Told::new();
-    for element in array.up() {
-        let Some(epoch) = array.epoch(element) else {
+    for node in array.up() {
+        let Some(epoch) = array.epoch(node) else {
             continue;
         };
-        let channels = kept.remove(&element).unwrap_or_default();
+        let channels = kept.remove(&node).unwrap_or_default();
         let word = (epoch, channels);
-        if told.get(&element) == Some(&word) {
-            now.insert(element, word);
+        if told.get(&node) == Some(&word) {
+            now.insert(node, word);
             continue;
         }
         let channels = word.1.clone();
-        if array.send(element, To::Channels(v1::Channels { channels })) {
-            now.insert(element, word);
+        if array.send(node, To::Channels(v1::Channels { channels })) {
+            now.insert(node, word);
         }
     }
     *told = now;

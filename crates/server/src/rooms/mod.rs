@@ -58,7 +58,7 @@ impl From<Refusal> for Status {
             | Refusal::TooManyMembers(_)
             | Refusal::TooManyChannels
             | Refusal::NoQuota(..)
-            | Refusal::NoElement(_)
+            | Refusal::NoNode(_)
             | Refusal::Quota { .. } => Self::resource_exhausted(text),
         }
     }
@@ -84,9 +84,9 @@ impl RoomService {
         Ok(done.map_err(|fault| refused(&fault))??)
     }
 
-    /// Adds the address of its element to a channel.
+    /// Adds the address of its node to a channel.
     fn addressed(&self, mut channel: v1::Channel) -> Response<v1::Channel> {
-        channel.url = self.array.url(channel.element).unwrap_or_default();
+        channel.url = self.array.url(channel.node).unwrap_or_default();
         Response::new(channel)
     }
 
@@ -525,7 +525,7 @@ mod tests {
             "{refused:?}"
         );
         for other in &refused[1..] {
-            assert!(matches!(other, Refusal::NoElement(_)), "{refused:?}");
+            assert!(matches!(other, Refusal::NoNode(_)), "{refused:?}");
         }
     }
 

@@ -109,7 +109,7 @@ impl Waits {
                     self.ring(&Key::AnySealed);
                 }
                 Change::Moved => self.ring(&Key::Moved),
-                Change::Node(_) | Change::Closed(_) | Change::Rights(_) => {}
+                Change::Vnode(_) | Change::Closed(_) | Change::Rights(_) => {}
             }
         }
     }

@@ -9,7 +9,7 @@ use super::{Kept, State, markers, rounds, walk};
 use crate::access::aside;
 use crate::array::Array;
 use crate::clock;
-use crate::files::{Elements, Files};
+use crate::files::{Files, Nodes};
 use crate::jobs::asked::Programs;
 use crate::jobs::submit::{Given, Refused, Submission, submit_given};
 use crate::jobs::way::Links;
@@ -45,7 +45,7 @@ pub(crate) struct Firer {
     pub(super) recalls: Recalls,
     pub(super) array: Arc<Array>,
     /// Access to the contents of files; none in a simulation, where all files match.
-    pub(super) elements: Option<Elements>,
+    pub(super) nodes: Option<Nodes>,
     pub(super) driver: Sender<Incoming>,
 }
 
@@ -141,7 +141,7 @@ impl Firer {
         driver: &Sender<Incoming>,
     ) -> Self {
         let firer = Self {
-            elements: files.map(|files| files.elements().clone()),
+            nodes: files.map(|files| files.nodes().clone()),
             names: names.clone(),
             recalls: recalls.clone(),
             array: array.clone(),
@@ -402,7 +402,7 @@ fn why_gone(db: &Connection, firing: &Firing) -> Result<Option<&'static str>, Fa
     if nlink.unwrap_or(0) == 0 {
         return Ok(Some("the file was removed before it was fired"));
     }
-    if firing.element.is_some() {
+    if firing.node.is_some() {
         return Ok(None);
     }
     // This also holds for a failed firing that is retried.
@@ -454,10 +454,10 @@ fn planned(kept: &Kept, picked: Vec<Task>) -> Result<Plan, FillError> {
         paths_seen.extend(paths.iter().map(|path| (*path).to_owned()));
         tasks.push(task);
     }
-    // A file that is still being written is only read on the element of its writer.
-    let elements = tasks.iter().flatten();
-    let elements = elements.filter_map(|one| Some((one.object, one.element?)));
-    let elements = elements.collect();
+    // A file that is still being written is only read on the node of its writer.
+    let nodes = tasks.iter().flatten();
+    let nodes = nodes.filter_map(|one| Some((one.object, one.node?)));
+    let nodes = nodes.collect();
     let named = tasks.iter().map(|task| {
         let object = task.first().map_or(0, |one| one.object);
         let paths = task.iter().map(|one| one.path.as_str()).collect();
@@ -465,7 +465,7 @@ fn planned(kept: &Kept, picked: Vec<Task>) -> Result<Plan, FillError> {
         (name, object, paths)
     });
     let named: Vec<_> = named.collect();
-    let script = kept.rule.script_on(kept.revision, &named, &elements)?;
+    let script = kept.rule.script_on(kept.revision, &named, &nodes)?;
     let names = named.iter().map(|(name, ..)| name.clone()).collect();
     let firings = tasks.iter().flatten();
     let given = firings.map(|one| (one.path.clone(), ObjectId(one.object)));

@@ -32,8 +32,8 @@ pub(super) fn in_vain(db: &Connection) -> Result<Vec<u64>, Fault> {
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Queues maps again that were bound to the element of a write and still wait for that element although their files are sealed. They may
-/// then run on any element with the files. Work begun for them is cancelled.
+/// Queues maps again that were bound to the node of a write and still wait for that node although their files are sealed. They may
+/// then run on any node with the files. Work begun for them is cancelled.
 pub(super) fn set_free(db: &Connection, rules: &Rules) -> Result<(), Fault> {
     let rules = rules.all();
     let hooks = rules.iter().filter(|kept| kept.rule.hook.is_some());

@@ -3,8 +3,8 @@
 
 use super::{Kept, RULES_EACH_MAX, RULES_MAX, store};
 use crate::names::attribute::FOLDER_RULE;
-use crate::names::node::Node;
 use crate::names::transaction::{Tx, shown};
+use crate::names::vnode::Vnode;
 use crate::names::{Fault, notes};
 use rusqlite::{Connection, params};
 use tidemill_core::rule::Rule;
@@ -21,7 +21,7 @@ pub(super) fn shown_path(path: &[u8]) -> Result<&str, String> {
 
 impl Tx<'_> {
     /// Sets the attribute: the folder has this rule, owned by the caller, from now on.
-    pub(crate) fn set_folder_rule(&self, folder: &Node, value: &[u8]) -> Result<(), Fault> {
+    pub(crate) fn set_folder_rule(&self, folder: &Vnode, value: &[u8]) -> Result<(), Fault> {
         self.need_own_folder(folder)?;
         let path = self.path_of(folder.ino)?.unwrap_or_default();
         let path = shown_path(&path).map_err(Fault::BadRule)?;
@@ -68,7 +68,7 @@ impl Tx<'_> {
 
     /// Checks whether the caller may set or remove a folder's rule. The Linux kernel of a mount has only checked the right to write
     /// there.
-    pub(crate) fn need_own_folder(&self, folder: &Node) -> Result<(), Fault> {
+    pub(crate) fn need_own_folder(&self, folder: &Vnode) -> Result<(), Fault> {
         match self.caller.uid == 0 || self.caller.uid == folder.uid {
             true => Ok(()),
             false => Err(Fault::NotOwner(self.called(folder.ino))),
@@ -99,11 +99,11 @@ impl Tx<'_> {
 
 /// Removes the attribute of a rule that is removed by its name.
 pub(super) fn let_go(db: &Connection, kept: &Kept) -> Result<(), Fault> {
-    let Some(node) = Node::find(db, kept.folder)? else {
+    let Some(vnode) = Vnode::find(db, kept.folder)? else {
         return Ok(());
     };
     let sql = "DELETE FROM xattr WHERE ino = ?1 AND name = ?2";
     db.prepare_cached(sql)?
         .execute(params![kept.folder.cast_signed(), FOLDER_RULE])?;
-    notes::changed(db, &node)
+    notes::changed(db, &vnode)
 }

@@ -12,11 +12,11 @@ use tidemill_core::time::Time;
 /// Maximum number of files of a hook that are counted.
 const COUNTED_MAX: i64 = 10_000;
 
-/// SQL expression for the element of the tier on which an object is being written or is stored.
-pub(super) const ELEMENT: &str = "coalesce((SELECT element FROM writing WHERE writing.object = firing.object), \
-                                  (SELECT element FROM burst WHERE burst.object = firing.object))";
+/// SQL expression for the node of the tier on which an object is being written or is stored.
+pub(super) const NODE: &str = "coalesce((SELECT node FROM writing WHERE writing.object = firing.object), \
+                                  (SELECT node FROM burst WHERE burst.object = firing.object))";
 
-/// Start times of the newest files that are being written, by element of the tier.
+/// Start times of the newest files that are being written, by node of the tier.
 #[derive(Debug, Default)]
 pub(crate) struct Held(BTreeMap<u32, Time>);
 
@@ -33,7 +33,7 @@ impl Held {
         if !bursts.any() || bursts.limits().share == 0 || !hooks() {
             return Ok(Self::default());
         }
-        let sql = "SELECT element, max(started) FROM writing GROUP BY element";
+        let sql = "SELECT node, max(started) FROM writing GROUP BY node";
         let mut statement = db.prepare_cached(sql)?;
         let rows = statement.query_map([], |row| {
             let started = Time(row.get::<_, i64>(1)?.max(0).cast_unsigned());
@@ -41,10 +41,10 @@ impl Held {
         })?;
         let mut newest = BTreeMap::new();
         for row in rows {
-            if let (Some(element), started) = row?
-                && bursts.has(element)
+            if let (Some(node), started) = row?
+                && bursts.has(node)
             {
-                newest.insert(element, started);
+                newest.insert(node, started);
             }
         }
         Ok(Self(newest))
@@ -55,15 +55,15 @@ impl Held {
         !self.0.is_empty()
     }
 
-    /// Returns the time from which a file on this element that was queued at `queued` may be mapped; `None` if that is now.
+    /// Returns the time from which a file on this node that was queued at `queued` may be mapped; `None` if that is now.
     pub(super) fn until(
         &self,
         kept: &Kept,
-        (element, queued): (Option<u32>, i64),
+        (node, queued): (Option<u32>, i64),
         now: i64,
     ) -> Option<i64> {
         kept.rule.hook.as_ref()?;
-        let newest = self.0.get(&element?).copied()?;
+        let newest = self.0.get(&node?).copied()?;
         let at = begins(Time(queued.max(0).cast_unsigned()), Some(newest));
         let at = i64::try_from(at.0).unwrap_or(i64::MAX);
         (at > now).then_some(at)
@@ -75,13 +75,13 @@ impl Held {
             return Ok(0);
         }
         let sql =
-            format!("SELECT {ELEMENT}, queued FROM firing WHERE rule = ?1 AND state = ?2 LIMIT ?3");
+            format!("SELECT {NODE}, queued FROM firing WHERE rule = ?1 AND state = ?2 LIMIT ?3");
         let mut statement = db.prepare_cached(&sql)?;
         let queued = State::Queued.number();
         let key = params![kept.id.cast_signed(), queued, COUNTED_MAX];
         let rows = statement.query_map(key, |row| {
-            let element = row.get::<_, Option<i64>>(0)?;
-            Ok((element.and_then(|one| one.try_into().ok()), row.get(1)?))
+            let node = row.get::<_, Option<i64>>(0)?;
+            Ok((node.and_then(|one| one.try_into().ok()), row.get(1)?))
         })?;
         let mut count = 0;
         for row in rows {

@@ -1,5 +1,5 @@
 //! Markers, which end rounds of hooks. A file that was closed before a marker belongs to its round, though it may be seen after the
-//! marker: a version is sealed a moment after its file was closed, or later if its element is offline, and files of a moved folder are
+//! marker: a version is sealed a moment after its file was closed, or later if its node is offline, and files of a moved folder are
 //! examined one after the other. A marker is therefore recorded with the open round, and the round ends when all these files have
 //! arrived.
 
@@ -8,9 +8,9 @@ use super::driver::Firer;
 use super::rounds::{ENDING, OPEN, ends, files_written};
 use super::store::one;
 use crate::names::Fault;
-use crate::names::node::Node;
 use crate::names::shared::Shared;
 use crate::names::transaction::Tx;
+use crate::names::vnode::Vnode;
 use rusqlite::{Connection, params};
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -22,12 +22,12 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 impl Tx<'_> {
     /// Checks whether a file is the marker of a hook's round, and records the marker.
-    pub(super) fn marks(&self, kept: &Kept, node: &Node, path: &str) -> Result<(), Fault> {
+    pub(super) fn marks(&self, kept: &Kept, vnode: &Vnode, path: &str) -> Result<(), Fault> {
         let Some(Ends::Marker(marker)) = ends(kept) else {
             return Ok(());
         };
         let below = kept.rule.below(path);
-        if below.is_some_and(|below| marker.matches(below)) && self.seen_by(kept, node)? {
+        if below.is_some_and(|below| marker.matches(below)) && self.seen_by(kept, vnode)? {
             self.mark(kept.id)?;
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! Notes about rules on elements, from which a lost database is rebuilt. They are notes about inodes that no file has. Next:
+//! Notes about rules on nodes, from which a lost database is rebuilt. They are notes about inodes that no file has. Next:
 //! `server/src/notes.rs`, which sends them.
 
 use crate::jobs::store::{json, parse};
@@ -7,7 +7,7 @@ use rusqlite::{Connection, OptionalExtension as _, params};
 use std::collections::BTreeMap;
 use tidemill_wire::v1::{NameNote, NamePlace, RuleNote};
 
-/// First inode number of rules. Files never reach it, and elements store 60 bits.
+/// First inode number of rules. Files never reach it, and nodes store 60 bits.
 const FIRST: u64 = 1 << 59;
 
 /// Records that a rule was changed or removed.

@@ -34,8 +34,8 @@ pub(super) struct Firing {
     pub(super) ino: u64,
     pub(super) path: String,
     pub(super) depth: u32,
-    /// Element on which the version is still being written.
-    pub(super) element: Option<u32>,
+    /// Node on which the version is still being written.
+    pub(super) node: Option<u32>,
 }
 
 /// Files of one task.
@@ -251,16 +251,16 @@ fn queued_of(
     (held, now): (&Held, i64),
 ) -> Result<Result<Vec<Firing>, i64>, Fault> {
     let sql = format!(
-        "SELECT firing, firing.object, firing.ino, path, depth, writing.element, {}, queued, round FROM firing \
+        "SELECT firing, firing.object, firing.ino, path, depth, writing.node, {}, queued, round FROM firing \
          LEFT JOIN writing ON writing.object = firing.object WHERE rule = ?1 AND state = 0 AND firing.uid = ?2 \
          ORDER BY firing LIMIT ?3",
-        held::ELEMENT
+        held::NODE
     );
     let mut statement = db.prepare_cached(&sql)?;
     let most = i64::try_from(limit.max(FILES_MAX)).unwrap_or(i64::MAX);
-    let element = |row: &rusqlite::Row<'_>, at| {
-        let element = row.get::<_, Option<i64>>(at)?;
-        Ok::<_, rusqlite::Error>(element.and_then(|one| one.try_into().ok()))
+    let node = |row: &rusqlite::Row<'_>, at| {
+        let node = row.get::<_, Option<i64>>(at)?;
+        Ok::<_, rusqlite::Error>(node.and_then(|one| one.try_into().ok()))
     };
     let rows = statement.query_map(params![kept.id.cast_signed(), uid, most], |row| {
         let id = |at: usize| Ok::<_, rusqlite::Error>(row.get::<_, i64>(at)?.cast_unsigned());
@@ -270,9 +270,9 @@ fn queued_of(
             ino: id(2)?,
             path: row.get(3)?,
             depth: row.get(4)?,
-            element: element(row, 5)?,
+            node: node(row, 5)?,
         };
-        let since = (element(row, 6)?, row.get::<_, i64>(7)?);
+        let since = (node(row, 6)?, row.get::<_, i64>(7)?);
         Ok((firing, since, row.get::<_, i64>(8)?))
     })?;
     let (mut firings, mut first, mut of_round) = (Vec::new(), None::<i64>, None);

@@ -5,32 +5,32 @@ use super::ends::end;
 use super::store::one;
 use super::{Kept, State, rounds};
 use crate::names::Fault;
-use crate::names::node::{Node, READ};
 use crate::names::transaction::Tx;
+use crate::names::vnode::{READ, Vnode};
 use rusqlite::params;
 use tidemill_wire::v1::Kind;
 
 impl Tx<'_> {
     /// Queues a newly sealed version of a file at this path.
-    pub(crate) fn fire_for(&self, node: &Node, path: &[u8]) -> Result<(), Fault> {
-        self.offer(node, path, None)
+    pub(crate) fn fire_for(&self, vnode: &Vnode, path: &[u8]) -> Result<(), Fault> {
+        self.offer(vnode, path, None)
     }
 
     /// Queues a version that was begun, for rules that read growing files. The seal does not fire these rules again, as the object stays
     /// the same.
-    pub(crate) fn fire_for_begun(&self, node: &Node) -> Result<(), Fault> {
-        if !self.shared.rules.any_growing() || !self.is_stream(node)? {
+    pub(crate) fn fire_for_begun(&self, vnode: &Vnode) -> Result<(), Fault> {
+        if !self.shared.rules.any_growing() || !self.is_stream(vnode)? {
             return Ok(());
         }
-        let Some(path) = self.path_of(node.ino)? else {
+        let Some(path) = self.path_of(vnode.ino)? else {
             return Ok(());
         };
         let Ok(path) = std::str::from_utf8(&path) else {
             return Ok(());
         };
-        let begun = Node {
-            object: node.writing,
-            ..node.clone()
+        let begun = Vnode {
+            object: vnode.writing,
+            ..vnode.clone()
         };
         let rules = self.shared.rules.all();
         for kept in rules.iter().filter(|kept| kept.rule.growing) {
@@ -46,10 +46,10 @@ impl Tx<'_> {
     }
 
     /// Whether a version is written as one stream. Versions in several objects, and versions that may be moved during the write, are not.
-    fn is_stream(&self, node: &Node) -> Result<bool, Fault> {
-        let element = self.writing_element(node.writing)?;
-        let element = element.and_then(|element| u32::try_from(element).ok());
-        Ok(element.is_some_and(|element| !self.shared.in_memory(element)))
+    fn is_stream(&self, vnode: &Vnode) -> Result<bool, Fault> {
+        let node = self.writing_node(vnode.writing)?;
+        let node = node.and_then(|node| u32::try_from(node).ok());
+        Ok(node.is_some_and(|node| !self.shared.in_memory(node)))
     }
 
     /// Ends the firings of a version that was begun and is abandoned.
@@ -78,7 +78,7 @@ impl Tx<'_> {
     /// folder only if its owner or root moved it: a rule with their rights must not read files that another user put in its way.
     pub(crate) fn fire_for_moved(
         &self,
-        node: &Node,
+        vnode: &Vnode,
         folder: u64,
         name: &[u8],
     ) -> Result<(), Fault> {
@@ -93,15 +93,15 @@ impl Tx<'_> {
             path.push(b'/');
         }
         path.extend_from_slice(name);
-        let by_stranger = ![0, node.uid].contains(&self.caller.uid);
-        if !node.is_dir() {
-            return self.offer_moved(node, &path, None, by_stranger);
+        let by_stranger = ![0, vnode.uid].contains(&self.caller.uid);
+        if !vnode.is_dir() {
+            return self.offer_moved(vnode, &path, None, by_stranger);
         }
         let Ok(path) = std::str::from_utf8(&path) else {
             return Ok(());
         };
         if rules.all().iter().any(|kept| kept.rule.reaches(path)) {
-            self.walk_moved(0, node.ino, path, by_stranger)?;
+            self.walk_moved(0, vnode.ino, path, by_stranger)?;
             rules.wake();
         }
         Ok(())
@@ -127,21 +127,21 @@ impl Tx<'_> {
     }
 
     /// Queues the present version of a file, for all rules that it fires or for the rule `only`.
-    pub(super) fn offer(&self, node: &Node, path: &[u8], only: Option<u64>) -> Result<(), Fault> {
-        self.offer_moved(node, path, only, false)
+    pub(super) fn offer(&self, vnode: &Vnode, path: &[u8], only: Option<u64>) -> Result<(), Fault> {
+        self.offer_moved(vnode, path, only, false)
     }
 
     /// Queues a version as [`Self::offer`] does, for a file that another user than its owner may have moved: then rules for all users do
     /// not see it.
     pub(super) fn offer_moved(
         &self,
-        node: &Node,
+        vnode: &Vnode,
         path: &[u8],
         only: Option<u64>,
         by_stranger: bool,
     ) -> Result<(), Fault> {
         // A file that was never written has no version.
-        if node.kind != Kind::File || node.object == 0 || node.version == 0 {
+        if vnode.kind != Kind::File || vnode.object == 0 || vnode.version == 0 {
             return Ok(());
         }
         // Jobs can only express paths in UTF-8.
@@ -154,11 +154,11 @@ impl Tx<'_> {
                 continue;
             }
             let hidden = by_stranger && kept.for_all;
-            if !hidden && kept.rule.matches(path) && self.fits(kept, node, path)? {
-                self.queue(kept, node, path)?;
+            if !hidden && kept.rule.matches(path) && self.fits(kept, vnode, path)? {
+                self.queue(kept, vnode, path)?;
             }
             if only.is_none() {
-                self.marks(kept, node, path)?;
+                self.marks(kept, vnode, path)?;
             }
         }
         // This may have been the last file that was being written.
@@ -169,30 +169,30 @@ impl Tx<'_> {
     }
 
     /// Whether a version fulfils a rule's conditions, and the rule may see it.
-    fn fits(&self, kept: &Kept, node: &Node, path: &str) -> Result<bool, Fault> {
+    fn fits(&self, kept: &Kept, vnode: &Vnode, path: &str) -> Result<bool, Fault> {
         let conditions = &kept.rule.conditions;
-        if !conditions.fit(path, node.size, node.uid) {
+        if !conditions.fit(path, vnode.size, vnode.uid) {
             return Ok(false);
         }
         let fit = conditions.fit_xattrs(|name| {
             let sql = "SELECT value FROM xattr WHERE ino = ?1 AND name = ?2";
-            let key = params![node.ino.cast_signed(), name.as_bytes()];
+            let key = params![vnode.ino.cast_signed(), name.as_bytes()];
             one(self.db, sql, key, |row| row.get(0))
         })?;
-        Ok(fit && (kept.for_all || self.seen_by(kept, node)?))
+        Ok(fit && (kept.for_all || self.seen_by(kept, vnode)?))
     }
 
-    pub(super) fn seen_by(&self, kept: &Kept, node: &Node) -> Result<bool, Fault> {
+    pub(super) fn seen_by(&self, kept: &Kept, vnode: &Vnode) -> Result<bool, Fault> {
         let tx = Tx::new(self.db, self.shared, &kept.owner, 0, self.now);
-        match tx.reach(node.ino) {
-            Ok(_) => Ok(kept.owner.may(node, READ)),
+        match tx.reach(vnode.ino) {
+            Ok(_) => Ok(kept.owner.may(vnode, READ)),
             Err(fault) if fault.of_database() => Err(fault),
             Err(_) => Ok(false),
         }
     }
 
-    fn queue(&self, kept: &Kept, node: &Node, path: &str) -> Result<(), Fault> {
-        let (rule, object) = (kept.id.cast_signed(), node.object.cast_signed());
+    fn queue(&self, kept: &Kept, vnode: &Vnode, path: &str) -> Result<(), Fault> {
+        let (rule, object) = (kept.id.cast_signed(), vnode.object.cast_signed());
         let sql = "SELECT rule_job.depth + 1 FROM version JOIN task ON task.task = version.task \
                    JOIN rule_job ON rule_job.job = task.job WHERE version.object = ?1 AND version.task != 0";
         let depth = one(self.db, sql, [object], |row| row.get::<_, u32>(0))?.unwrap_or(0);
@@ -211,7 +211,7 @@ impl Tx<'_> {
             (State::Queued, String::new())
         };
         let uid = if kept.for_all {
-            node.uid
+            vnode.uid
         } else {
             kept.owner.uid
         };
@@ -222,7 +222,7 @@ impl Tx<'_> {
         let queued = self.db.prepare_cached(sql)?.execute(params![
             rule,
             object,
-            node.ino.cast_signed(),
+            vnode.ino.cast_signed(),
             uid,
             path,
             depth,
@@ -232,10 +232,10 @@ impl Tx<'_> {
             error
         ])?;
         if queued == 1 {
-            self.joins_round(kept, node.object)?;
+            self.joins_round(kept, vnode.object)?;
         }
         if queued == 0 {
-            self.may_go_by_now(node.object)?;
+            self.may_go_by_now(vnode.object)?;
         }
         self.shared.rules.wake();
         Ok(())

@@ -47,7 +47,7 @@ impl RuleService {
             None => String::new(),
         };
         Err(Status::unavailable(format!(
-            "{} files of hook {} may be closed and are not sealed yet{such}: their mounts or elements do not answer; \
+            "{} files of hook {} may be closed and are not sealed yet{such}: their mounts or nodes do not answer; \
              try again, see `tidemill status`",
             unsettled.len(),
             kept.rule.name

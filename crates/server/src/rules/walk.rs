@@ -3,9 +3,9 @@
 
 use super::store::one;
 use crate::names::Fault;
-use crate::names::node::{Caller, Node};
 use crate::names::shared::Shared;
 use crate::names::transaction::Tx;
+use crate::names::vnode::{Caller, Vnode};
 use rusqlite::{Connection, params};
 
 /// Maximum number of names examined in one transaction.
@@ -33,7 +33,7 @@ pub(super) fn begin(
     let root = Caller::root();
     let tx = Tx::new(db, shared, &root, 0, now);
     match tx.resolve(folder.as_bytes(), true) {
-        Ok(node) if node.is_dir() => tx.walk_below(rule, node.ino),
+        Ok(vnode) if vnode.is_dir() => tx.walk_below(rule, vnode.ino),
         Err(fault) if fault.of_database() => Err(fault),
         _ => Ok(()),
     }
@@ -95,18 +95,18 @@ impl Tx<'_> {
         let only = (rule != 0).then_some(rule);
         // A moved folder was moved by its owner, or by root.
         let mover = match only {
-            None => Node::find(self.db, folder)?.map(|folder| folder.uid),
+            None => Vnode::find(self.db, folder)?.map(|folder| folder.uid),
             Some(_) => None,
         };
         let rules = self.shared.rules.all();
         for (name, ino) in &names {
-            let Some(node) = Node::find(self.db, *ino)? else {
+            let Some(vnode) = Vnode::find(self.db, *ino)? else {
                 continue;
             };
             let path = [path.as_slice(), name].concat();
-            let by_stranger = mover.is_some_and(|uid| ![0, node.uid].contains(&uid));
-            if !node.is_dir() {
-                self.offer_moved(&node, &path, only, by_stranger)?;
+            let by_stranger = mover.is_some_and(|uid| ![0, vnode.uid].contains(&uid));
+            if !vnode.is_dir() {
+                self.offer_moved(&vnode, &path, only, by_stranger)?;
                 continue;
             }
             let Ok(path) = std::str::from_utf8(&path) else {

@@ -1,27 +1,27 @@
-//! Files with copies, and elements that create the copies.
+//! Files with copies, and nodes that create the copies.
 
-use super::{FakeElement, root, status};
+use super::{FakeNode, root, status};
 use serde_json::{Value, json};
 use std::path::Path;
 use tidemill_client::Server as Client;
 use tidemill_wire::v1::{
-    self, label::Operation, name_op::Op, name_result::Result as Answer, to_element::Message as To,
+    self, label::Operation, name_op::Op, name_result::Result as Answer, to_node::Message as To,
 };
 
-/// Attaches an element of a host.
-pub async fn element(client: &Client, id: u32, host: &str) -> FakeElement {
-    let status = v1::Element {
+/// Attaches a node of a host.
+pub async fn node(client: &Client, id: u32, host: &str) -> FakeNode {
+    let status = v1::Node {
         host: host.into(),
         ..status(id)
     };
-    FakeElement::attach_as(client, status, Vec::new()).await
+    FakeNode::attach_as(client, status, Vec::new()).await
 }
 
 pub async fn one(client: &Client, op: Op) -> Result<Answer, tidemill_client::Error> {
     client.one(&root(), op).await
 }
 
-/// Creates a sealed file on element 0. Returns its inode and object.
+/// Creates a sealed file on node 0. Returns its inode and object.
 pub async fn file(client: &Client, path: &str) -> (u64, u64) {
     let (ino, object) = client.reserve(1, 1).await.unwrap();
     let create = v1::Create {
@@ -30,7 +30,7 @@ pub async fn file(client: &Client, path: &str) -> (u64, u64) {
         mode: 0o644,
         ino: ino.0,
         object: object.0,
-        element: Some(0),
+        node: Some(0),
         ..v1::Create::default()
     };
     one(client, Op::Create(create)).await.unwrap();
@@ -55,22 +55,22 @@ pub async fn seal(
 }
 
 /// Returns the next label that creates a copy.
-pub async fn copy(element: &mut FakeElement) -> (u64, v1::Copy) {
+pub async fn copy(node: &mut FakeNode) -> (u64, v1::Copy) {
     loop {
-        if let Some(label) = element.waiting.pop_front() {
+        if let Some(label) = node.waiting.pop_front() {
             match label.operation {
                 Some(Operation::Copy(copy)) => return (label.id, copy),
                 other => panic!("no copy: {other:?}"),
             }
         }
-        if let To::Labels(labels) = element.next().await {
-            element.waiting.extend(labels.labels);
+        if let To::Labels(labels) = node.next().await {
+            node.waiting.extend(labels.labels);
         }
     }
 }
 
-/// Reports that the element has created a copy.
-pub async fn made(element: &mut FakeElement, (label, copy): (u64, v1::Copy)) {
+/// Reports that the node has created a copy.
+pub async fn made(node: &mut FakeNode, (label, copy): (u64, v1::Copy)) {
     let outcome = v1::LabelOutcome {
         sealed: vec![v1::SealedObject {
             object: copy.to,
@@ -79,8 +79,8 @@ pub async fn made(element: &mut FakeElement, (label, copy): (u64, v1::Copy)) {
         }],
         ..v1::LabelOutcome::default()
     };
-    element.finished(label, outcome).await;
-    element.acknowledged(vec![label]).await;
+    node.finished(label, outcome).await;
+    node.acknowledged(vec![label]).await;
 }
 
 pub async fn attribute(client: &Client, ino: u64, name: &str) -> String {
@@ -94,14 +94,14 @@ pub async fn attribute(client: &Client, ino: u64, name: &str) -> String {
     }
 }
 
-/// Returns the elements and states of a file's copies.
+/// Returns the nodes and states of a file's copies.
 pub async fn copies(client: &Client, ino: u64) -> Value {
     let layout = attribute(client, ino, "user.tidemill.layout").await;
     serde_json::from_str::<Value>(&layout).unwrap()["parts"][0]["copies"].take()
 }
 
-pub fn at(element: u32, state: &str) -> Value {
-    json!({ "element": element, "state": state })
+pub fn at(node: u32, state: &str) -> Value {
+    json!({ "node": node, "state": state })
 }
 
 pub fn rows(dir: &Path, sql: &str) -> i64 {

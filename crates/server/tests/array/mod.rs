@@ -1,4 +1,4 @@
-//! A server in a temporary folder, and elements that only speak the protocol.
+//! A server in a temporary folder, and nodes that only speak the protocol.
 #![allow(
     dead_code,
     clippy::unwrap_used,
@@ -15,9 +15,7 @@ use std::path::Path;
 use tidemill_client::{Endpoint, Server as Client};
 use tidemill_server::queue::Place;
 use tidemill_server::{Config, Server};
-use tidemill_wire::v1::{
-    self, from_element::Message as From, name_op::Op, to_element::Message as To,
-};
+use tidemill_wire::v1::{self, from_node::Message as From, name_op::Op, to_node::Message as To};
 use tokio::sync::mpsc;
 use tonic::Streaming;
 
@@ -60,9 +58,9 @@ pub fn file_op(name: &str) -> Op {
 impl Running {
     pub async fn start(dir: &Path) -> Self {
         Self::start_with(Config {
-            element_timeout: std::time::Duration::from_millis(300),
+            node_timeout: std::time::Duration::from_millis(300),
             mount_timeout: std::time::Duration::from_millis(300),
-            // The elements of these tests serve nothing, or plain HTTP.
+            // The nodes of these tests serve nothing, or plain HTTP.
             tls: false,
             ..Config::new(dir)
         })
@@ -98,9 +96,9 @@ impl Running {
         self.server.shutdown().await;
     }
 
-    /// Attaches a new storage element that knows no labels.
-    pub async fn element(&self, id: u32) -> FakeElement {
-        FakeElement::attach(&self.client().await, id, Vec::new()).await
+    /// Attaches a new storage node that knows no labels.
+    pub async fn node(&self, id: u32) -> FakeNode {
+        FakeNode::attach(&self.client().await, id, Vec::new()).await
     }
 }
 
@@ -134,8 +132,8 @@ fn queue(dir: &Path) -> Place {
     }
 }
 
-/// An element that is controlled by the test.
-pub struct FakeElement {
+/// A node that is controlled by the test.
+pub struct FakeNode {
     pub id: u32,
     /// Received removals that were not examined yet: labels and their objects.
     pub removals: VecDeque<(u64, Vec<u64>)>,
@@ -145,14 +143,14 @@ pub struct FakeElement {
     pub waiting: VecDeque<v1::Label>,
     /// Key for checking capabilities.
     pub key: Vec<u8>,
-    pub out: mpsc::Sender<v1::FromElement>,
-    pub stream: Streaming<v1::ToElement>,
+    pub out: mpsc::Sender<v1::FromNode>,
+    pub stream: Streaming<v1::ToNode>,
 }
 
-/// Returns the status of an idle element with much free space.
-pub fn status(id: u32) -> v1::Element {
-    v1::Element {
-        element: id,
+/// Returns the status of an idle node with much free space.
+pub fn status(id: u32) -> v1::Node {
+    v1::Node {
+        node: id,
         role: "store".into(),
         url: format!("http://127.0.0.1:{}", 40_000 + id),
         host: "test".into(),
@@ -162,28 +160,28 @@ pub fn status(id: u32) -> v1::Element {
         resources: [("gpu".to_owned(), u64::from(id))].into(),
         capacity_bytes: 1 << 40,
         free_bytes: 1 << 39,
-        ..v1::Element::default()
+        ..v1::Node::default()
     }
 }
 
-impl FakeElement {
+impl FakeNode {
     pub async fn attach(client: &Client, id: u32, labels: Vec<u64>) -> Self {
         Self::attach_as(client, status(id), labels).await
     }
 
-    pub async fn attach_as(client: &Client, status: v1::Element, labels: Vec<u64>) -> Self {
-        let id = status.element;
+    pub async fn attach_as(client: &Client, status: v1::Node, labels: Vec<u64>) -> Self {
+        let id = status.node;
         let (out, receiver) = mpsc::channel(10_000);
         let hello = v1::Hello {
             version: tidemill_wire::PROTOCOL_VERSION,
-            element: Some(status),
+            node: Some(status),
             array_id: 0,
             labels,
             asleep: false,
             free_space_epoch: 0,
             public_key: Vec::new(),
         };
-        out.send(v1::FromElement {
+        out.send(v1::FromNode {
             message: Some(From::Hello(hello)),
         })
         .await
@@ -205,7 +203,7 @@ impl FakeElement {
         }
     }
 
-    /// Returns the next message that is not about other elements, names, channels or removals.
+    /// Returns the next message that is not about other nodes, names, channels or removals.
     pub async fn next(&mut self) -> To {
         loop {
             if let Some(message) = self.hear().await {
@@ -220,7 +218,7 @@ impl FakeElement {
             .await
     }
 
-    async fn take(&mut self, message: v1::ToElement) -> Option<To> {
+    async fn take(&mut self, message: v1::ToNode) -> Option<To> {
         match message.message {
             Some(To::Peers(_) | To::Channels(_)) => None,
             Some(To::Notes(notes)) => {
@@ -285,7 +283,7 @@ impl FakeElement {
 
     /// Sends a message, or drops it if the connection has ended: the next read reports that.
     pub async fn send(&self, message: From) {
-        let message = v1::FromElement {
+        let message = v1::FromNode {
             message: Some(message),
         };
         drop(self.out.send(message).await);
@@ -338,7 +336,7 @@ pub fn failure(kind: &str, message: &str) -> v1::LabelOutcome {
     }
 }
 
-impl FakeElement {
+impl FakeNode {
     /// Returns the next labels. Questions about programs are answered with all requested programs.
     pub async fn labels(&mut self) -> Vec<(u64, v1::Analyse)> {
         loop {

@@ -76,7 +76,7 @@ impl Together {
         self.prompt
     }
 
-    /// Sets the content of an object. Returns its placeholder in the store of an element.
+    /// Sets the content of an object. Returns its placeholder in the store of a node.
     pub(crate) fn put(&mut self, object: u64, content: &Rc<Vec<u64>>) -> Bytes {
         self.contents.insert(object, Rc::clone(content));
         Bytes {

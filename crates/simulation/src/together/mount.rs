@@ -4,7 +4,7 @@
 
 use super::model::{Model, Opening};
 use crate::dice::Dice;
-use crate::port::{Answer, Ask, OfElement, Port};
+use crate::port::{Answer, Ask, OfNode, Port};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -69,15 +69,15 @@ pub(super) struct Written {
     pub(super) ino: u64,
     pub(super) opening: Opening,
     pub(super) object: u64,
-    pub(super) element: Cell<u32>,
+    pub(super) node: Cell<u32>,
     /// Time since which changes that other mounts published must be visible.
     pub(super) opened: Cell<u64>,
     pub(super) phase: Cell<Phase>,
     pub(super) content: RefCell<Rc<Vec<u64>>>,
-    /// Content that has reached the element.
+    /// Content that has reached the node.
     arrived: RefCell<Option<Rc<Vec<u64>>>>,
     pub(super) shared: RefCell<Option<Rc<Shared>>>,
-    /// Whether a task is writing the content to the element. `telling` is the same for reports to the server.
+    /// Whether a task is writing the content to the node. `telling` is the same for reports to the server.
     flushing: Cell<bool>,
     telling: Cell<bool>,
 }
@@ -312,7 +312,7 @@ impl Mount {
             let part = tidemill_core::layout::Part::on(
                 tidemill_core::id::ObjectId(written.object),
                 size,
-                tidemill_core::id::ElementId(written.element.get()),
+                tidemill_core::id::NodeId(written.node.get()),
             );
             extents.parts.push(part);
             all_of(size).map(|all| extents.put(all));
@@ -443,7 +443,7 @@ impl Mount {
         written.telling.set(false);
     }
 
-    /// Writes the content to its element.
+    /// Writes the content to its node.
     pub(super) async fn flush(&self, written: &Written) {
         while written.flushing.replace(true) {
             self.pause(2).await;
@@ -454,8 +454,8 @@ impl Mount {
             if arrived.is_some_and(|arrived| Rc::ptr_eq(&arrived, &content)) {
                 break;
             }
-            let put = OfElement::Put(written.object, Rc::clone(&content));
-            let ask = Ask::Element(written.element.get(), put);
+            let put = OfNode::Put(written.object, Rc::clone(&content));
+            let ask = Ask::Node(written.node.get(), put);
             if let Answer::Done = self.0.port.ask(ask).await {
                 *written.arrived.borrow_mut() = Some(content);
                 break;
@@ -465,9 +465,9 @@ impl Mount {
         written.flushing.set(false);
     }
 
-    pub(super) async fn fetch(&self, element: u32, object: u64) -> Option<Rc<Vec<u64>>> {
+    pub(super) async fn fetch(&self, node: u32, object: u64) -> Option<Rc<Vec<u64>>> {
         for _ in 0..TRIES {
-            let ask = Ask::Element(element, OfElement::Fetch(object));
+            let ask = Ask::Node(node, OfNode::Fetch(object));
             if let Answer::Content(content) = self.0.port.ask(ask).await {
                 return Some(content);
             }
@@ -517,7 +517,7 @@ impl Mount {
                 let held = here.as_ref().filter(|(object, _)| *object == part.object.0);
                 let held = match held {
                     Some((_, content)) => Some(Rc::clone(content)),
-                    None => self.fetch(part.copies[0].element.0, part.object.0).await,
+                    None => self.fetch(part.copies[0].node.0, part.object.0).await,
                 };
                 match held {
                     Some(content) => fill(&mut bytes, &piece, &content),
@@ -613,7 +613,7 @@ impl Mount {
             }
             let told = match (opened.together, opened.layout) {
                 (Some(told), _) => told,
-                (None, None) => return Some((File::Whole(id, opened.element), asked)),
+                (None, None) => return Some((File::Whole(id, opened.node), asked)),
                 (None, sealed) => v1::Together {
                     version: id,
                     size: opened.size,
@@ -665,8 +665,8 @@ impl Mount {
         let mut own = None;
         let bytes = match file {
             File::Nothing => Some(Vec::new()),
-            File::Whole(object, element) => {
-                let content = self.fetch(*element, *object).await;
+            File::Whole(object, node) => {
+                let content = self.fetch(*node, *object).await;
                 if let Some(content) = &content {
                     self.0.model.borrow_mut().holds(*object, content);
                 }

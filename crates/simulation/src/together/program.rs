@@ -3,7 +3,7 @@
 use super::mount::{
     BUSY, File, Mount, NOENT, PAUSE_MS, Phase, STALE, Seen, Shared, TRIES, Written, index,
 };
-use crate::port::{Answer, Ask, OfElement};
+use crate::port::{Answer, Ask, OfNode};
 use std::rc::Rc;
 use tidemill_mount::pieces::Log;
 use tidemill_wire::route::SealBody;
@@ -177,7 +177,7 @@ impl Mount {
             }
             tries += 1;
         };
-        written.element.set(opened.element);
+        written.node.set(opened.node);
         if opened.attr.is_some_and(|attr| attr.nlink == 0) {
             let _ = self.one(Op::Abandon(v1::Abandon { ino, object })).await;
             return None;
@@ -233,7 +233,7 @@ impl Mount {
         let bytes = match opened.layout {
             _ if opened.object != attr.object => None,
             None => {
-                let held = self.fetch(opened.element, opened.object).await;
+                let held = self.fetch(opened.node, opened.object).await;
                 held.map(|content| content.to_vec())
             }
             sealed => {
@@ -348,8 +348,8 @@ impl Mount {
             part: None,
         };
         let size = loop {
-            let ask = OfElement::Seal(object, body.clone());
-            let ask = Ask::Element(written.element.get(), ask);
+            let ask = OfNode::Seal(object, body.clone());
+            let ask = Ask::Node(written.node.get(), ask);
             match self.0.port.ask(ask).await {
                 Answer::Sealed(size) => break size,
                 _ => self.pause(PAUSE_MS).await,

@@ -1,9 +1,9 @@
-//! `tidemill bench kernel`: measures kernels as an element runs them, sandbox included, and stores the results for
+//! `tidemill bench kernel`: measures kernels as a node runs them, sandbox included, and stores the results for
 //! `tidemill plan offload`.
 //!
 //! Runs over two sizes separate the start from the work: a run over [`SMALL_BYTES`] is all start.
 
-use super::elements;
+use super::nodes;
 use super::subject::{Data, RESULT, SMALL_BYTES, Subject};
 use crate::calibration::{Calibration, CalibrationError, KernelSpeed, keep};
 use crate::context::Context;
@@ -22,20 +22,20 @@ const EXAMPLES: &str = "Examples:
   tidemill bench kernel                             all built-in kernels on this machine
   tidemill bench kernel max grep --size 1Gi         over more input than the default
   tidemill bench kernel od -- -A n -t x1 -v         a program: data on standard input, result on standard output
-  tidemill bench kernel --elements max              on this machine, on each element, and the network to it
+  tidemill bench kernel --nodes max              on this machine, on each node, and the network to it
 
 Input is generated from a seed and is in the page cache. The file keeps earlier results of other kernels.";
 
 /// Least size of an input: less says nothing.
 const SIZE_BYTES_MIN: u64 = 1 << 20;
 
-/// Greatest size of an input that is chosen here: each element gets a copy.
+/// Greatest size of an input that is chosen here: each node gets a copy.
 const SIZE_BYTES_MAX: u64 = 256 << 20;
 
 /// How long the work of a run should take: long against the scatter of its start.
 const WORK: Duration = Duration::from_millis(200);
 
-/// Measure kernels on this machine and on elements, and store the rates in a calibration file
+/// Measure kernels on this machine and on nodes, and store the rates in a calibration file
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -54,11 +54,11 @@ pub(crate) struct Args {
     /// Kind of the generated input [default: text for grep, wordcount and programs, else numbers]
     #[arg(long, value_name = "KIND")]
     data: Option<Data>,
-    /// Measure on each storage element, too, by small jobs. The command puts their data into the array and removes it at the end
+    /// Measure on each storage node, too, by small jobs. The command puts their data into the array and removes it at the end
     #[arg(long)]
-    elements: bool,
-    /// Folder of the array for the data of --elements
-    #[arg(long, value_name = "PATH", default_value = "/", requires = "elements")]
+    nodes: bool,
+    /// Folder of the array for the data of --nodes
+    #[arg(long, value_name = "PATH", default_value = "/", requires = "nodes")]
     folder: std::ffi::OsString,
     /// Path of the calibration file [default: DIR/calibration.toml]
     #[arg(long, short, value_name = "FILE")]
@@ -110,8 +110,8 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     let path = path.unwrap_or_else(|| context.array.calibration());
     let mut all = before(&path, context)?;
     let mut measured = all.clone();
-    (measured.kernels, measured.elements) = (Vec::new(), Vec::new());
-    let server = match args.elements {
+    (measured.kernels, measured.nodes) = (Vec::new(), Vec::new());
+    let server = match args.nodes {
         true => Some(context.connect().await?),
         false => None,
     };
@@ -139,9 +139,9 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         keep(&mut all.kernels, speed);
     }
     if let Some(server) = server {
-        for speed in elements::measure(server, &subjects, &inputs, &args.folder, context).await? {
-            measured.elements.push(speed.clone());
-            all.keep_element(speed);
+        for speed in nodes::measure(server, &subjects, &inputs, &args.folder, context).await? {
+            measured.nodes.push(speed.clone());
+            all.keep_node(speed);
         }
     }
     all.save(&path)?;
@@ -381,20 +381,20 @@ impl View for Measured<'_> {
             ratios.insert(&kernel.name, ratio);
             rows.add_row(row(kernel, "this machine".into(), Some(ratio)));
         }
-        for element in &self.0.elements {
-            for kernel in &element.kernels {
-                let place = format!("element {}", element.id);
+        for node in &self.0.nodes {
+            for kernel in &node.kernels {
+                let place = format!("node {}", node.id);
                 rows.add_row(row(kernel, place, ratios.get(&kernel.name).copied()));
             }
         }
         write_table(out, &rows)?;
-        for element in &self.0.elements {
+        for node in &self.0.nodes {
             writeln!(
                 out,
-                "from element {} to this machine: {}/s, {} until a small file is read",
-                element.id,
-                rate(element.link_bytes_per_sec),
-                format::span(element.link_latency_ns)
+                "from node {} to this machine: {}/s, {} until a small file is read",
+                node.id,
+                rate(node.link_bytes_per_sec),
+                format::span(node.link_latency_ns)
             )?;
         }
         Ok(())

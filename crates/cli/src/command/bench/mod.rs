@@ -1,8 +1,8 @@
 //! `tidemill bench`: how fast are things here?
 
 mod channel;
-mod elements;
 mod kernel;
+mod nodes;
 mod subject;
 
 use crate::context::Context;
@@ -11,7 +11,7 @@ use std::process::ExitCode;
 
 const EXAMPLES: &str = "Examples:
   tidemill bench kernel                         all built-in kernels on this machine
-  tidemill bench kernel --elements max          on this machine and on each element
+  tidemill bench kernel --nodes max          on this machine and on each node
   tidemill bench channel m51                    messages through the room m51";
 
 /// Measure the speed of kernels, for `tidemill plan offload`, or of messages

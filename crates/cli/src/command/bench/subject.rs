@@ -19,13 +19,13 @@ pub(super) const RESULT: &str = "result";
 /// Input of a run that does next to nothing: its time is the start.
 pub(super) const SMALL_BYTES: u64 = 4096;
 
-/// Large pieces make large page-cache folios, as elements have them.
+/// Large pieces make large page-cache folios, as nodes have them.
 const PIECE_BYTES: usize = 4 << 20;
 
 /// Words that text is made of; `grep` looks for the first.
 const WORDS: [&str; 16] = [
     "tide", "mill", "pond", "and", "the", "of", "water", "wheel", "grinds", "flour", "storage",
-    "burst", "drain", "element", "kernel", "analysis",
+    "burst", "drain", "node", "kernel", "analysis",
 ];
 
 /// Kind of the generated input.
@@ -168,7 +168,7 @@ impl Subject {
     }
 
     /// A job of one task over a file of `folder` in the array.
-    pub(super) fn script(&self, folder: &str, input: &str, element: u32) -> String {
+    pub(super) fn script(&self, folder: &str, input: &str, node: u32) -> String {
         let quoted: Vec<String> = self.args.iter().map(|arg| quote(arg)).collect();
         let streams = if self.is_filter() {
             format!("stdin = {}; stdout = \"{RESULT}\";", quote(input))
@@ -177,7 +177,7 @@ impl Subject {
         };
         format!(
             "name = \"bench-kernel\"; workdir = {}; tasks = ( {{ name = \"run\"; kernel = {}; args = [ {} ]; \
-             input = [ {} ]; output = [ \"{RESULT}\" ]; {streams} element = {element}; }} );",
+             input = [ {} ]; output = [ \"{RESULT}\" ]; {streams} node = {node}; }} );",
             quote(folder),
             quote(&self.name),
             quoted.join(", "),

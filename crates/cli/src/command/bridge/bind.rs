@@ -53,7 +53,7 @@ pub(super) async fn bind(
 ) -> anyhow::Result<ExitCode> {
     let bridge = one(server, &args.name).await?;
     let place = Place::parse(&bridge.uri)?;
-    let (element, _) = carry::holder(server, &place).await?;
+    let (node, _) = carry::holder(server, &place).await?;
     let uid = match &args.owner {
         Some(owner) => users::uid(owner).with_context(|| format!("there is no user {owner}"))?,
         None => credentials().uid,
@@ -61,7 +61,7 @@ pub(super) async fn bind(
     let every = args.every.0.as_secs();
     let binding = v1::Binding {
         folder: files::path(&args.folder)?.text("a bridge")?.to_owned(),
-        element: element.0,
+        node: node.0,
         every_s: u32::try_from(every).unwrap_or(u32::MAX),
         uid,
         gid: args.group.unwrap_or_else(|| users::gid(uid)),

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use tidemill_bridge::{Object, Place, Reader, Writer};
 use tidemill_client::transfer::{Transfer, Wanted};
 use tidemill_client::{Error, Server};
-use tidemill_core::id::ElementId;
+use tidemill_core::id::NodeId;
 use tidemill_wire::v1::{self, Kind, name_op::Op, name_result::Result as Answer};
 use tokio::sync::mpsc;
 
@@ -31,8 +31,8 @@ pub(super) struct Carrier {
     limit: Limit,
     pub(super) progress: Progress,
     folders: Folders,
-    /// Nothing is copied: the element that has its files there, and where there.
-    linked: Option<(ElementId, Place)>,
+    /// Nothing is copied: the node that has its files there, and where there.
+    linked: Option<(NodeId, Place)>,
 }
 
 /// The attribute `user.bridge.NAME` of a file: it and that object are the same.
@@ -56,18 +56,18 @@ impl Note {
     }
 }
 
-/// The element that is up and has its files in a store, and where there.
-pub(super) async fn holder(server: &Server, ours: &Place) -> anyhow::Result<(ElementId, Place)> {
+/// The node that is up and has its files in a store, and where there.
+pub(super) async fn holder(server: &Server, ours: &Place) -> anyhow::Result<(NodeId, Place)> {
     let status = server.array().status(v1::StatusRequest::default()).await;
     let status = status.map_err(|status| server.explain(status))?;
-    let found = status.into_inner().elements.into_iter().find_map(|one| {
+    let found = status.into_inner().nodes.into_iter().find_map(|one| {
         let theirs = Place::parse(&one.outside.filter(|_| one.up)?.uri).ok()?;
         ours.seen_from(&theirs, "")?;
-        Some((ElementId(one.element), theirs))
+        Some((NodeId(one.node), theirs))
     });
     found.with_context(|| {
         format!(
-            "no element that is up has its files in {}: start one with `tidemill element --outside {}`, or import without --link",
+            "no node that is up has its files in {}: start one with `tidemill node --outside {}`, or import without --link",
             ours.uri(),
             ours.uri()
         )
@@ -155,8 +155,8 @@ impl Carrier {
             Err(error) => return Err(error.into()),
         }
         self.progress.now(path);
-        if let Some((element, theirs)) = &self.linked {
-            return self.link(object, path, (*element, theirs)).await;
+        if let Some((node, theirs)) = &self.linked {
+            return self.link(object, path, (*node, theirs)).await;
         }
         let reader = self.opened.bridge.read(object).await?;
         let (sender, incoming) = Incoming::new();
@@ -179,14 +179,14 @@ impl Carrier {
         &self,
         object: &Object,
         path: &files::Path,
-        (element, theirs): (ElementId, &Place),
+        (node, theirs): (NodeId, &Place),
     ) -> anyhow::Result<Outcome> {
         let there = self.opened.place.seen_from(theirs, &object.path);
         let there = there.context("it is elsewhere")?;
         let mode = 0o666 & !files::umask();
         let (size, version) = self
             .transfer
-            .link(element, &there, (path.as_ref(), mode))
+            .link(node, &there, (path.as_ref(), mode))
             .await?;
         let attr = self.attr(path).await?;
         if attr.object == version {

@@ -33,7 +33,7 @@ pub(crate) struct Args {
     /// Folder of the array. The command makes a missing folder
     #[arg(value_name = "/FOLDER")]
     to: OsString,
-    /// Make files whose bytes remain in the store, and copy nothing. Needs an element with its files in that store
+    /// Make files whose bytes remain in the store, and copy nothing. Needs a node with its files in that store
     #[arg(long, conflicts_with = "limit")]
     link: bool,
     #[command(flatten)]

@@ -27,14 +27,14 @@ pub(crate) struct Args {
     /// no measurement of this run
     #[arg(long, value_name = "JOB")]
     times_of: Option<OsString>,
-    /// Description of the array of the run. Its elements have the ids of the run's elements, from 0
+    /// Description of the array of the run. Its nodes have the ids of the run's nodes, from 0
     #[arg(long, value_name = "FILE")]
     platform: Option<PathBuf>,
-    /// Speed of the host's cores relative to the elements' cores, without --platform. A run whose policy did not use the host
+    /// Speed of the host's cores relative to the nodes' cores, without --platform. A run whose policy did not use the host
     /// contains no measurement of it
     #[arg(long, value_name = "FACTOR", default_value = "1", value_parser = speed, conflicts_with = "platform")]
     host_speed: f64,
-    /// Processors of the one machine that all elements share, as in an array of `tidemill up`. The times should then be
+    /// Processors of the one machine that all nodes share, as in an array of `tidemill up`. The times should then be
     /// from a run that needed no more processors
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), conflicts_with = "platform")]
     processors: Option<u32>,

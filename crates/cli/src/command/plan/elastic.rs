@@ -1,4 +1,4 @@
-//! `tidemill plan elastic`: does it pay to wake elements that sleep for a job?
+//! `tidemill plan elastic`: does it pay to wake nodes that sleep for a job?
 
 use super::job::Of;
 use crate::context::Context;
@@ -8,20 +8,20 @@ use std::process::ExitCode;
 use tidemill_plan::sim::elastic::{Point, compare, known, quarters, table};
 
 const EXAMPLES: &str = "Examples:
-  tidemill plan elastic job.conf --costs costs.toml --platform array.ini    a quarter to all of its elements awake
+  tidemill plan elastic job.conf --costs costs.toml --platform array.ini    a quarter to all of its nodes awake
   tidemill plan elastic montage.trace.json --platform array.ini --awake 1,2,3
   tidemill --json plan elastic job.conf --costs costs.toml --platform array.ini | jq '.points[].best'
 
-The platform has the power of elements (power_busy, power_idle, power_suspended), their time to wake (wake), and the time after
-which idle elements are suspended (suspend_after). docs/planning.md describes the model.";
+The platform has the power of nodes (power_busy, power_idle, power_suspended), their time to wake (wake), and the time after
+which idle nodes are suspended (suspend_after). docs/planning.md describes the model.";
 
-/// Simulate a job on an array with suspended elements: with the awake elements alone, with all, and with as many as pay
+/// Simulate a job on an array with suspended nodes: with the awake nodes alone, with all, and with as many as pay
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     #[command(flatten)]
     of: Of,
-    /// Numbers of awake elements, the first elements of the platform [default: quarters of it]
+    /// Numbers of awake nodes, the first nodes of the platform [default: quarters of it]
     #[arg(long, value_name = "N,N…", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
     awake: Vec<u32>,
     /// Placement policy [default: the job's, else min-wait]
@@ -34,13 +34,13 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     let planned = args.of.read()?;
-    let elements = planned.platform.elements.len();
+    let nodes = planned.platform.nodes.len();
     let awake: Vec<usize> = match args.awake.as_slice() {
-        [] => quarters(elements),
+        [] => quarters(nodes),
         given => given.iter().map(|&one| one as usize).collect(),
     };
-    if let Some(more) = awake.iter().find(|&&one| one > elements) {
-        anyhow::bail!("--awake {more}: the platform has {elements} elements");
+    if let Some(more) = awake.iter().find(|&&one| one > nodes) {
+        anyhow::bail!("--awake {more}: the platform has {nodes} nodes");
     }
     let (workflow, placement) = (planned.workflow, planned.placement);
     let platform = match args.new {
@@ -55,7 +55,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
         }
     })?;
     let told: Vec<_> = points.iter().map(point).collect();
-    let value = json!({ "elements": elements, "points": told });
+    let value = json!({ "nodes": nodes, "points": told });
     context.output.show(&Said::new(table(&points), value))?;
     Ok(ExitCode::SUCCESS)
 }

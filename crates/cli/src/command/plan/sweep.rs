@@ -7,25 +7,25 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use tidemill_plan::sim::sweep::{self, Shapes};
-use tidemill_plan::sim::{CORES_MAX, ELEMENTS_MAX};
+use tidemill_plan::sim::{CORES_MAX, NODES_MAX};
 
 const EXAMPLES: &str = "Examples:
-  tidemill plan sweep montage.trace.json --plot fig10.svg     1 to 8 elements of 1 to 12 cores, as in the paper
-  tidemill plan sweep job.conf --costs costs.toml --platform array.ini --elements 1-4 --cores 1-4 --policy wa
+  tidemill plan sweep montage.trace.json --plot fig10.svg     1 to 8 nodes of 1 to 12 cores, as in the paper
+  tidemill plan sweep job.conf --costs costs.toml --platform array.ini --nodes 1-4 --cores 1-4 --policy wa
   tidemill --json plan sweep montage.trace.json | jq 'min_by(.makespan_ns)'
 
-All elements are like the first element of the platform. The sweep varies their number and their cores.";
+All nodes are like the first node of the platform. The sweep varies their number and their cores.";
 
-/// Simulate a job on arrays of 1 to 8 elements with 1 to 12 cores under several policies: one table, one plot
+/// Simulate a job on arrays of 1 to 8 nodes with 1 to 12 cores under several policies: one table, one plot
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     #[command(flatten)]
     of: Of,
-    /// Numbers of elements, such as 4 or 1-8
-    #[arg(long, value_name = "RANGE", default_value = "1-8", value_parser = elements)]
-    elements: RangeInclusive<u32>,
-    /// Numbers of cores of each element, such as 4 or 1-12
+    /// Numbers of nodes, such as 4 or 1-8
+    #[arg(long, value_name = "RANGE", default_value = "1-8", value_parser = nodes)]
+    nodes: RangeInclusive<u32>,
+    /// Numbers of cores of each node, such as 4 or 1-12
     #[arg(long, value_name = "RANGE", default_value = "1-12", value_parser = cores)]
     cores: RangeInclusive<u32>,
     /// Policies to try; give the flag again for more [default: round-robin, write-amplification]
@@ -36,8 +36,8 @@ pub(crate) struct Args {
     plot: Option<PathBuf>,
 }
 
-fn elements(text: &str) -> Result<RangeInclusive<u32>, String> {
-    range(text, ELEMENTS_MAX)
+fn nodes(text: &str) -> Result<RangeInclusive<u32>, String> {
+    range(text, NODES_MAX)
 }
 
 fn cores(text: &str) -> Result<RangeInclusive<u32>, String> {
@@ -68,10 +68,10 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     } else {
         args.policies.clone()
     };
-    // Where a trace recorded files may be on elements that a smaller array lacks.
+    // Where a trace recorded files may be on nodes that a smaller array lacks.
     let placement = args.of.placement().unwrap_or(usual.placement);
     let shapes = Shapes {
-        elements: args.elements.clone(),
+        nodes: args.nodes.clone(),
         cores: args.cores.clone(),
         policies,
         placement,
@@ -92,7 +92,7 @@ mod tests {
 
     #[test]
     fn sweep_ranges_are_numbers_or_pairs_within_limits() {
-        assert_eq!(elements("3"), Ok(3..=3));
+        assert_eq!(nodes("3"), Ok(3..=3));
         assert_eq!(cores("1-12"), Ok(1..=12));
         for (text, part) in [
             ("0-3", "`0`"),
@@ -101,7 +101,7 @@ mod tests {
             ("1-2-3", "`2-3`"),
             ("99999999", "from 1 to"),
         ] {
-            let error = elements(text).unwrap_err();
+            let error = nodes(text).unwrap_err();
             assert!(error.contains(part), "{text}: {error}");
         }
     }

@@ -72,7 +72,7 @@ pub(crate) struct Args {
         allow_hyphen_values = true
     )]
     program: Vec<OsString>,
-    /// Store files in the background after the program closes them, if their element is not on this machine. Until then they are
+    /// Store files in the background after the program closes them, if their node is not on this machine. Until then they are
     /// kept on this machine, even if the program is killed
     #[arg(long = "async", conflicts_with_all = ["serve", "wait"])]
     given_away: bool,
@@ -97,7 +97,7 @@ pub(crate) struct Args {
     /// Folder of the file system's socket [default: one for each user and array]
     #[arg(long, value_name = "DIR", env = "TIDEMILL_PRELOAD_FOLDER")]
     folder: Option<PathBuf>,
-    /// Open files of elements on this machine in their folders; false: all bytes by HTTP [default: true]
+    /// Open files of nodes on this machine in their folders; false: all bytes by HTTP [default: true]
     #[arg(long, value_name = "BOOL", env = "TIDEMILL_PRELOAD_IN_PLACE")]
     in_place: Option<bool>,
     /// Path of the library [default: next to the binary, or in ../lib]

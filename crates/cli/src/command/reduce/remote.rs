@@ -1,7 +1,7 @@
-//! Reductions of files of the array: each element folds its own pieces, and the network carries only the results.
+//! Reductions of files of the array: each node folds its own pieces, and the network carries only the results.
 //!
-//! The client reads headers, indices of chunks and coordinates by ranges and decodes them. If a piece spans elements, its bytes
-//! are sent to the element with most of the piece. The client folds fill values that nobody wrote.
+//! The client reads headers, indices of chunks and coordinates by ranges and decodes them. If a piece spans nodes, its bytes
+//! are sent to the node with most of the piece. The client folds fill values that nobody wrote.
 
 use super::{Put, expanded, having};
 use crate::command::variables::{ArrayFile, ArrayFolder};
@@ -37,7 +37,7 @@ const RAW_BYTES: u64 = 512 << 20;
 const ITEMS_MAX: usize = 4096;
 /// Bytes that are sent with a batch before it is full.
 const SENT_BYTES: u64 = 16 << 20;
-/// Ranges on other elements that are fetched at once.
+/// Ranges on other nodes that are fetched at once.
 const FETCHED_AT_ONCE: usize = 4;
 
 pub(super) async fn reduce(
@@ -228,7 +228,7 @@ enum Of<'a> {
     Folder(&'a ArrayFolder<'a>),
 }
 
-/// Pieces that one element folds.
+/// Pieces that one node folds.
 struct Asked<'a> {
     pass: &'a Pass<'a>,
     file: &'a FilePlan,
@@ -284,7 +284,7 @@ impl Asked<'_> {
             }
         };
         if pending.path.is_some() {
-            // The element of a whole file is known only now.
+            // The node of a whole file is known only now.
             for item in &mut pending.items {
                 let mut whole = item.bytes.iter().map(|held| match held {
                     Stored::Held { offset, length } => *offset..offset + length,
@@ -318,24 +318,24 @@ impl Asked<'_> {
         let body = Bytes::from([&length.to_le_bytes()[..], &batch, &sent.concat()].concat());
         let me = credentials();
         let answer = ranged.fold(pending.part, (me.uid, me.gid), body).await;
-        let answer = answer.map_err(|(element, error)| {
+        let answer = answer.map_err(|(node, error)| {
             let place = match pending.path {
                 Some(path) => format!("{name}/{path}"),
                 None => name.to_owned(),
             };
             anyhow::anyhow!(
-                "{place}: {} in part {} on element {}: {error}",
+                "{place}: {} in part {} on node {}: {error}",
                 file.variable.path,
                 pending.part,
-                element.0
+                node.0
             )
         })?;
         postcard::from_bytes(&answer)
-            .with_context(|| format!("{name}: an element's answer does not fit"))
+            .with_context(|| format!("{name}: a node's answer does not fit"))
     }
 }
 
-/// Bytes of a file, and how they come to the element that folds them.
+/// Bytes of a file, and how they come to the node that folds them.
 type Placed = (Range<u64>, Stored);
 
 /// The part that has most of some bytes, and where all of them are.
@@ -497,7 +497,7 @@ impl<'a> Batches<'a> {
         };
         anyhow::ensure!(
             length(&sent) <= SENT_BYTES_MAX as u64,
-            "{}: chunk {} is on several elements and is larger than may be sent",
+            "{}: chunk {} is on several nodes and is larger than may be sent",
             self.name,
             one.chunk
         );

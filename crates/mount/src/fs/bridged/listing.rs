@@ -1,7 +1,7 @@
 //! Open folders of stores, read one page of names at a time, however many names exist (next: `mount/src/stores.rs`).
 
 use super::Bridged;
-use super::nodes::Place;
+use super::vnodes::Place;
 use crate::error::Error;
 use crate::fs::{Caller, Found};
 use crate::stores::{Entries, Entry, Seen};
@@ -51,7 +51,7 @@ pub(crate) struct Names {
 impl Bridged {
     pub(crate) fn opendir(&self, caller: Caller, number: u64) -> Result<u64, Error> {
         Self::check(caller)?;
-        let place = self.nodes.lock().place(number)?;
+        let place = self.vnodes.lock().place(number)?;
         if matches!(place, Place::File(_)) {
             return Err(Errno::NOTDIR.into());
         }
@@ -123,15 +123,15 @@ impl Bridged {
 
     /// Returns the attributes of a listed name for the kernel's cache. `None`: the kernel has to ask for them.
     pub(crate) fn listed(&self, names: &Names, entry: &Entry) -> Option<Found> {
-        let mut nodes = self.nodes.lock();
+        let mut vnodes = self.vnodes.lock();
         match &names.place {
-            Place::Folder(bridge, path) => nodes.listed((bridge, path), names.store, entry),
+            Place::Folder(bridge, path) => vnodes.listed((bridge, path), names.store, entry),
             _ => {
                 let whole = Entry {
                     name: String::new(),
                     seen: Seen::Folder,
                 };
-                nodes.listed((&entry.name, ""), 0, &whole)
+                vnodes.listed((&entry.name, ""), 0, &whole)
             }
         }
     }

@@ -7,7 +7,7 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `nodes` | inodes that the kernel knows |
+//! | `vnodes` | inodes that the kernel knows |
 //! | `known` | the list of bridges, and their stores |
 //! | `reading` | open files |
 //! | `blocks` | bytes that are kept, and requested once |
@@ -15,8 +15,8 @@
 
 mod known;
 mod listing;
-mod nodes;
 mod reading;
+mod vnodes;
 
 pub(crate) use listing::Names;
 
@@ -24,7 +24,6 @@ use super::backend::Backend;
 use super::{Caller, Found, Fs, Pace};
 use crate::error::Error;
 use crate::stores::{Failure, Stores};
-use nodes::{Nodes, Place};
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use std::collections::HashMap;
@@ -33,6 +32,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 use tidemill_client::blocks::Blocks;
 use tidemill_core::id::Inode;
+use vnodes::{Place, Vnodes};
 
 /// The folder's name in the root. A folder of the array with this name takes precedence.
 pub(crate) const FOLDER: &[u8] = b"bridges";
@@ -48,7 +48,7 @@ pub(crate) struct Bridged {
     backend: Arc<Backend>,
     /// Time that a store may take for one answer.
     patience: Duration,
-    nodes: Mutex<Nodes>,
+    vnodes: Mutex<Vnodes>,
     known: known::Known,
     blocks: Blocks<Failure>,
     files: Mutex<HashMap<u64, Arc<reading::File>>>,
@@ -62,7 +62,7 @@ impl Bridged {
             stores,
             backend,
             patience,
-            nodes: Mutex::default(),
+            vnodes: Mutex::default(),
             known: known::Known::default(),
             blocks: Blocks::default(),
             files: Mutex::default(),
@@ -127,7 +127,7 @@ impl Bridged {
         if caller.pid != 0 && matches!(Self::check(caller), Err(error) if error.is(Errno::LOOP)) {
             return Err(Errno::LOOP.into());
         }
-        let mut found = self.nodes.lock().hold(&Place::Top, None);
+        let mut found = self.vnodes.lock().hold(&Place::Top, None);
         // A folder of the array may have the name by now, and access is checked each time.
         found.ttl = Duration::ZERO;
         Ok(found)
@@ -141,9 +141,9 @@ impl Bridged {
         name: &[u8],
     ) -> Result<Found, Error> {
         Self::check(caller)?;
-        let place = self.nodes.lock().place(parent)?;
+        let place = self.vnodes.lock().place(parent)?;
         if name == b"." {
-            return Ok(self.nodes.lock().hold(&place, None));
+            return Ok(self.vnodes.lock().hold(&place, None));
         }
         if name.len() > NAME_BYTES_MAX {
             return Err(Errno::NAMETOOLONG.into());
@@ -154,7 +154,7 @@ impl Bridged {
                 let known = self.bridges().await?;
                 known.get(name).ok_or(Errno::NOENT)?;
                 let place = Place::Folder(name.to_owned(), String::new());
-                return Ok(self.nodes.lock().hold(&place, None));
+                return Ok(self.vnodes.lock().hold(&place, None));
             }
             Place::Folder(bridge, path) => (bridge, join(&path, name)),
             Place::File(_) => return Err(Errno::NOTDIR.into()),
@@ -163,16 +163,16 @@ impl Bridged {
         let seen = self
             .within((&bridge, &path), store.store.look(&path))
             .await?;
-        Ok(self.nodes.lock().found(&bridge, &path, store.id, seen))
+        Ok(self.vnodes.lock().found(&bridge, &path, store.id, seen))
     }
 
     /// Returns the attributes of an inode: a version does not change.
     pub(crate) fn getattr(&self, number: u64) -> Result<Found, Error> {
-        self.nodes.lock().at(number)
+        self.vnodes.lock().at(number)
     }
 
     pub(crate) fn forget(&self, number: u64, lookups: u64) {
-        self.nodes.lock().let_go(number, lookups);
+        self.vnodes.lock().let_go(number, lookups);
     }
 }
 
@@ -198,7 +198,7 @@ fn join(folder: &str, name: &str) -> String {
 impl Fs {
     /// Returns the stores, if an inode belongs to one of them.
     pub(crate) fn bridged_at(&self, number: u64) -> Option<&Arc<Bridged>> {
-        match number & (Inode::SPECIAL | nodes::BRIDGED) == Inode::SPECIAL | nodes::BRIDGED {
+        match number & (Inode::SPECIAL | vnodes::BRIDGED) == Inode::SPECIAL | vnodes::BRIDGED {
             true => self.bridged.get(),
             false => None,
         }

@@ -1,7 +1,7 @@
 //! Open files of stores. An open file reads the version that exists at the open, or fails (next: `mount/src/stores.rs`).
 
 use super::known::Opened;
-use super::nodes::Version;
+use super::vnodes::Version;
 use super::{Bridged, outside};
 use crate::error::Error;
 use crate::fs::Caller;
@@ -78,7 +78,7 @@ impl Bridged {
         if write {
             return Err(Errno::ROFS.into());
         }
-        let (version, content) = self.nodes.lock().file(number)?;
+        let (version, content) = self.vnodes.lock().file(number)?;
         let Version { bridge, path, .. } = &version;
         let store = match self.store(bridge).await {
             Err(error) if error.is(Errno::NOENT) => return Err(Errno::STALE.into()),

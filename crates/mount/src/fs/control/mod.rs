@@ -10,7 +10,7 @@
 //! | `<user>/arrivals` | write a question to it and read arriving files: see [`arrivals`] |
 //! | `<user>/last-error` | reason why the last submission, or question, was refused |
 //! | `<user>/new-files` | write small files to it that are to be created, many at once |
-//! | `elements/<n>/status` | one element |
+//! | `nodes/<n>/status` | one node |
 //! | `hooks` | write hooks to it, or read one's own: see [`hooks`] |
 //! | `status` | this mount: closed files that are not sealed yet |
 //! | `lineage/<path>` | inputs of that file, and files that were made from it |
@@ -62,9 +62,9 @@ enum Special {
     Hooks,
     /// The status of this mount.
     Status,
-    Elements,
-    Element(u32),
-    ElementStatus(u32),
+    Nodes,
+    Node(u32),
+    NodeStatus(u32),
     /// The mirror of a directory.
     Lineage(u64),
     /// The mirror of a file.
@@ -192,7 +192,7 @@ impl Control {
 impl Special {
     fn looks(self) -> (Kind, u32, u32) {
         match self {
-            Self::Folder | Self::Elements | Self::Element(_) | Self::Lineage(_) => {
+            Self::Folder | Self::Nodes | Self::Node(_) | Self::Lineage(_) => {
                 (Kind::Directory, 0o555, 0)
             }
             Self::Link => (Kind::Symlink, 0o777, 0),
@@ -205,7 +205,7 @@ impl Special {
             Self::JobList(uid) | Self::LastError(uid) | Self::JobStatus(uid, _) => {
                 (Kind::File, 0o400, uid)
             }
-            Self::Status | Self::ElementStatus(_) | Self::LineageOf(_) => (Kind::File, 0o444, 0),
+            Self::Status | Self::NodeStatus(_) | Self::LineageOf(_) => (Kind::File, 0o444, 0),
         }
     }
 }
@@ -225,7 +225,7 @@ impl Fs {
             Special::Folder => match text {
                 Some("status") => Some(Special::Status),
                 Some("hooks") => Some(Special::Hooks),
-                Some("elements") => Some(Special::Elements),
+                Some("nodes") => Some(Special::Nodes),
                 Some("lineage") => Some(Special::Lineage(Inode::ROOT.0)),
                 Some(user) => users::uid(user).map(|uid| {
                     self.control.users.lock().insert(caller.uid);
@@ -248,13 +248,11 @@ impl Fs {
                 }
                 None => None,
             },
-            Special::Elements => {
+            Special::Nodes => {
                 self.control.on_look_up(text);
-                text.and_then(|n| n.parse().ok()).map(Special::Element)
+                text.and_then(|n| n.parse().ok()).map(Special::Node)
             }
-            Special::Element(element) => {
-                (name == b"status").then_some(Special::ElementStatus(element))
-            }
+            Special::Node(node) => (name == b"status").then_some(Special::NodeStatus(node)),
             Special::Lineage(directory) => {
                 return self.lineage_lookup(caller, directory, name, pace);
             }
@@ -269,9 +267,9 @@ impl Fs {
                     .find(|known| known.job == job)
                     .ok_or(Errno::NOENT)?;
             }
-            Special::Element(element) => {
+            Special::Node(node) => {
                 pace.wait()?;
-                self.element(element)?;
+                self.node(node)?;
             }
             _ => {}
         }
@@ -367,7 +365,7 @@ impl Fs {
                     .collect();
                 entries.push(named("status".into(), Special::Status));
                 entries.push(named("hooks".into(), Special::Hooks));
-                entries.push(named("elements".into(), Special::Elements));
+                entries.push(named("nodes".into(), Special::Nodes));
                 entries.push(named("lineage".into(), Special::Lineage(Inode::ROOT.0)));
                 entries
             }
@@ -387,15 +385,14 @@ impl Fs {
                 }
                 entries
             }
-            Special::Elements => {
+            Special::Nodes => {
                 pace.wait()?;
-                let elements = self.elements()?;
-                let name =
-                    |e: &v1::Element| named(e.element.to_string(), Special::Element(e.element));
-                elements.iter().map(name).collect()
+                let nodes = self.nodes()?;
+                let name = |e: &v1::Node| named(e.node.to_string(), Special::Node(e.node));
+                nodes.iter().map(name).collect()
             }
-            Special::Element(element) => {
-                vec![named("status".into(), Special::ElementStatus(element))]
+            Special::Node(node) => {
+                vec![named("status".into(), Special::NodeStatus(node))]
             }
             Special::Lineage(ino) => {
                 pace.wait()?;
@@ -512,7 +509,7 @@ impl Fs {
                 .unwrap_or_default(),
             Special::Hooks => self.hooks_text(caller)?,
             Special::Status => self.sealer.standing().to_string(),
-            Special::ElementStatus(element) => text::element_status(&self.element(element)?),
+            Special::NodeStatus(node) => text::node_status(&self.node(node)?),
             Special::LineageOf(ino) => self.lineage_text(caller, ino)?,
             _ => String::new(),
         };
@@ -557,13 +554,13 @@ impl Fs {
         Ok(self.backend.ask_server(ask)?.jobs)
     }
 
-    fn elements(&self) -> Result<Vec<v1::Element>, Error> {
+    fn nodes(&self) -> Result<Vec<v1::Node>, Error> {
         let server = &self.backend.server;
-        Ok(self.backend.ask_server(|| server.status())?.elements)
+        Ok(self.backend.ask_server(|| server.status())?.nodes)
     }
 
-    fn element(&self, element: u32) -> Result<v1::Element, Error> {
-        let found = self.elements()?.into_iter().find(|e| e.element == element);
+    fn node(&self, node: u32) -> Result<v1::Node, Error> {
+        let found = self.nodes()?.into_iter().find(|e| e.node == node);
         found.ok_or_else(|| Errno::NOENT.into())
     }
 

@@ -1,5 +1,5 @@
 //! Many new small files in one call: created, written and closed, with the rights of the process that opened `new-files`. Names are sent to
-//! the server, bytes to elements (next: `mount/src/fs/seal.rs`).
+//! the server, bytes to nodes (next: `mount/src/fs/seal.rs`).
 //!
 //! Each file behaves as with `open` with `O_CREAT | O_EXCL`, `write` and `close`; only the server gets one request for all files. A file
 //! that cannot be created is undone and reported, and the other files are created all the same. The format of the written bytes is in
@@ -10,7 +10,7 @@ use super::super::names::check_change;
 use super::super::object::Object;
 use super::super::patience;
 use super::super::remote::now_ns;
-use super::super::table::{Key, Node, Writing};
+use super::super::table::{Key, Vnode, Writing};
 use super::super::{Caller, Fs};
 use super::submit::Opener;
 use crate::error::Error;
@@ -51,7 +51,7 @@ struct Made<'a> {
     file: &'a NewFile<'a>,
     op: Op,
     opened: v1::Opened,
-    node: Arc<Node>,
+    vnode: Arc<Vnode>,
 }
 
 /// Takes a number of the call's format.
@@ -106,7 +106,7 @@ impl Fs {
         for (made, object) in made.iter().zip(written) {
             match object {
                 Ok(object) => {
-                    truths[made.at] = Known::Is(made.node.ino);
+                    truths[made.at] = Known::Is(made.vnode.ino);
                     outcomes[made.at] = 0;
                     done.push((made, object));
                 }
@@ -117,10 +117,10 @@ impl Fs {
             }
         }
         self.take_back_all(caller, &vain);
-        // Before the seal: elements receive paths.
+        // Before the seal: nodes receive paths.
         change.settle(&truths);
         for (made, object) in done {
-            self.close_made(caller, &made.node, object);
+            self.close_made(caller, &made.vnode, object);
         }
         let folders: BTreeSet<u64> = made.iter().map(|made| made.file.folder).collect();
         for folder in folders {
@@ -129,7 +129,7 @@ impl Fs {
             self.forget_attributes(folder);
         }
         for made in &made {
-            self.table.let_go(made.node.ino, 1);
+            self.table.let_go(made.vnode.ino, 1);
         }
         outcomes
     }
@@ -174,14 +174,14 @@ impl Fs {
             {
                 match answer {
                     Answer::Opened(opened) => {
-                        let node = self.begin_made(&opened, asked);
+                        let vnode = self.begin_made(&opened, asked);
                         let file = &files[at];
                         made.push(Made {
                             at,
                             file,
                             op,
                             opened,
-                            node,
+                            vnode,
                         });
                     }
                     Answer::Error(error) => {
@@ -223,10 +223,10 @@ impl Fs {
     }
 
     /// Marks a created file as being written: another opener waits for its bytes.
-    fn begin_made(&self, opened: &v1::Opened, asked: u64) -> Arc<Node> {
+    fn begin_made(&self, opened: &v1::Opened, asked: u64) -> Arc<Vnode> {
         let attr = opened.attr.unwrap_or_default();
-        let node = self.table.hold(attr.ino);
-        let mut state = node.state.lock();
+        let vnode = self.table.hold(attr.ino);
+        let mut state = vnode.state.lock();
         state.writing = Some(Writing::starting());
         // This mount is the writer and knows the content, as in `create_open`.
         let attr = Attr {
@@ -235,7 +235,7 @@ impl Fs {
         };
         self.adopt(&mut state, attr, asked);
         drop(state);
-        node
+        vnode
     }
 
     /// Writes the content of files where the server has placed them.
@@ -259,7 +259,7 @@ impl Fs {
             object.flush()?;
             Ok(Arc::new(object))
         };
-        let here = |made: &Made<'_>| self.backend.is_here(made.opened.element);
+        let here = |made: &Made<'_>| self.backend.is_here(made.opened.node);
         if made.iter().all(here) {
             return made.iter().map(write).collect();
         }
@@ -284,20 +284,20 @@ impl Fs {
         let ops: Vec<&Op> = vain.iter().map(|made| &made.op).collect();
         self.backend.take_back_all(caller, &ops);
         for made in vain {
-            let mut state = made.node.state.lock();
+            let mut state = made.vnode.state.lock();
             state.writing = None;
             state.fresh = None;
-            made.node.changed.notify_all();
+            made.vnode.changed.notify_all();
         }
     }
 
     /// Closes a file that has its bytes: no program here writes it any more.
-    fn close_made(&self, caller: Caller, node: &Arc<Node>, object: Arc<Object>) {
-        let mut state = node.state.lock();
+    fn close_made(&self, caller: Caller, vnode: &Arc<Vnode>, object: Arc<Object>) {
+        let mut state = vnode.state.lock();
         state.objects.push(Arc::downgrade(&object));
         state.writing = Some(Writing::open(object, 1, None));
-        node.changed.notify_all();
-        self.left(caller, node, &mut state, true);
+        vnode.changed.notify_all();
+        self.left(caller, vnode, &mut state, true);
     }
 }
 

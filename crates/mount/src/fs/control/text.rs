@@ -41,7 +41,7 @@ pub(super) fn job_status(job: &v1::Job) -> String {
         );
     }
     let header = [
-        "task", "kernel", "state", "element", "ms", "read", "written", "error",
+        "task", "kernel", "state", "node", "ms", "read", "written", "error",
     ];
     let mut rows = vec![header.map(str::to_owned)];
     for task in &job.tasks {
@@ -52,7 +52,7 @@ pub(super) fn job_status(job: &v1::Job) -> String {
             task.kernel.clone(),
             state(task.state),
             if placed {
-                task.element.to_string()
+                task.node.to_string()
             } else {
                 "-".into()
             },
@@ -90,36 +90,36 @@ fn table<const N: usize>(rows: &[[String; N]]) -> String {
     text
 }
 
-/// Returns the text about an element, one property a line.
-pub(super) fn element_status(element: &v1::Element) -> String {
+/// Returns the text about a node, one property a line.
+pub(super) fn node_status(node: &v1::Node) -> String {
     let mut text = String::new();
-    let _ = writeln!(text, "element        {}", element.element);
-    let _ = writeln!(text, "role           {}", element.role);
-    if !element.medium.is_empty() {
-        let _ = writeln!(text, "medium         {}", element.medium);
+    let _ = writeln!(text, "node           {}", node.node);
+    let _ = writeln!(text, "role           {}", node.role);
+    if !node.medium.is_empty() {
+        let _ = writeln!(text, "medium         {}", node.medium);
     }
     let _ = writeln!(
         text,
         "state          {}",
-        if element.up { "up" } else { "down" }
+        if node.up { "up" } else { "down" }
     );
-    let _ = writeln!(text, "url            {}", element.url);
-    let _ = writeln!(text, "folder         {}", element.folder);
-    let _ = writeln!(text, "cores          {}", element.cores);
-    let _ = writeln!(text, "memory         {} bytes", element.memory_bytes);
-    for (name, amount) in &element.resources {
+    let _ = writeln!(text, "url            {}", node.url);
+    let _ = writeln!(text, "folder         {}", node.folder);
+    let _ = writeln!(text, "cores          {}", node.cores);
+    let _ = writeln!(text, "memory         {} bytes", node.memory_bytes);
+    for (name, amount) in &node.resources {
         let _ = writeln!(text, "resource       {name} = {amount}");
     }
-    let _ = writeln!(text, "running        {}", element.running);
-    let _ = writeln!(text, "queued         {}", element.queued);
-    let _ = writeln!(text, "capacity       {} bytes", element.capacity_bytes);
-    let _ = writeln!(text, "free           {} bytes", element.free_bytes);
-    let _ = writeln!(text, "written        {} bytes", element.bytes_written);
-    let _ = writeln!(text, "read           {} bytes", element.bytes_read);
-    let (whole, milli) = (element.load_milli / 1000, element.load_milli % 1000);
+    let _ = writeln!(text, "running        {}", node.running);
+    let _ = writeln!(text, "queued         {}", node.queued);
+    let _ = writeln!(text, "capacity       {} bytes", node.capacity_bytes);
+    let _ = writeln!(text, "free           {} bytes", node.free_bytes);
+    let _ = writeln!(text, "written        {} bytes", node.bytes_written);
+    let _ = writeln!(text, "read           {} bytes", node.bytes_read);
+    let (whole, milli) = (node.load_milli / 1000, node.load_milli % 1000);
     let _ = writeln!(text, "load           {whole}.{milli:03}");
-    let _ = writeln!(text, "sandbox        {}", element.sandbox);
-    if let Some(model) = &element.flash_model {
+    let _ = writeln!(text, "sandbox        {}", node.sandbox);
+    if let Some(model) = &node.flash_model {
         flash_model(model, &mut text);
     }
     text
@@ -129,7 +129,7 @@ pub(super) fn element_status(element: &v1::Element) -> String {
 fn flash_model(model: &v1::FlashModel, text: &mut String) {
     let _ = writeln!(
         text,
-        "flash model    from what the element wrote, no reading of its device:"
+        "flash model    from what the node wrote, no reading of its device:"
     );
     let _ = writeln!(text, "  written      {} bytes", model.host_bytes);
     let _ = writeln!(text, "  programmed   {} bytes", model.flash_bytes);

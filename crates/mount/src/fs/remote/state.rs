@@ -1,4 +1,4 @@
-//! The bytes of an object on another host that are on their way: written bytes to the element, read bytes from it.
+//! The bytes of an object on another host that are on their way: written bytes to the node, read bytes from it.
 //!
 //! The state has neither clock nor network. One lock protects all of it, so that a read knows of every write before it. The rules:
 //!
@@ -21,7 +21,7 @@ const PIECE_BYTES_MIN: u64 = 512 << 10;
 const RANDOM_BYTES: u64 = 64 << 10;
 /// Number of pieces kept for one object.
 const PIECES_MAX: usize = 6;
-/// Number of pieces on their way to the element at once.
+/// Number of pieces on their way to the node at once.
 const IN_FLIGHT_MAX: usize = 3;
 /// Distance from the expected place at which a read still counts as sequential: the kernel reads ahead out of order.
 const SLACK_BYTES: u64 = 1 << 20;
@@ -44,7 +44,7 @@ pub(super) struct State {
     window: u64,
 }
 
-/// A piece that is sent until it has arrived, however long its element is offline.
+/// A piece that is sent until it has arrived, however long its node is offline.
 #[derive(Debug)]
 struct InFlight {
     start: u64,
@@ -60,7 +60,7 @@ pub(super) struct Sent {
     pub(super) bytes: Bytes,
 }
 
-/// Bytes that are requested from the element.
+/// Bytes that are requested from the node.
 #[derive(Debug)]
 pub(super) struct Piece {
     pub(super) start: u64,
@@ -120,7 +120,7 @@ impl State {
         self.is_sent() && self.in_flight.is_empty()
     }
 
-    /// Returns the number of pieces on their way to the element.
+    /// Returns the number of pieces on their way to the node.
     pub(super) fn on_their_way(&self) -> usize {
         self.in_flight.len()
     }
@@ -173,7 +173,7 @@ impl State {
         self.in_flight.iter().all(|one| one.number >= mark)
     }
 
-    /// Returns the piece that holds `at`, and the pieces to request from the element now: this piece if it was not requested, and the next
+    /// Returns the piece that holds `at`, and the pieces to request from the node now: this piece if it was not requested, and the next
     /// one if reads look sequential. `at` and `end` are within the object.
     pub(super) fn piece(&mut self, at: u64, end: u64) -> (Arc<Piece>, Vec<Arc<Piece>>) {
         let mut asked = Vec::new();
@@ -231,7 +231,7 @@ impl InFlight {
 }
 
 impl Piece {
-    /// Sets the element's answer.
+    /// Sets the node's answer.
     pub(super) fn answer(&self, answer: Result<Bytes, i32>) {
         *self.data.lock() = Some(answer);
         self.ready.notify_all();

@@ -1,8 +1,8 @@
-//! Suspended elements in the simulation: decides which elements are suspended or resumed, and when. The decisions are those of
+//! Suspended nodes in the simulation: decides which nodes are suspended or resumed, and when. The decisions are those of
 //! `tidemill_core::elastic`, as in a running array, based on the demand that the dispatcher reports. The checks are as frequent as those of
 //! a server.
 
-use super::{Engine, Wake, element_at, id_of, view};
+use super::{Engine, Wake, id_of, node_at, view};
 use crate::sim::quantity::whole;
 use crate::sim::{Allocation, Platform};
 use std::collections::BTreeSet;
@@ -14,7 +14,7 @@ use tidemill_core::time::{Span, Time};
 /// Interval at which the demand is checked.
 const LOOK: Span = Span::from_millis(500);
 
-/// Time for which an element was suspended and resuming until the job's end, and the number of resumes.
+/// Time for which a node was suspended and resuming until the job's end, and the number of resumes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::sim) struct Slept {
     pub(in crate::sim) suspended: Span,
@@ -22,7 +22,7 @@ pub(in crate::sim) struct Slept {
     pub(in crate::sim) wakes: u64,
 }
 
-/// State of an element.
+/// State of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Awake,
@@ -30,14 +30,14 @@ enum State {
     Waking,
 }
 
-/// One storage element.
+/// One storage node.
 #[derive(Debug)]
 struct Bed {
     sleeper: Sleeper,
     state: State,
     since: Time,
     slept: Slept,
-    /// Whether some work needed the element at the last check.
+    /// Whether some work needed the node at the last check.
     needed: bool,
 }
 
@@ -53,7 +53,7 @@ impl Bed {
     }
 }
 
-/// All storage elements; empty if none is ever suspended.
+/// All storage nodes; empty if none is ever suspended.
 #[derive(Debug, Default)]
 pub(super) struct Night {
     beds: Vec<Bed>,
@@ -67,13 +67,13 @@ impl Night {
         if platform.asleep == 0 && platform.suspend_after.is_none() {
             return Self::default();
         }
-        let awake = platform.elements.len().saturating_sub(platform.asleep);
-        let beds = platform.elements.iter().enumerate();
-        let beds = beds.map(|(index, element)| {
+        let awake = platform.nodes.len().saturating_sub(platform.asleep);
+        let beds = platform.nodes.iter().enumerate();
+        let beds = beds.map(|(index, node)| {
             // Time to resume that a running array has learned.
             let wakes = Wakes {
                 count: 1,
-                total_ns: element.wake.0,
+                total_ns: node.wake.0,
             };
             let (sleeper, state) = match index < awake {
                 true => (Sleeper::awake(wakes, Time(0)), State::Awake),
@@ -94,7 +94,7 @@ impl Night {
         }
     }
 
-    /// Returns the suspended times of all elements until `end`.
+    /// Returns the suspended times of all nodes until `end`.
     pub(super) fn ended(mut self, end: Time) -> Vec<Slept> {
         for bed in &mut self.beds {
             let state = bed.state;
@@ -105,12 +105,12 @@ impl Night {
 }
 
 impl Engine<'_> {
-    /// Suspends the elements that are suspended before the job is submitted.
+    /// Suspends the nodes that are suspended before the job is submitted.
     pub(super) fn begin_night(&mut self) {
         for index in 0..self.night.beds.len() {
             if self.night.beds[index].state == State::Asleep {
-                let (element, _) = id_of(self.platform, index);
-                self.feed(Event::ElementAsleep { element });
+                let (node, _) = id_of(self.platform, index);
+                self.feed(Event::NodeAsleep { node });
             }
         }
     }
@@ -149,45 +149,45 @@ impl Engine<'_> {
 
     fn tell_sleeper(&mut self, index: usize, event: elastic::Event) {
         let now = self.clock.now();
-        let element = element_at(self.platform, index);
+        let node = node_at(self.platform, index);
         let limits = Limits {
             wake: Span(u64::MAX),
             ..Limits::default()
         };
         let bed = &mut self.night.beds[index];
         match bed.sleeper.on(event, now, &limits) {
-            // The element has no work and is suspended at once.
+            // The node has no work and is suspended at once.
             Some(Action::Suspend) => self.tell_sleeper(index, elastic::Event::Fell),
             Some(Action::Keep) => {
                 bed.turn(State::Asleep, now);
-                let (element, _) = id_of(self.platform, index);
-                self.feed(Event::ElementAsleep { element });
+                let (node, _) = id_of(self.platform, index);
+                self.feed(Event::NodeAsleep { node });
             }
             Some(Action::Wake) => {
                 bed.turn(State::Waking, now);
                 bed.slept.wakes += 1;
-                let node = u32::try_from(index).unwrap_or(u32::MAX);
-                self.clock.plan(now + element.wake, Wake::Up(node));
+                let station = u32::try_from(index).unwrap_or(u32::MAX);
+                self.clock.plan(now + node.wake, Wake::Up(station));
             }
             Some(Action::Forget) => bed.turn(State::Awake, now),
             Some(Action::GiveUp) | None => {}
         }
     }
 
-    /// Handles an element that has resumed.
-    pub(super) fn on_awake(&mut self, node: u32) {
-        let index = node as usize;
+    /// Handles a node that has resumed.
+    pub(super) fn on_awake(&mut self, station: u32) {
+        let index = station as usize;
         self.tell_sleeper(index, elastic::Event::Up);
-        let (element, role) = id_of(self.platform, index);
-        let view = view(element_at(self.platform, index), role);
-        self.feed(Event::ElementUp { element, view });
+        let (node, role) = id_of(self.platform, index);
+        let view = view(node_at(self.platform, index), role);
+        self.feed(Event::NodeUp { node, view });
         self.tell_programs(index);
-        if let Some(status) = self.status(node) {
+        if let Some(status) = self.status(station) {
             self.feed(status);
         }
     }
 
-    /// Checks which elements are needed.
+    /// Checks which nodes are needed.
     pub(super) fn look(&mut self) {
         let now = self.clock.now();
         // An earlier check was planned since, and scheduled this one again.
@@ -208,7 +208,7 @@ impl Engine<'_> {
         }
     }
 
-    /// Resumes an element that is needed, and suspends an element that was idle for long enough.
+    /// Resumes a node that is needed, and suspends a node that was idle for long enough.
     fn look_at(&mut self, index: usize, needed: bool) {
         let now = self.clock.now();
         let bed = &mut self.night.beds[index];
@@ -226,7 +226,7 @@ impl Engine<'_> {
         }
     }
 
-    /// Returns the elements to resume for tasks that wait for capacity.
+    /// Returns the nodes to resume for tasks that wait for capacity.
     fn shared_with(&self, demand: &Demand) -> Vec<usize> {
         let able: BTreeSet<usize> = demand.able.iter().map(|id| id.0 as usize).collect();
         let beds = &self.night.beds;
@@ -239,7 +239,7 @@ impl Engine<'_> {
             .collect();
         let asleep = of(State::Asleep).filter(|index| able.contains(index));
         let mut asleep: Vec<(Span, usize)> = asleep
-            .map(|index| (element_at(self.platform, index).wake, index))
+            .map(|index| (node_at(self.platform, index).wake, index))
             .collect();
         asleep.sort_unstable();
         let workers = asleep.iter().map(|&(wake, index)| self.worker(index, wake));
@@ -251,13 +251,13 @@ impl Engine<'_> {
 
     /// Work is core time, as in a running array.
     fn worker(&self, index: usize, wake: Span) -> Worker {
-        let element = element_at(self.platform, index);
+        let node = node_at(self.platform, index);
         let milli = |watts: f64| whole(watts * 1000.0);
         let power = Power {
-            busy_milli: milli(element.power_busy_watts),
-            idle_milli: milli(element.power_idle_watts),
-            suspended_milli: milli(element.power_suspended_watts),
+            busy_milli: milli(node.power_busy_watts),
+            idle_milli: milli(node.power_idle_watts),
+            suspended_milli: milli(node.power_suspended_watts),
         };
-        Worker::of_cores(element.cores, power, wake)
+        Worker::of_cores(node.cores, power, wake)
     }
 }

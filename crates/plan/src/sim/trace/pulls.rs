@@ -26,7 +26,7 @@ struct Pull {
 impl Trace {
     /// Returns the median latency of tasks that pulled little, and the rate of all other tasks together.
     pub(super) fn pulls(&self) -> Pulls {
-        let links = self.elements.iter().map(|one| one.link_bytes_per_sec);
+        let links = self.nodes.iter().map(|one| one.link_bytes_per_sec);
         let reported = links.max().unwrap_or(0);
         let (small, large): (Vec<Pull>, Vec<Pull>) = self.pulled().into_iter().partition(|pull| {
             let at_link = u128::from(pull.bytes) * 2_000_000_000;
@@ -46,12 +46,12 @@ impl Trace {
         }
     }
 
-    /// Returns every task that pulled data, with the objects that no earlier task pulled to its element.
+    /// Returns every task that pulled data, with the objects that no earlier task pulled to its node.
     fn pulled(&self) -> Vec<Pull> {
-        let files = self.files.iter().map(|file| (&file.path, file.element));
+        let files = self.files.iter().map(|file| (&file.path, file.node));
         let made = self.tasks.iter().flat_map(|task| {
             let outputs = task.outputs.iter();
-            outputs.map(|output| (&output.path, task.element))
+            outputs.map(|output| (&output.path, task.node))
         });
         let homes: BTreeMap<&String, u32> = files.chain(made).collect();
         let ran = self.tasks.iter().filter(|task| task.reused_ns.is_none());
@@ -60,9 +60,9 @@ impl Trace {
         let mut brought = BTreeSet::new();
         let mut pulls = Vec::new();
         for task in tasks {
-            let elsewhere = |path: &&String| homes.get(*path) != Some(&task.element);
+            let elsewhere = |path: &&String| homes.get(*path) != Some(&task.node);
             let inputs = task.inputs.iter().filter(elsewhere);
-            let new = inputs.filter(|path| brought.insert((task.element, *path)));
+            let new = inputs.filter(|path| brought.insert((task.node, *path)));
             let objects = (new.count() as u64).max(1);
             let ns = task.kernel_start_ns.saturating_sub(task.start_ns);
             if task.moved_bytes > 0 && ns > 0 {
@@ -79,10 +79,10 @@ mod tests {
     use super::super::tests::TRACE;
     use super::*;
 
-    /// Returns the trace with two tasks that pull `raw` for the second element and `part` for the first.
+    /// Returns the trace with two tasks that pull `raw` for the second node and `part` for the first.
     fn trace(moved: [u64; 2], ns: [u64; 2]) -> Trace {
         let mut trace = Trace::parse("t.json", TRACE).unwrap();
-        trace.tasks[1].element = 3;
+        trace.tasks[1].node = 3;
         for (task, (bytes, ns)) in trace.tasks.iter_mut().zip(moved.into_iter().zip(ns)) {
             task.moved_bytes = bytes;
             task.kernel_start_ns = task.start_ns + ns;
@@ -112,8 +112,8 @@ mod tests {
     #[test]
     fn small_pulls_over_known_slow_link_determine_rate() {
         let mut trace = trace([1000, 0], [1_000_000_000, 0]);
-        for element in &mut trace.elements {
-            element.link_bytes_per_sec = 1000;
+        for node in &mut trace.nodes {
+            node.link_bytes_per_sec = 1000;
         }
         let pulls = trace.pulls();
         assert_eq!((pulls.latency, pulls.bytes_per_sec), (Span(0), Some(1000)));

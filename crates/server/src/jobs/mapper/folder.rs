@@ -1,4 +1,4 @@
-//! Maps of a Zarr that is a folder of files: each chunk or shard is a separate file on its own elements. This module reads metadata
+//! Maps of a Zarr that is a folder of files: each chunk or shard is a separate file on its own nodes. This module reads metadata
 //! only.
 
 use super::{PIECES_MAX, chosen, codecs, dtype, join_near, joined, numbers, place};
@@ -6,13 +6,13 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::ops::Range;
-use tidemill_core::id::ElementId;
+use tidemill_core::id::NodeId;
 use tidemill_core::job::{FolderMap, Made, MappedFile, Mapping};
 use tidemill_core::layout::{Layout, RANGES_MAX, Selection, VALUES_BYTES_MAX};
 use tidemill_format::{Folder, Range as Indices, Storage, Store, Variable, pieces, zarr};
 use tidemill_kernel::array::{Held, HeldPiece};
 
-/// Maximum number of files of one component with `per = "part"`: an element with more files has several components.
+/// Maximum number of files of one component with `per = "part"`: a node with more files has several components.
 const FILES_MAX: usize = 256;
 /// Bytes of the description of the decoding that remain for pieces, after the description of the variable.
 const PIECES_BYTES_MAX: usize = VALUES_BYTES_MAX * 3 / 4;
@@ -205,8 +205,8 @@ impl Found {
         }
     }
 
-    /// Returns the element with the most bytes of a chunk; among equal elements the first.
-    fn element(&self, piece: &Piece) -> ElementId {
+    /// Returns the node with the most bytes of a chunk; among equal nodes the first.
+    fn node(&self, piece: &Piece) -> NodeId {
         let layout = &self.files[piece.file].1.layout;
         let spans = layout.spans(piece.span.clone());
         let most = spans
@@ -215,17 +215,17 @@ impl Found {
             .max_by_key(|(_, bytes)| bytes.end - bytes.start);
         let part = most.and_then(|(part, _)| layout.parts().get(*part));
         let copy = part.and_then(|part| part.copies.first());
-        copy.map_or(ElementId(0), |copy| copy.element)
+        copy.map_or(NodeId(0), |copy| copy.node)
     }
 
-    /// Groups the chunks by element, file by file, into components of bounded size.
+    /// Groups the chunks by node, file by file, into components of bounded size.
     fn parts(&self) -> Vec<Vec<&Piece>> {
-        let mut elements: BTreeMap<ElementId, Vec<&Piece>> = BTreeMap::new();
+        let mut nodes: BTreeMap<NodeId, Vec<&Piece>> = BTreeMap::new();
         for piece in &self.pieces {
-            elements.entry(self.element(piece)).or_default().push(piece);
+            nodes.entry(self.node(piece)).or_default().push(piece);
         }
         let mut components = Vec::new();
-        for mut pieces in elements.into_values() {
+        for mut pieces in nodes.into_values() {
             pieces.sort_by_key(|piece| piece.file);
             let (mut taken, mut files, mut bytes) = (Vec::new(), BTreeSet::new(), 0);
             for piece in pieces {
@@ -296,7 +296,7 @@ mod tests {
     use tidemill_core::id::ObjectId;
     use tidemill_core::layout::Part;
 
-    /// A local folder in the role of the array, its files on three elements, or striped over two.
+    /// A local folder in the role of the array, its files on three nodes, or striped over two.
     struct Here {
         root: PathBuf,
         striped: bool,
@@ -332,7 +332,7 @@ mod tests {
             let object = ObjectId(u64::from(number) + 1);
             let layout = match self.striped {
                 true => lies(size.len(), 16, 2),
-                false => Layout::Whole(Part::on(object, size.len(), ElementId(number % 3))),
+                false => Layout::Whole(Part::on(object, size.len(), NodeId(number % 3))),
             };
             Ok(Some(Made { object, layout }))
         }
@@ -445,7 +445,7 @@ mod tests {
                     };
                     assert!(
                         !per_part || striped || components.len() <= 3,
-                        "one for each element"
+                        "one for each node"
                     );
                     let held = components[0][0].selection.values().unwrap();
                     let size = serde_json::from_str::<Held>(held).unwrap().element as usize;

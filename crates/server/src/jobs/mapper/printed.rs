@@ -383,7 +383,7 @@ fn codec(name: &str) -> Result<Codec, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tidemill_core::id::{ElementId, ObjectId};
+    use tidemill_core::id::{NodeId, ObjectId};
     use tidemill_core::layout::{Extent, Extents, Part, Striped, Within};
 
     const SIZE: u64 = 40_000;
@@ -392,7 +392,7 @@ mod tests {
         let on = |index: usize| {
             let id = u32::try_from(index).unwrap();
             let size = Striped::part_size(4096, 3, SIZE, index);
-            Part::on(ObjectId(u64::from(id) + 1), size, ElementId(id))
+            Part::on(ObjectId(u64::from(id) + 1), size, NodeId(id))
         };
         Layout::Striped(Striped {
             unit: 4096,
@@ -411,7 +411,7 @@ mod tests {
     /// Each piece is the whole of a file of 2000 extents.
     #[test]
     fn map_bounds_number_of_extents() {
-        let part = |id: u32| Part::on(ObjectId(u64::from(id) + 1), 1000, ElementId(id));
+        let part = |id: u32| Part::on(ObjectId(u64::from(id) + 1), 1000, NodeId(id));
         let extent = |number: u64| Extent {
             offset: number,
             length: 1,

@@ -1,7 +1,7 @@
 //! Labels that a session has received from the queue, and labels that it has sent and not received back yet.
 
 use std::collections::{BTreeMap, BTreeSet};
-use tidemill_core::id::{ElementId, LabelId};
+use tidemill_core::id::{LabelId, NodeId};
 use tidemill_core::label::Label;
 
 /// Subject for the acknowledgement of a message.
@@ -18,7 +18,7 @@ struct Kept {
 /// Labels of a session: see the module.
 #[derive(Debug, Default)]
 pub(super) struct Held {
-    elements: BTreeMap<ElementId, BTreeMap<LabelId, Kept>>,
+    nodes: BTreeMap<NodeId, BTreeMap<LabelId, Kept>>,
     /// Labels of sent messages that were not received back, by the messages' numbers in the queue.
     coming: BTreeMap<u64, LabelId>,
     on_the_way: BTreeSet<LabelId>,
@@ -26,8 +26,8 @@ pub(super) struct Held {
 
 impl Held {
     /// Whether the queue has the label.
-    pub(super) fn knows(&self, element: ElementId, label: LabelId) -> bool {
-        let held = self.elements.get(&element);
+    pub(super) fn knows(&self, node: NodeId, label: LabelId) -> bool {
+        let held = self.nodes.get(&node);
         self.on_the_way.contains(&label) || held.is_some_and(|held| held.contains_key(&label))
     }
 
@@ -50,8 +50,8 @@ impl Held {
     }
 
     /// Stores a received label. A label without a receipt was never in the queue.
-    pub(super) fn keep(&mut self, element: ElementId, label: Label, receipt: Option<Receipt>) {
-        let kept = self.elements.entry(element).or_default();
+    pub(super) fn keep(&mut self, node: NodeId, label: Label, receipt: Option<Receipt>) {
+        let kept = self.nodes.entry(node).or_default();
         let kept = kept.entry(label.id).or_insert(Kept {
             label,
             given: false,
@@ -61,8 +61,8 @@ impl Held {
     }
 
     /// Returns the labels that were not delivered, and marks them as delivered.
-    pub(super) fn take(&mut self, element: ElementId) -> Vec<Label> {
-        let held = self.elements.entry(element).or_default().values_mut();
+    pub(super) fn take(&mut self, node: NodeId) -> Vec<Label> {
+        let held = self.nodes.entry(node).or_default().values_mut();
         let due = held.filter_map(|kept| {
             (!std::mem::replace(&mut kept.given, true)).then(|| kept.label.clone())
         });
@@ -70,15 +70,15 @@ impl Held {
     }
 
     /// Marks all labels except the known ones as not delivered.
-    pub(super) fn again(&mut self, element: ElementId, known: &BTreeSet<LabelId>) {
-        for (label, kept) in self.elements.entry(element).or_default() {
+    pub(super) fn again(&mut self, node: NodeId, known: &BTreeSet<LabelId>) {
+        for (label, kept) in self.nodes.entry(node).or_default() {
             kept.given = known.contains(label);
         }
     }
 
     /// Forgets labels. Returns the receipts of their messages.
-    pub(super) fn forget(&mut self, element: ElementId, labels: &[LabelId]) -> Vec<Receipt> {
-        let held = self.elements.entry(element).or_default();
+    pub(super) fn forget(&mut self, node: NodeId, labels: &[LabelId]) -> Vec<Receipt> {
+        let held = self.nodes.entry(node).or_default();
         let gone = labels.iter().filter_map(|label| held.remove(label));
         gone.flat_map(|kept| kept.receipts).collect()
     }

@@ -3,11 +3,11 @@
 //! | bytes | content |
 //! |---|---|
 //! | 1 | [`VERSION`] |
-//! | 32 | keyed blake3 of version, element (4 bytes, little endian) and label |
+//! | 32 | keyed blake3 of version, node (4 bytes, little endian) and label |
 //! | rest | the label, as in the outbox |
 
 use prost::Message;
-use tidemill_core::id::ElementId;
+use tidemill_core::id::NodeId;
 use tidemill_core::label::Label;
 use tidemill_wire::v1;
 
@@ -26,30 +26,30 @@ impl Seal {
         Self(blake3::derive_key(CONTEXT, key))
     }
 
-    pub(super) fn seal(&self, element: ElementId, label: &Label) -> Vec<u8> {
+    pub(super) fn seal(&self, node: NodeId, label: &Label) -> Vec<u8> {
         let body = v1::Label::from(label).encode_to_vec();
         let mut message = Vec::with_capacity(HEAD + body.len());
         message.push(VERSION);
-        message.extend(self.code(element, &body).as_bytes());
+        message.extend(self.code(node, &body).as_bytes());
         message.extend(body);
         message
     }
 
-    /// Returns the label, if it was sealed for this element.
-    pub(super) fn open(&self, element: ElementId, message: &[u8]) -> Option<Label> {
+    /// Returns the label, if it was sealed for this node.
+    pub(super) fn open(&self, node: NodeId, message: &[u8]) -> Option<Label> {
         let (head, body) = message.split_at_checked(HEAD)?;
         let code: [u8; blake3::OUT_LEN] = head[1..].try_into().ok()?;
         // Codes are compared in constant time.
-        if head[0] != VERSION || self.code(element, body) != code {
+        if head[0] != VERSION || self.code(node, body) != code {
             return None;
         }
         Label::try_from(&v1::Label::decode(body).ok()?).ok()
     }
 
-    fn code(&self, element: ElementId, body: &[u8]) -> blake3::Hash {
+    fn code(&self, node: NodeId, body: &[u8]) -> blake3::Hash {
         let mut hasher = blake3::Hasher::new_keyed(&self.0);
         hasher.update(&[VERSION]);
-        hasher.update(&element.0.to_le_bytes());
+        hasher.update(&node.0.to_le_bytes());
         hasher.update(body);
         hasher.finalize()
     }

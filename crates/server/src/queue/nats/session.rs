@@ -17,7 +17,7 @@ use futures_util::StreamExt;
 use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::time::Duration;
-use tidemill_core::id::{ElementId, LabelId};
+use tidemill_core::id::{LabelId, NodeId};
 use tidemill_core::label::Label;
 
 /// Time limit for an answer.
@@ -36,8 +36,8 @@ impl Place {
         format!("TIDEMILL-{:016x}", self.array)
     }
 
-    fn subject(&self, element: &dyn Display) -> String {
-        format!("tidemill.{:016x}.{element}", self.array)
+    fn subject(&self, node: &dyn Display) -> String {
+        format!("tidemill.{:016x}.{node}", self.array)
     }
 }
 
@@ -136,7 +136,7 @@ impl Session {
             let receipt = message.reply.clone();
             self.held.arrived(number);
             match self.open_label(&message) {
-                Some((element, label)) => self.held.keep(element, label, receipt),
+                Some((node, label)) => self.held.keep(node, label, receipt),
                 None => {
                     self.foreign = (self.foreign.0 + 1, message.subject.to_string());
                     foreign.push(receipt);
@@ -161,28 +161,24 @@ impl Session {
         }
     }
 
-    fn open_label(&self, message: &Message) -> Option<(ElementId, Label)> {
-        let (_, element) = message.subject.rsplit_once('.')?;
-        let element = ElementId(element.parse().ok()?);
-        Some((element, self.place.seal.open(element, &message.payload)?))
+    fn open_label(&self, message: &Message) -> Option<(NodeId, Label)> {
+        let (_, node) = message.subject.rsplit_once('.')?;
+        let node = NodeId(node.parse().ok()?);
+        Some((node, self.place.seal.open(node, &message.payload)?))
     }
 
     /// Puts labels into the stream that are not in it. Labels that are too large for a message stay here: the server's database has all
     /// labels.
-    pub(super) async fn enqueue(
-        &mut self,
-        element: ElementId,
-        labels: Vec<Label>,
-    ) -> Result<(), Failed> {
+    pub(super) async fn enqueue(&mut self, node: NodeId, labels: Vec<Label>) -> Result<(), Failed> {
         let labels = labels.into_iter().map(|label| (label.id, label));
         let mut labels: BTreeMap<LabelId, Label> = labels.collect();
-        labels.retain(|&id, _| !self.held.knows(element, id));
-        let subject = self.place.subject(&element.0);
+        labels.retain(|&id, _| !self.held.knows(node, id));
+        let subject = self.place.subject(&node.0);
         let (mut chunk, mut bytes) = (Vec::new(), 0);
         for label in labels.into_values() {
-            let message = self.place.seal.seal(element, &label);
+            let message = self.place.seal.seal(node, &label);
             if message.len() > self.client.max_payload() {
-                self.held.keep(element, label, None);
+                self.held.keep(node, label, None);
                 continue;
             }
             bytes += message.len();
@@ -217,11 +213,11 @@ impl Session {
     /// Removes labels from the stream.
     pub(super) async fn acknowledge(
         &mut self,
-        element: ElementId,
+        node: NodeId,
         labels: &[LabelId],
     ) -> Result<(), Failed> {
         self.pull().await?;
-        let receipts = self.held.forget(element, labels);
+        let receipts = self.held.forget(node, labels);
         for chunk in receipts.chunks(CHUNK) {
             within("removing labels", self.remove(chunk)).await?;
         }

@@ -24,7 +24,7 @@ use tidemill_wire::v1;
 #[command(next_help_heading = "Can the burst tier keep up with a hook?")]
 pub(super) struct HookArgs {
     /// Name of an existing hook, or with --map the pattern of files for a planned hook
-    #[arg(long, value_name = "HOOK", conflicts_with_all = ["kernel", "file", "size", "element", "link", "latency", "result", "splittable"])]
+    #[arg(long, value_name = "HOOK", conflicts_with_all = ["kernel", "file", "size", "node", "link", "latency", "result", "splittable"])]
     pub(super) hook: Option<String>,
     /// Kernel to run on each file, as for `tidemill hook add`
     #[arg(long, value_name = "KERNEL")]
@@ -35,7 +35,7 @@ pub(super) struct HookArgs {
     /// Files that stay: all, results or until-drained [default: as for the hook, else all]
     #[arg(long, value_parser = ["all", "results", "until-drained"])]
     keep: Option<String>,
-    /// Bytes of a burst, into all elements
+    /// Bytes of a burst, into all nodes
     #[arg(long, value_name = "SIZE")]
     burst: Option<Size>,
     /// Time from the beginning of one burst to the beginning of the next, such as 60s
@@ -44,25 +44,25 @@ pub(super) struct HookArgs {
     /// Files of a burst [default: those of the hook's last round, else one for each core]
     #[arg(long, value_name = "FILES")]
     files: Option<u32>,
-    /// Rate of writes into one element, such as '2 GB/s' [default: the rate of its device, if it is configured]
+    /// Rate of writes into one node, such as '2 GB/s' [default: the rate of its device, if it is configured]
     #[arg(long, value_name = "RATE")]
     write_rate: Option<BytesPerSecond>,
-    /// Input per second of the map on one core of an element [default: measured]
+    /// Input per second of the map on one core of a node [default: measured]
     #[arg(long, value_name = "RATE")]
     kernel_rate: Option<BytesPerSecond>,
-    /// Number of elements of the burst tier that share a burst [default: those that are up]
+    /// Number of nodes of the burst tier that share a burst [default: those that are up]
     #[arg(long, value_name = "N")]
-    elements: Option<u32>,
-    /// Cores of each element [default: those that it offers]
+    nodes: Option<u32>,
+    /// Cores of each node [default: those that it offers]
     #[arg(long, value_name = "N")]
     cores: Option<u32>,
     /// Percentage of the processors that maps leave to programs that write [default: --burst-share of the server, else 90]
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(0..=99))]
     share: Option<u8>,
-    /// Rate of the drain from one element to elements that store [default: not considered]
+    /// Rate of the drain from one node to nodes that store [default: not considered]
     #[arg(long, value_name = "RATE")]
     drain_rate: Option<BytesPerSecond>,
-    /// Space for bursts on one element [default: all that it could hold]
+    /// Space for bursts on one node [default: all that it could hold]
     #[arg(long, value_name = "SIZE")]
     room: Option<Size>,
 }
@@ -71,7 +71,7 @@ pub(super) struct HookArgs {
 #[derive(Debug, Default)]
 struct Tier {
     array: String,
-    elements: Vec<v1::Element>,
+    nodes: Vec<v1::Node>,
     share: Option<u8>,
     hook: Option<v1::Hook>,
 }
@@ -88,7 +88,7 @@ impl HookArgs {
             ("--files", self.files.is_some()),
             ("--write-rate", self.write_rate.is_some()),
             ("--kernel-rate", self.kernel_rate.is_some()),
-            ("--elements", self.elements.is_some()),
+            ("--nodes", self.nodes.is_some()),
             ("--cores", self.cores.is_some()),
             ("--share", self.share.is_some()),
             ("--drain-rate", self.drain_rate.is_some()),
@@ -100,7 +100,7 @@ impl HookArgs {
 
     /// Whether flags tell all that the array would be asked for.
     fn is_all(&self) -> bool {
-        let numbers = self.elements.is_some() && self.cores.is_some();
+        let numbers = self.nodes.is_some() && self.cores.is_some();
         let rates = self.kernel_rate.is_some() && self.write_rate.is_some();
         self.map.is_some() && numbers && rates
     }
@@ -111,11 +111,11 @@ impl HookArgs {
         }
         let server = context.connect().await?;
         let status = server.status().await?;
-        let elements = status.elements.into_iter();
+        let nodes = status.nodes.into_iter();
         Ok(Tier {
             array: format!("{:016x}", status.array_id),
-            elements: elements
-                .filter(|element| element.up && element.tier == tidemill_wire::convert::BURST)
+            nodes: nodes
+                .filter(|node| node.up && node.tier == tidemill_wire::convert::BURST)
                 .collect(),
             share: u8::try_from(status.burst_share).ok(),
             hook: match self.map {
@@ -167,7 +167,7 @@ fn gather(all: &Args, tier: &Tier, calibration: Option<&Calibration>) -> anyhow:
     let on = word(&args.on, there.on, "write");
     let keep = word(&args.keep, there.keep, "all");
     let mut sources = Vec::new();
-    let (elements, cores) = shape(args, tier)?;
+    let (nodes, cores) = shape(args, tier)?;
     let (rate, start) = rate((all, &map, &on), tier, calibration, &mut sources)?;
     let rounds = there.rounds.iter().filter(|round| round.state == "done");
     let files = rounds
@@ -178,7 +178,7 @@ fn gather(all: &Args, tier: &Tier, calibration: Option<&Calibration>) -> anyhow:
         .or(files.filter(|files| *files > 0))
         .unwrap_or_else(|| {
             sources.push("files: taken as one for each core; --files says otherwise".to_owned());
-            elements.saturating_mul(cores)
+            nodes.saturating_mul(cores)
         });
     let share = args.share.or(tier.share).unwrap_or(90);
     let held = if share == 0 {
@@ -192,7 +192,7 @@ fn gather(all: &Args, tier: &Tier, calibration: Option<&Calibration>) -> anyhow:
         every: args.every.context(missing)?,
         files,
         write: writes(args, tier)?,
-        elements,
+        nodes,
         cores,
         rate,
         start,
@@ -211,20 +211,20 @@ fn gather(all: &Args, tier: &Tier, calibration: Option<&Calibration>) -> anyhow:
     })
 }
 
-/// How many elements, and the cores of the one with the fewest.
+/// How many nodes, and the cores of the one with the fewest.
 fn shape(args: &HookArgs, tier: &Tier) -> anyhow::Result<(u32, u32)> {
-    let there = u32::try_from(tier.elements.len()).unwrap_or(u32::MAX);
-    let cores = tier.elements.iter().map(|element| element.cores).min();
-    let (elements, cores) = (
-        args.elements.unwrap_or(there),
+    let there = u32::try_from(tier.nodes.len()).unwrap_or(u32::MAX);
+    let cores = tier.nodes.iter().map(|node| node.cores).min();
+    let (nodes, cores) = (
+        args.nodes.unwrap_or(there),
         args.cores.or(cores).unwrap_or(0),
     );
     ensure!(
-        elements > 0 && cores > 0,
-        "no element of the burst tier is up: give --elements N and --cores N of the tier that is to be, or start one \
-         (tidemill element --tier burst)"
+        nodes > 0 && cores > 0,
+        "no node of the burst tier is up: give --nodes N and --cores N of the tier that is to be, or start one \
+         (tidemill node --tier burst)"
     );
-    Ok((elements, cores))
+    Ok((nodes, cores))
 }
 
 /// Returns the map's rate on one core, and its start time.
@@ -246,32 +246,29 @@ fn rate(
     let here = calibration
         .filter(|_| single)
         .and_then(|known| known.kernel(name));
-    if let (Some(factor), Some(here)) = (all.element_speed, here) {
+    if let (Some(factor), Some(here)) = (all.node_speed, here) {
         let rate = BytesPerSecond::new(here.alone_bytes_per_sec() * factor);
         say(
             rate,
-            &format!("{factor} of the host's as --element-speed says"),
+            &format!("{factor} of the host's as --node-speed says"),
         );
         return Ok((rate, nanos(here.start_ns)));
     }
-    for element in tier.elements.iter().filter(|_| single) {
-        let known = calibration.and_then(|known| known.element(&tier.array, element.element));
+    for node in tier.nodes.iter().filter(|_| single) {
+        let known = calibration.and_then(|known| known.node(&tier.array, node.node));
         if let Some(known) =
             known.and_then(|known| known.kernels.iter().find(|one| one.name == name))
         {
             let rate = BytesPerSecond::new(known.alone_bytes_per_sec());
             say(
                 rate,
-                &format!("measured on element {} {}", element.element, known.measured),
+                &format!("measured on node {} {}", node.node, known.measured),
             );
             return Ok((rate, nanos(known.start_ns)));
         }
     }
     let histories = |key: &str| {
-        let histories = tier
-            .elements
-            .iter()
-            .filter_map(|element| element.history.get(key));
+        let histories = tier.nodes.iter().filter_map(|node| node.history.get(key));
         histories.fold((0, 0, 0), |sum: (u64, u64, u64), one| {
             (
                 sum.0 + one.runs,
@@ -287,7 +284,7 @@ fn rate(
         .find(|(_, read, took)| *read > 0 && *took > 0);
     let Some((runs, read, took)) = found else {
         bail!(
-            "nothing tells how fast {map} is on the burst tier: measure it with `tidemill bench kernel --elements {name}`, let it run \
+            "nothing tells how fast {map} is on the burst tier: measure it with `tidemill bench kernel --nodes {name}`, let it run \
              there once, or give --kernel-rate RATE"
         );
     };
@@ -304,14 +301,11 @@ fn rate(
 }
 
 fn writes(args: &HookArgs, tier: &Tier) -> anyhow::Result<BytesPerSecond> {
-    let said = tier
-        .elements
-        .iter()
-        .map(|element| element.device_bytes_per_sec);
+    let said = tier.nodes.iter().map(|node| node.device_bytes_per_sec);
     let said = said.filter(|rate| *rate > 0).min();
     let said = said.map(|rate| bytes(rate) / Seconds::new(1.0));
     args.write_rate.or(said).context(
-        "nothing tells how fast programs write into an element of the tier: give --write-rate RATE (or start it with --device-rate)",
+        "nothing tells how fast programs write into a node of the tier: give --write-rate RATE (or start it with --device-rate)",
     )
 }
 
@@ -335,13 +329,13 @@ fn leaves(
     })
 }
 
-/// Returns the capacity of the smallest element.
+/// Returns the capacity of the smallest node.
 fn room(tier: &Tier) -> Option<Bytes> {
-    let could = |element: &v1::Element| {
-        let has = element.staged.as_ref().map_or(0, |staged| staged.bytes);
-        has.saturating_add(element.free_bytes)
+    let could = |node: &v1::Node| {
+        let has = node.staged.as_ref().map_or(0, |staged| staged.bytes);
+        has.saturating_add(node.free_bytes)
     };
-    tier.elements.iter().map(could).min().map(bytes)
+    tier.nodes.iter().map(could).min().map(bytes)
 }
 
 #[expect(clippy::cast_precision_loss, reason = "planning computes in floats")]
@@ -368,13 +362,13 @@ impl Advised {
                     format!("; the tier is full of them after {bursts} bursts")
                 });
                 let needed = match advice.cores_needed {
-                    Some(cores) => format!("; {cores} cores of each element would do"),
+                    Some(cores) => format!("; {cores} cores of each node would do"),
                     None => "; no number of cores would do, as a file has one".to_owned(),
                 };
-                format!("each burst leaves {behind} on each element that are not mapped when the next burst begins{full}{needed}")
+                format!("each burst leaves {behind} on each node that are not mapped when the next burst begins{full}{needed}")
             }
-            Lack::Draining => format!("{} have to drain from each element", per_second(advice.drains)),
-            Lack::Room => format!("a burst does not fit: an element holds {}", case.room.map_or_else(String::new, size)),
+            Lack::Draining => format!("{} have to drain from each node", per_second(advice.drains)),
+            Lack::Room => format!("a burst does not fit: a node holds {}", case.room.map_or_else(String::new, size)),
         });
         why.collect()
     }
@@ -383,10 +377,10 @@ impl Advised {
 impl View for Advised {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
         let (case, advice) = (&self.known.case, &self.advice);
-        let (elements, cores) = (case.elements, case.cores);
+        let (nodes, cores) = (case.nodes, case.cores);
         writeln!(
             out,
-            "hook {}: {} over bursts of {} in {} files, every {}, into {elements} x {cores} cores of the burst tier\n",
+            "hook {}: {} over bursts of {} in {} files, every {}, into {nodes} x {cores} cores of the burst tier\n",
             line(&self.name),
             line(&self.known.map),
             size(case.burst),
@@ -396,7 +390,7 @@ impl View for Advised {
         writeln!(out, "a burst takes       {}", advice.burst_seconds)?;
         writeln!(
             out,
-            "maps of an element  {} of one core, {} of these while it goes on",
+            "maps of a node      {} of one core, {} of these while it goes on",
             advice.work_seconds, advice.done_in_burst_seconds
         )?;
         writeln!(
@@ -406,7 +400,7 @@ impl View for Advised {
         )?;
         writeln!(
             out,
-            "drains              {} from each element",
+            "drains              {} from each node",
             per_second(advice.drains)
         )?;
         match advice.keeps_up {
@@ -428,7 +422,7 @@ impl View for Advised {
         value["burst_bytes"] = json!(case.burst);
         value["files"] = json!(case.files);
         value["every_seconds"] = json!(case.every);
-        value["elements"] = json!(case.elements);
+        value["nodes"] = json!(case.nodes);
         value["cores"] = json!(case.cores);
         value["write_bytes_per_sec"] = json!(case.write);
         value["kernel_bytes_per_sec"] = json!(case.rate);

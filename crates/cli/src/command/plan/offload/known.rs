@@ -13,23 +13,23 @@ use tidemill_plan::advisor::{Link, Load, Queue, Side};
 use tidemill_plan::units::{Bytes, BytesPerSecond, Seconds};
 use tidemill_wire::v1;
 
-/// The element in question, of an array that is up.
+/// The node in question, of an array that is up.
 #[derive(Debug)]
 pub(super) struct Array {
     id: String,
     pub(super) server: Server,
-    pub(super) element: v1::Element,
+    pub(super) node: v1::Node,
     /// All of them.
-    pub(super) elements: Vec<v1::Element>,
+    pub(super) nodes: Vec<v1::Node>,
     /// Size of the file, if one was named.
     size: Option<u64>,
 }
 
 impl Array {
-    /// Of a file: the element that holds it.
+    /// Of a file: the node that holds it.
     ///
     /// # Errors
-    /// If the array can't be reached, there is no such file, or its element is down.
+    /// If the array can't be reached, there is no such file, or its node is down.
     pub(super) async fn of_file(context: &Context, file: &std::ffi::OsStr) -> anyhow::Result<Self> {
         let server = context.connect().await?;
         let path = files::path(file)?;
@@ -45,67 +45,67 @@ impl Array {
             "{path} is empty: there is nothing to run over"
         );
         let status = server.status().await?;
-        let mut elements = status.elements.iter();
-        let element = elements.find(|element| element.element == attr.element);
-        let element = element
-            .filter(|element| element.up)
+        let mut nodes = status.nodes.iter();
+        let node = nodes.find(|node| node.node == attr.node);
+        let node = node
+            .filter(|node| node.up)
             .cloned()
-            .with_context(|| format!("element {} that holds {path} is down", attr.element))?;
+            .with_context(|| format!("node {} that holds {path} is down", attr.node))?;
         Ok(Self {
             id: format!("{:016x}", status.array_id),
             server,
-            element,
-            elements: status.elements,
+            node,
+            nodes: status.nodes,
             size: Some(attr.size),
         })
     }
 
-    /// Of an element that was named, or the storage element with least to do; none if there is none.
+    /// Of a node that was named, or the storage node with least to do; none if there is none.
     ///
     /// # Errors
     /// If the array can't be reached.
-    pub(super) async fn of_element(
+    pub(super) async fn of_node(
         context: &Context,
         id: Option<u32>,
     ) -> anyhow::Result<Option<Self>> {
         let server = context.connect().await?;
         let status = server.status().await?;
-        let stores = status.elements.iter();
-        let element = stores
-            .filter(|element| element.up && element.role == "store")
-            .filter(|element| id.is_none_or(|id| id == element.element))
-            .min_by_key(|element| (element.running + element.queued, element.element));
-        Ok(element.cloned().map(|element| Self {
+        let stores = status.nodes.iter();
+        let node = stores
+            .filter(|node| node.up && node.role == "store")
+            .filter(|node| id.is_none_or(|id| id == node.node))
+            .min_by_key(|node| (node.running + node.queued, node.node));
+        Ok(node.cloned().map(|node| Self {
             id: format!("{:016x}", status.array_id),
             server,
-            element,
-            elements: status.elements,
+            node,
+            nodes: status.nodes,
             size: None,
         }))
     }
 
     /// What people call it.
     pub(super) fn name(&self) -> String {
-        format!("element {}", self.element.element)
+        format!("node {}", self.node.node)
     }
 
     /// Whether it is on this machine.
     pub(super) fn is_here(&self) -> bool {
-        self.element.host == tidemill_client::host::id()
+        self.node.host == tidemill_client::host::id()
     }
 
     /// What its queue holds, as it told last. A kernel is expected to take the mean of all that ran there, and those that
     /// run are half done.
     pub(super) fn queue(&self) -> Queue {
-        let (runs, total_ns) = self.element.history.values().fold((0, 0), |sum, history| {
+        let (runs, total_ns) = self.node.history.values().fold((0, 0), |sum, history| {
             (sum.0 + history.runs, sum.1 + history.total_ns)
         });
-        let v1::Element {
+        let v1::Node {
             cores,
             running,
             queued,
             ..
-        } = self.element;
+        } = self.node;
         let kernels = f64::from(queued) + f64::from(running) / 2.0;
         let mean = nanos(total_ns.checked_div(runs).unwrap_or(0));
         Queue {
@@ -122,7 +122,7 @@ impl Array {
 pub(super) struct Known {
     pub(super) input: Bytes,
     pub(super) output_ratio: f64,
-    pub(super) element: Side,
+    pub(super) node: Side,
     pub(super) host: Side,
     pub(super) link: Link,
     /// One sentence each.
@@ -148,13 +148,13 @@ impl Known {
                 args.kernel()
             ));
         }
-        let mut element = element(args, measured, calibration, array, &mut sources);
+        let mut node = node(args, measured, calibration, array, &mut sources);
         let mut host = host(measured, calibration, &mut sources);
         let mut link = link(args, calibration, array, &mut sources)?;
-        (element.load, host.load) = (loads.element, loads.host);
-        if array.is_some_and(Array::is_here) && args.element_speed.is_none() {
+        (node.load, host.load) = (loads.node, loads.host);
+        if array.is_some_and(Array::is_here) && args.node_speed.is_none() {
             // The same processors: what two measurements of them differ by is chance, and real jobs tell more.
-            host.rate = element.rate.or(host.rate);
+            host.rate = node.rate.or(host.rate);
         }
         // On one machine copying is its processors' work.
         link.bandwidth = link.bandwidth * loads.copying;
@@ -169,7 +169,7 @@ impl Known {
                 .or(size)
                 .context("no size: give --size")?,
             output_ratio: args.output_ratio.unwrap_or(ratio),
-            element,
+            node,
             host,
             link,
             sources,
@@ -193,35 +193,35 @@ fn host(measured: &KernelSpeed, calibration: &Calibration, sources: &mut Vec<Str
     }
 }
 
-fn element(
+fn node(
     args: &Args,
     measured: &KernelSpeed,
     calibration: &Calibration,
     array: Option<&Array>,
     sources: &mut Vec<String>,
 ) -> Side {
-    let known = array.and_then(|array| calibration.element(&array.id, array.element.element));
+    let known = array.and_then(|array| calibration.node(&array.id, array.node.node));
     let connect = known.map_or(0, |known| known.connect_ns);
     let command = connect.saturating_add(calibration.command_ns);
     let mut side = Side {
         rate: None,
         start: nanos(measured.start_ns.saturating_add(command)),
         load: Load::none(1),
-        free: array.map(|array| bytes(array.element.free_bytes)),
+        free: array.map(|array| bytes(array.node.free_bytes)),
     };
-    let name = array.map_or_else(|| "element".to_owned(), Array::name);
+    let name = array.map_or_else(|| "node".to_owned(), Array::name);
     if array.is_some_and(Array::is_here) {
         sources.push(format!(
             "{name} is on this machine: both sides share its cores"
         ));
     }
     let known = known.and_then(|known| known.kernels.iter().find(|one| one.name == args.kernel()));
-    let history = array.and_then(|array| array.element.history.get(args.kernel()));
-    if let Some(factor) = args.element_speed {
+    let history = array.and_then(|array| array.node.history.get(args.kernel()));
+    if let Some(factor) = args.node_speed {
         let rate = BytesPerSecond::new(measured.alone_bytes_per_sec() * factor);
         side.rate = Some(rate);
         sources.push(format!(
-            "{name}: {}, {factor} of the host's as --element-speed says",
+            "{name}: {}, {factor} of the host's as --node-speed says",
             per_second(rate)
         ));
     } else if let Some(known) = known {
@@ -240,7 +240,7 @@ fn element(
         ));
     } else {
         sources.push(format!(
-            "{name}: {} was never measured there; `tidemill bench kernel --elements {0}` does, or give --element-speed",
+            "{name}: {} was never measured there; `tidemill bench kernel --nodes {0}` does, or give --node-speed",
             args.kernel()
         ));
     }
@@ -253,18 +253,18 @@ fn link(
     array: Option<&Array>,
     sources: &mut Vec<String>,
 ) -> anyhow::Result<Link> {
-    let known = array.and_then(|array| calibration.element(&array.id, array.element.element));
-    let told = array.map(|array| array.element.link_bytes_per_sec);
+    let known = array.and_then(|array| calibration.node(&array.id, array.node.node));
+    let told = array.map(|array| array.node.link_bytes_per_sec);
     let told = told.filter(|&rate| rate > 0);
     let (bandwidth, from) = match (args.link, known, told) {
         (Some(rate), _, _) => (rate, "as --link says"),
         (None, Some(known), _) => (
             BytesPerSecond::new(known.link_bytes_per_sec),
-            "measured from the element to this machine",
+            "measured from the node to this machine",
         ),
         (None, None, Some(rate)) => (
             bytes(rate) / Seconds::new(1.0),
-            "as the element tells of its pulls",
+            "as the node tells of its pulls",
         ),
         (None, None, None) => anyhow::bail!("nothing tells the rate of the link: give --link"),
     };

@@ -1,4 +1,4 @@
-//! What host and element have to do at this moment: asked for at the array, and tried out on the processors.
+//! What host and node have to do at this moment: asked for at the array, and tried out on the processors.
 //!
 //! A kernel that only computes runs for a moment on either side, and where both sides are on one machine, on both at
 //! once: that tells what share of a processor a kernel gets, whatever it is that takes the rest.
@@ -14,7 +14,7 @@ use tidemill_wire::v1;
 #[derive(Debug)]
 pub(super) struct Loads {
     pub(super) host: Load,
-    pub(super) element: Load,
+    pub(super) node: Load,
     /// Share of a processor that copying between them gets, where both are on one machine.
     pub(super) copying: f64,
     /// One sentence each.
@@ -28,7 +28,7 @@ impl Loads {
         if array.is_some_and(Array::is_here) {
             machine.share_beside = f64::min(1.0, f64::from(processors) / 2.0);
         }
-        let cores = array.map_or(1, |array| array.element.cores);
+        let cores = array.map_or(1, |array| array.node.cores);
         let queue = Queue {
             cores,
             running: 0,
@@ -37,7 +37,7 @@ impl Loads {
         };
         Self {
             host: Load::of_host(&machine),
-            element: Load::of_element(&queue, &machine),
+            node: Load::of_node(&queue, &machine),
             copying: 1.0,
             sources: Vec::new(),
         }
@@ -77,20 +77,20 @@ impl Loads {
             running,
             left,
         };
-        let element = machine(
+        let node = machine(
             there.processors,
             alone.1,
             there.share,
-            there.of_machine(array, &array.element.host),
+            there.of_machine(array, &array.node.host),
         );
         let own = tidemill_client::host::id();
         let host = machine(processors, alone.0, beside, there.of_machine(array, &own));
         let queue = there.queue(array);
         loads.host = Load::of_host(&host);
-        loads.element = Load::of_element(&queue, &element);
+        loads.node = Load::of_node(&queue, &node);
         loads.copying = if here { host.share } else { 1.0 };
         loads.sources.push(host_source(&loads.host));
-        loads.sources.push(element_source(array, &queue, &element));
+        loads.sources.push(node_source(array, &queue, &node));
         Ok(loads)
     }
 }
@@ -103,7 +103,7 @@ fn host_source(load: &Load) -> String {
     let first = percent(load.share);
     if load.share_later > load.share && load.crowded > Seconds::ZERO {
         return format!(
-            "host: one more kernel gets {first} % of a processor, and {} % when what elements of this machine run has \
+            "host: one more kernel gets {first} % of a processor, and {} % when what nodes of this machine run has \
              ended, in {}",
             percent(load.share_later),
             load.crowded
@@ -112,7 +112,7 @@ fn host_source(load: &Load) -> String {
     format!("host: one more kernel gets {first} % of a processor")
 }
 
-fn element_source(array: &Array, queue: &Queue, machine: &Machine) -> String {
+fn node_source(array: &Array, queue: &Queue, machine: &Machine) -> String {
     let Queue {
         cores,
         running,
@@ -126,34 +126,34 @@ fn element_source(array: &Array, queue: &Queue, machine: &Machine) -> String {
     )
 }
 
-/// What an array said of its elements.
+/// What an array said of its nodes.
 struct There {
-    elements: Vec<v1::ElementLoad>,
+    nodes: Vec<v1::NodeLoad>,
     share: f64,
     processors: u32,
 }
 
 impl There {
-    /// Returns the work of the element in question. Where the server can't tell, kernels count with their mean time.
+    /// Returns the work of the node in question. Where the server can't tell, kernels count with their mean time.
     fn queue(&self, array: &Array) -> Queue {
-        let element = &array.element;
-        let said = self.elements.iter();
-        let Some(load) = said.clone().find(|load| load.element == element.element) else {
+        let node = &array.node;
+        let said = self.nodes.iter();
+        let Some(load) = said.clone().find(|load| load.node == node.node) else {
             return array.queue();
         };
         Queue {
-            cores: element.cores,
+            cores: node.cores,
             running: load.running,
             queued: load.queued.saturating_add(load.waiting),
             left: nanos(load.left_ns),
         }
     }
 
-    /// Kernels that elements of one machine run, and until when.
+    /// Kernels that nodes of one machine run, and until when.
     fn of_machine(&self, array: &Array, host: &str) -> (u32, Seconds) {
-        let there = self.elements.iter().filter(|load| {
-            let mut known = array.elements.iter();
-            known.any(|element| element.element == load.element && element.host == host)
+        let there = self.nodes.iter().filter(|load| {
+            let mut known = array.nodes.iter();
+            known.any(|node| node.node == load.node && node.host == host)
         });
         there.fold((0, Seconds::ZERO), |(running, left), load| {
             let own = nanos(load.left_ns);
@@ -163,11 +163,11 @@ impl There {
     }
 }
 
-/// Asks the array what its elements have to do, and has the element in question try.
+/// Asks the array what its nodes have to do, and has the node in question try.
 async fn ask(array: &Array) -> anyhow::Result<There> {
     let request = v1::LoadRequest {
         credentials: Some(credentials()),
-        element: array.element.element,
+        node: array.node.node,
     };
     let reply = match array.server.array().load(request).await {
         Ok(reply) => reply.into_inner(),
@@ -178,7 +178,7 @@ async fn ask(array: &Array) -> anyhow::Result<There> {
         milli => f64::from(milli.min(1000)) / 1000.0,
     };
     Ok(There {
-        elements: reply.elements,
+        nodes: reply.nodes,
         share,
         processors: reply.processors.max(1),
     })

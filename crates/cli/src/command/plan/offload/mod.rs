@@ -1,4 +1,4 @@
-//! `tidemill plan offload`: should a kernel run here, on the element that holds its input, or on both?
+//! `tidemill plan offload`: should a kernel run here, on the node that holds its input, or on both?
 //!
 //! The equations are `tidemill_plan::advisor`; here numbers are looked up and the answer is shown.
 
@@ -22,16 +22,16 @@ use tidemill_plan::advisor::{Advice, Case, Choice, Place, Power, Powers, advise}
 use tidemill_plan::units::{Bytes, BytesPerSecond, JoulesPerByte, Seconds, Watts, significant};
 
 const EXAMPLES: &str = "Examples:
-  tidemill plan offload max /raw/values.f64              a file of the array, on the element that holds it
-  tidemill plan offload grep --size 20G                  a file of this size, on the element with the least work
-  tidemill plan offload max --size 1G --element-speed 0.25 --link '1 Gbit/s'     no array is needed
+  tidemill plan offload max /raw/values.f64              a file of the array, on the node that holds it
+  tidemill plan offload grep --size 20G                  a file of this size, on the node with the least work
+  tidemill plan offload max --size 1G --node-speed 0.25 --link '1 Gbit/s'     no array is needed
   tidemill plan offload --hook extremes --burst 100GB --every 60s     can the burst tier keep up with a hook?
-  tidemill plan offload --hook '/run/*.f64' --map max --burst 1TB --every 10min --elements 16 --cores 4 --write-rate '2 GB/s' --kernel-rate '1 GB/s'
-  tidemill --json plan offload od /raw/a --result element | jq -r .best
+  tidemill plan offload --hook '/run/*.f64' --map max --burst 1TB --every 10min --nodes 16 --cores 4 --write-rate '2 GB/s' --kernel-rate '1 GB/s'
+  tidemill --json plan offload od /raw/a --result node | jq -r .best
 
-First measure the kernel: tidemill bench kernel --elements NAME. docs/advisor.md has the equations.";
+First measure the kernel: tidemill bench kernel --nodes NAME. docs/advisor.md has the equations.";
 
-/// Advise where a kernel should run: on this machine, on the element that holds its input, or split between both
+/// Advise where a kernel should run: on this machine, on the node that holds its input, or split between both
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 #[command(
@@ -50,12 +50,12 @@ pub(crate) struct Args {
     /// Place where the result is wanted
     #[arg(long, value_enum, default_value_t = Wanted::Host)]
     result: Wanted,
-    /// Id of the element for an input of --size [default: the element with the least work]
+    /// Id of the node for an input of --size [default: the node with the least work]
     #[arg(long, value_name = "ID", conflicts_with = "file")]
-    element: Option<u32>,
-    /// Speed of the element's cores relative to this machine's [default: measured]
+    node: Option<u32>,
+    /// Speed of the node's cores relative to this machine's [default: measured]
     #[arg(long, value_name = "FACTOR", value_parser = factor)]
-    element_speed: Option<f64>,
+    node_speed: Option<f64>,
     /// Rate of the link, such as '1 Gbit/s' [default: measured]
     #[arg(long, value_name = "RATE")]
     link: Option<BytesPerSecond>,
@@ -71,16 +71,16 @@ pub(crate) struct Args {
     /// Assume that both sides are idle
     #[arg(long)]
     no_load: bool,
-    /// Power of a core of the element, busy and waiting, such as 0.75 W,22.5 mW. The command reports energy if you give the power
+    /// Power of a core of the node, busy and waiting, such as 0.75 W,22.5 mW. The command reports energy if you give the power
     /// of
     /// both sides
     #[arg(long, value_name = "BUSY,IDLE", value_parser = power, requires = "host_power")]
-    element_power: Option<Power>,
+    node_power: Option<Power>,
     /// Power of a core of this machine, busy and waiting, such as 23.75 W,7.875 W
-    #[arg(long, value_name = "BUSY,IDLE", value_parser = power, requires = "element_power")]
+    #[arg(long, value_name = "BUSY,IDLE", value_parser = power, requires = "node_power")]
     host_power: Option<Power>,
     /// Energy of moving bytes, such as 10 pJ/bit [default: not counted]
-    #[arg(long, value_name = "ENERGY", requires = "element_power")]
+    #[arg(long, value_name = "ENERGY", requires = "node_power")]
     link_energy: Option<JoulesPerByte>,
     /// Calibration file of `tidemill bench kernel` [default: DIR/calibration.toml]
     #[arg(long, value_name = "FILE")]
@@ -101,8 +101,8 @@ impl Args {
 enum Wanted {
     /// On this machine
     Host,
-    /// On the element, as a file of the array
-    Element,
+    /// On the node, as a file of the array
+    Node,
 }
 
 fn factor(text: &str) -> Result<f64, String> {
@@ -134,7 +134,7 @@ fn power(text: &str) -> Result<Power, String> {
 /// Returns the power of both sides, if the flags give it.
 fn powers(args: &Args) -> Option<Powers> {
     Some(Powers {
-        element: args.element_power?,
+        node: args.node_power?,
         host: args.host_power?,
         link: args.link_energy.unwrap_or(JoulesPerByte::new(0.0)),
     })
@@ -172,9 +172,9 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         splittable,
         result: match args.result {
             Wanted::Host => Place::Host,
-            Wanted::Element => Place::Element,
+            Wanted::Node => Place::Node,
         },
-        element: known.element,
+        node: known.node,
         host: known.host,
         link: known.link,
         powers: powers(&args),
@@ -194,17 +194,17 @@ async fn array(args: &Args, context: &Context) -> anyhow::Result<Option<Array>> 
     if let Some(file) = &args.file {
         return Ok(Some(Array::of_file(context, file).await?));
     }
-    if args.element.is_none() && args.element_speed.is_some() && args.link.is_some() {
+    if args.node.is_none() && args.node_speed.is_some() && args.link.is_some() {
         return Ok(None);
     }
-    let found = Array::of_element(context, args.element).await;
+    let found = Array::of_node(context, args.node).await;
     ensure!(
-        args.element.is_none() || !matches!(found, Ok(None)),
-        "there is no storage element {} that is up: `tidemill status` shows them",
-        args.element.unwrap_or_default()
+        args.node.is_none() || !matches!(found, Ok(None)),
+        "there is no storage node {} that is up: `tidemill status` shows them",
+        args.node.unwrap_or_default()
     );
     match found {
-        Err(error) if args.element.is_some() => Err(error),
+        Err(error) if args.node.is_some() => Err(error),
         // Without an array the calibration has to do.
         other => Ok(other.unwrap_or(None)),
     }
@@ -233,7 +233,7 @@ struct Advised<'a> {
     known: &'a Known,
 }
 
-const CHOICES: [Choice; 3] = [Choice::Element, Choice::Host, Choice::Split];
+const CHOICES: [Choice; 3] = [Choice::Node, Choice::Host, Choice::Split];
 
 impl View for Advised<'_> {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
@@ -257,7 +257,7 @@ impl View for Advised<'_> {
                         one.time.to_string(),
                         one.waiting.to_string(),
                         one.moving.to_string(),
-                        (one.on_element + one.on_host).to_string(),
+                        (one.on_node + one.on_host).to_string(),
                         size(one.moved),
                         one.energy
                             .map_or_else(|| "?".to_owned(), |energy| energy.to_string()),
@@ -268,9 +268,9 @@ impl View for Advised<'_> {
         }
         write_table(out, &rows)?;
         if let Ok(split) = self.advice.split {
-            let share = significant((split.element_share * 1e3).round() / 10.0);
+            let share = significant((split.node_share * 1e3).round() / 10.0);
             notes.push(format!(
-                "split: best with {share} % of the input on the element"
+                "split: best with {share} % of the input on the node"
             ));
         }
         for note in notes {
@@ -300,12 +300,12 @@ impl View for Advised<'_> {
             "output_ratio": self.case.output_ratio,
             "splittable": self.case.splittable,
             "result": self.case.result,
-            "element_bytes_per_sec": self.case.element.rate,
-            "element_start_seconds": self.case.element.start,
+            "node_bytes_per_sec": self.case.node.rate,
+            "node_start_seconds": self.case.node.start,
             "host_bytes_per_sec": self.case.host.rate,
             "host_start_seconds": self.case.host.start,
             "host_processor_share": self.case.host.load.share,
-            "element_processor_share": self.case.element.load.share,
+            "node_processor_share": self.case.node.load.share,
             "link_bytes_per_sec": self.case.link.bandwidth,
             "link_latency_seconds": self.case.link.latency,
             "choices": choices,

@@ -38,10 +38,10 @@ struct Program {
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Program(usize),
-    /// The element writes, and answers.
+    /// The node writes, and answers.
     Apply(usize),
     Arrive(usize),
-    /// The element reads, and its answer arrives.
+    /// The node reads, and its answer arrives.
     Fetch(usize),
     Answer(usize),
 }
@@ -49,7 +49,7 @@ enum Step {
 #[derive(Debug)]
 struct World {
     state: State,
-    element: Vec<u8>,
+    node: Vec<u8>,
     good: Vec<u8>,
     sent: Vec<Sent>,
     applied: Vec<u64>,
@@ -67,7 +67,7 @@ impl World {
         };
         Self {
             state: State::new(size as u64, 0),
-            element: vec![0; size],
+            node: vec![0; size],
             good: vec![0; size],
             sent: Vec::new(),
             applied: Vec::new(),
@@ -108,8 +108,8 @@ impl World {
                 let sent = self.sent.remove(at);
                 let start = usize::try_from(sent.start).unwrap();
                 let end = start + sent.bytes.len();
-                self.element.resize(self.element.len().max(end), 0);
-                self.element[start..end].copy_from_slice(&sent.bytes);
+                self.node.resize(self.node.len().max(end), 0);
+                self.node[start..end].copy_from_slice(&sent.bytes);
                 self.applied.push(sent.number);
             }
             Step::Arrive(at) => {
@@ -120,8 +120,8 @@ impl World {
                 let piece = self.asked.remove(at);
                 let range =
                     usize::try_from(piece.start).unwrap()..usize::try_from(piece.end).unwrap();
-                let end = range.end.min(self.element.len());
-                let bytes = self.element.get(range.start..end).unwrap_or_default();
+                let end = range.end.min(self.node.len());
+                let bytes = self.node.get(range.start..end).unwrap_or_default();
                 self.fetched.push((piece, Bytes::copy_from_slice(bytes)));
             }
             Step::Answer(at) => {

@@ -1,0 +1,369 @@
+//! `tidemill node`: one storage node, in the foreground; and how the array gets rid of one.
+
+mod drain;
+mod follow;
+pub(crate) mod outside;
+mod recover;
+mod remove;
+mod sleep;
+
+use crate::config::{self, Resources};
+use crate::context::Context;
+use crate::format::{OrOff, Size};
+use crate::process::{self, Foreground};
+use anyhow::Context as _;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use tidemill_core::event::Role;
+use tidemill_core::id::NodeId;
+use tidemill_core::layout::Medium;
+use tidemill_node::outside::packs::Packing;
+use tidemill_node::power::Meter;
+use tidemill_plan::units::Watts;
+
+const EXAMPLES: &str = "Examples:
+  tidemill node --id 0                             for a server on this machine
+  tidemill node --id 3 --folder /data/tidemill --server https://10.0.0.1:7700 \\
+      --token-file /etc/tidemill.token --listen 10.0.0.14:7701 --cores 16
+
+  tidemill node --id 999 --medium memory --capacity 2GiB       for folders that ask for memory; files are lost with this machine
+
+  tidemill node --id 20 --outside s3://bucket/array --outside-keys ~/keys      keep files in an object store
+  tidemill node --id 20 --outside s3://bucket/array --outside-as \"dedup | zstd\"        the same, in fewer bytes
+
+  tidemill node drain 3 --wait                     move its files to other nodes during operation
+  tidemill node suspend 3                          suspend it until its files are needed; `wake 3` wakes it
+  tidemill node remove 3                           remove it from the array
+
+As root, kernels run as the owners of their jobs; otherwise all run as the node's user. The node ends on SIGTERM, after
+a message to the server; interrupted tasks run again.";
+
+/// Set for a process whose node is suspended.
+const ASLEEP: &str = "TIDEMILL_NODE_ASLEEP";
+
+/// Run a storage node in the foreground, or manage nodes: drain, suspend, wake or remove them
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES, args_conflicts_with_subcommands = true)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    action: Option<Action>,
+    /// Number in the array, below 1000. Its folder belongs to this number for ever [default: 0]
+    #[arg(long, value_name = "ID", env = "TIDEMILL_NODE_ID")]
+    id: Option<u32>,
+    /// Folder for all its data [default: DIR/node-ID]
+    #[arg(long, value_name = "FOLDER", env = "TIDEMILL_NODE_FOLDER")]
+    folder: Option<PathBuf>,
+    /// Address for requests for bytes; port 0 takes a free port [default: 127.0.0.1:0]
+    #[arg(long, value_name = "HOST:PORT", env = "TIDEMILL_NODE_LISTEN")]
+    listen: Option<SocketAddr>,
+    /// URL at which others reach the node [default: https:// and the address of --listen]
+    #[arg(long, value_name = "URL", env = "TIDEMILL_NODE_URL")]
+    url: Option<String>,
+    /// Number of cores for kernels, one kernel each [default: the machine's; none with --medium memory]
+    #[arg(long, value_name = "N", env = "TIDEMILL_NODE_CORES")]
+    cores: Option<u32>,
+    /// Memory for tasks that declare their need, such as 48GiB [default: that of --kernels-memory]
+    #[arg(long, value_name = "SIZE", env = "TIDEMILL_NODE_MEMORY")]
+    memory: Option<Size>,
+    /// Other resources for tasks that ask for them, such as gpu=2,licence.x=1
+    #[arg(long, value_name = "NAME=N,…", env = "TIDEMILL_NODE_RESOURCES")]
+    resources: Option<Resources>,
+    /// Processor priority of kernels: idle (time that no other program wants, so that reads and writes have precedence) or
+    /// normal (as all others) [default: idle]
+    #[arg(long, value_name = "PRIORITY", env = "TIDEMILL_NODE_KERNELS")]
+    kernels: Option<config::KernelPriority>,
+    /// Memory limit of all kernels together, such as 48G, where the system has control groups [default: 7/8 of
+    /// the machine's]
+    #[arg(long, value_name = "SIZE", env = "TIDEMILL_NODE_KERNELS_MEMORY")]
+    kernels_memory: Option<Size>,
+    /// Folders of this machine that kernels may read, with all folders below them, if their tasks ask for them, such as
+    /// /sw,/cvmfs [default: none]
+    #[arg(
+        long,
+        value_name = "FOLDERS",
+        value_delimiter = ',',
+        env = "TIDEMILL_NODE_KERNELS_FOLDERS"
+    )]
+    kernels_folders: Option<Vec<PathBuf>>,
+    /// Folders that are searched for programs before the system's folders, such as /sw/bin; all kernels may read them [default:
+    /// none]
+    #[arg(
+        long,
+        value_name = "FOLDERS",
+        value_delimiter = ',',
+        env = "TIDEMILL_NODE_KERNELS_PATH"
+    )]
+    kernels_path: Option<Vec<PathBuf>>,
+    /// Environment variables of all kernels, such as MODULEPATH=/sw/modules; may be given again [default: none]
+    #[arg(
+        long,
+        value_name = "NAME=VALUE",
+        env = "TIDEMILL_NODE_KERNELS_ENVIRONMENT"
+    )]
+    kernels_environment: Option<Vec<String>>,
+    /// Medium for objects: disk or memory. Memory is lost with this machine, and only takes files of folders that ask for it
+    /// (user.tidemill.medium) [default: disk]
+    #[arg(long, value_name = "MEDIUM", env = "TIDEMILL_NODE_MEDIUM")]
+    medium: Option<config::NodeMedium>,
+    /// Maximum size of all objects, such as 500G; with --medium memory, the maximum of memory [default: all space of its file
+    /// system]
+    #[arg(long, value_name = "SIZE", env = "TIDEMILL_NODE_CAPACITY")]
+    capacity: Option<Size>,
+    /// Memory for intermediate files of jobs with intermediate = "memory", in addition to the disk, 64 MiB at least [default:
+    /// none, intermediate files are stored on disk]
+    #[arg(long, value_name = "SIZE", env = "TIDEMILL_NODE_INTERMEDIATE_MEMORY")]
+    intermediate_memory: Option<Size>,
+    /// Rate at which it pulls from other nodes, in bytes per second [default: measured]
+    #[arg(long, value_name = "SIZE", env = "TIDEMILL_NODE_LINK")]
+    link: Option<Size>,
+    /// Rate of its device in bytes per second, such as 550M. It decides the speed class that the policies constraint:… weigh
+    /// [default: unknown]
+    #[arg(long, value_name = "SIZE", env = "TIDEMILL_NODE_DEVICE_RATE")]
+    device_rate: Option<Size>,
+    /// Power at full load, such as "190 W". It decides the energy class that the policies constraint:… and minmax weigh
+    /// [default: unknown]
+    #[arg(long, value_name = "POWER", env = "TIDEMILL_NODE_BUSY_POWER")]
+    busy_power: Option<Watts>,
+    /// Power when idle, such as "63 W". With --busy-power, the array computes energy [default: unknown]
+    #[arg(long, value_name = "POWER", env = "TIDEMILL_NODE_IDLE_POWER")]
+    idle_power: Option<Watts>,
+    /// Power when suspended, such as "16 W" [default: unknown]
+    #[arg(long, value_name = "POWER", env = "TIDEMILL_NODE_SUSPENDED_POWER")]
+    suspended_power: Option<Watts>,
+    /// Command that prints the present power in watts, run every second, or rapl for the counters of the host's processors
+    /// [default: none, nothing is measured]
+    #[arg(long, value_name = "COMMAND|rapl", env = "TIDEMILL_NODE_POWER_METER")]
+    power_meter: Option<String>,
+    /// Size of the cache for pulled bytes, for later tasks [default: 256Mi]
+    #[arg(long, value_name = "SIZE", env = "TIDEMILL_NODE_PULLED")]
+    pulled: Option<Size>,
+    /// Read objects of nodes on the same machine directly from their folders; false: pull them like all others
+    /// [default: true]
+    #[arg(long, value_name = "BOOL", env = "TIDEMILL_NODE_IN_PLACE")]
+    in_place: Option<bool>,
+    /// Rate in bytes per second at which an idle node reads its objects, to hash them and to find damage; off: the node
+    /// does neither by itself [default: 64Mi]
+    #[arg(long, value_name = "SIZE|off", env = "TIDEMILL_NODE_SCRUB_RATE")]
+    scrub_rate: Option<OrOff<Size>>,
+    /// Role: store (keeps data) or host (only lends cores) [default: store]
+    #[arg(long, value_name = "ROLE", env = "TIDEMILL_NODE_ROLE")]
+    role: Option<config::NodeRole>,
+    /// Tier: store (files stay) or burst (takes new files first, and drains them to nodes that
+    /// store) [default: store]
+    #[arg(long, value_name = "TIER", env = "TIDEMILL_NODE_TIER")]
+    tier: Option<config::NodeTier>,
+    /// External store that keeps its files: file:///FOLDER, s3://BUCKET/…, webdav(s)://HOST/…, as for `tidemill
+    /// bridge add`. Then --capacity limits the bytes in that store [default: in its folder]
+    #[arg(long, value_name = "URI", env = "TIDEMILL_NODE_OUTSIDE")]
+    outside: Option<String>,
+    /// File with the keys of that store, which nobody else may be able to read [default: none]
+    #[arg(long, value_name = "FILE", env = "TIDEMILL_NODE_OUTSIDE_KEYS")]
+    outside_keys: Option<PathBuf>,
+    /// Format of files in that store: files (each file as it is, under its name), dedup (chunks in packs; a chunk that is stored
+    /// already
+    /// is not sent again) or "dedup | zstd" (the same, compressed) [default: files]
+    #[arg(long, value_name = "STEPS", env = "TIDEMILL_NODE_OUTSIDE_AS")]
+    outside_as: Option<Packing>,
+    /// Maximum size of bytes of the external store that are also kept in the folder, for fast reads [default: 4Gi]
+    #[arg(long, value_name = "SIZE", env = "TIDEMILL_NODE_NEAR")]
+    near: Option<Size>,
+    #[command(flatten)]
+    foreground: Foreground,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Action {
+    Drain(drain::Args),
+    Recover(recover::Args),
+    Remove(remove::Args),
+    /// Suspend an idle node until something needs it
+    Suspend(sleep::Args),
+    /// Wake a suspended node, and wait for it
+    Wake(sleep::Args),
+}
+
+impl Args {
+    /// Whether this is the node's own process.
+    pub(crate) fn is_process(&self) -> bool {
+        self.action.is_none()
+    }
+}
+
+pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+    match &args.action {
+        Some(Action::Drain(drain)) => return drain::run(drain, context).await,
+        Some(Action::Recover(recover)) => return recover::run(recover, context).await,
+        Some(Action::Remove(remove)) => return remove::run(remove, context).await,
+        Some(Action::Suspend(sleep)) => return sleep::suspend(sleep, context).await,
+        Some(Action::Wake(sleep)) => return sleep::wake(sleep, context).await,
+        None => {}
+    }
+    let _running = args.foreground.enter()?;
+    let config = config(&args, context)?;
+    let store = outside::bridge(&args, &context.config.node)?;
+    if std::env::var_os(ASLEEP).is_some() {
+        tokio::select! {
+            ended = process::asked_to_end() => { ended?; return Ok(ExitCode::SUCCESS); }
+            () = tidemill_node::until_woken(&config) => {}
+        }
+        return Err(process::again(ASLEEP, false).into());
+    }
+    let array = (config.server.clone(), config.credential.clone());
+    let number = config.node;
+    let mut node = start(config).await?;
+    let looking = node.follower().zip(store);
+    let following =
+        looking.map(|(known, store)| tokio::spawn(follow::stay(known, store, (number, array))));
+    let failed = tokio::select! {
+        ended = process::asked_to_end() => { ended?; None }
+        error = node.failed() => Some(error),
+    };
+    tracing::info!("stopping");
+    if let Some(following) = following {
+        following.abort();
+    }
+    node.stop().await;
+    match failed {
+        Some(tidemill_node::Error::Suspended) => Err(process::again(ASLEEP, true).into()),
+        None => Ok(ExitCode::SUCCESS),
+        Some(error) => Err(error.into()),
+    }
+}
+
+fn config(args: &Args, context: &Context) -> anyhow::Result<tidemill_node::Config> {
+    let file = &context.config.node;
+    let id = args.id.or(file.id).unwrap_or(0);
+    let folder = args.folder.clone().or_else(|| file.folder.clone());
+    let folder = folder.unwrap_or_else(|| context.array.node(id));
+    let endpoint = context.endpoint()?;
+    let mut config = tidemill_node::Config::new(NodeId(id), folder, endpoint);
+    config.credential = context.credential(&config.server)?;
+    config.tls = context.tls();
+    config.role = match args.role.or(file.role) {
+        Some(config::NodeRole::Host) => Role::Host,
+        Some(config::NodeRole::Store) | None => Role::Store,
+    };
+    if let Some(listen) = args.listen.or(file.listen) {
+        config.listen = listen;
+    }
+    config.url = args.url.clone().or_else(|| file.url.clone());
+    if args.medium.or(file.medium) == Some(config::NodeMedium::Memory) {
+        config.medium = Medium::Memory;
+        // What tasks made there would lie in memory unasked.
+        config.cores = 0;
+    }
+    set_place(&mut config, args, file)?;
+    if let Some(cores) = args.cores.or(file.cores) {
+        anyhow::ensure!(cores > 0, "no cores: --cores 0; a node needs at least 1");
+        config.cores = cores;
+    }
+    config.memory_bytes = args.memory.or(file.memory).map(|Size(bytes)| bytes);
+    let resources = args.resources.clone().or_else(|| file.resources.clone());
+    config.resources = resources.map_or_else(Default::default, |Resources(named)| named);
+    let kernels = args.kernels.or(file.kernels);
+    config.kernels_idle = kernels != Some(config::KernelPriority::Normal);
+    let memory = args.kernels_memory.or(file.kernels_memory);
+    config.kernels_memory_bytes = memory.map(|Size(bytes)| bytes);
+    let folders = args.kernels_folders.as_ref();
+    let folders = folders.or(file.kernels_folders.as_ref());
+    config.kernels_folders = absolute("kernels-folders", folders)?;
+    let path = args.kernels_path.as_ref().or(file.kernels_path.as_ref());
+    config.kernels_path = absolute("kernels-path", path)?;
+    let variables = args.kernels_environment.as_ref();
+    let variables = variables.or(file.kernels_environment.as_ref());
+    let variables = variables.into_iter().flatten().map(|one| variable(one));
+    config.kernels_environment = variables.collect::<Result<_, _>>()?;
+    config.hidden = context.private();
+    config.capacity_bytes = args.capacity.or(file.capacity).map(|Size(bytes)| bytes);
+    let intermediate = args.intermediate_memory.or(file.intermediate_memory);
+    // One that is in memory has it all there.
+    let intermediate = intermediate.filter(|_| config.medium == Medium::Disk);
+    config.intermediate_bytes = intermediate.map(|Size(bytes)| bytes);
+    config.link_bytes_per_sec = args.link.or(file.link).map(|Size(rate)| rate);
+    let device = args.device_rate.or(file.device_rate);
+    config.device_bytes_per_sec = device.map(|Size(rate)| rate);
+    set_power(&mut config, args, file);
+    if let Some(Size(bytes)) = args.pulled.or(file.pulled) {
+        config.pulled_bytes_max = bytes;
+    }
+    config.in_place = args.in_place.or(file.in_place).unwrap_or(true);
+    if let Some(OrOff(rate)) = args.scrub_rate.or(file.scrub_rate) {
+        config.scrub_bytes_per_sec = rate.map(|Size(bytes)| bytes);
+    }
+    Ok(config)
+}
+
+/// Of which tier it is, and whether its files stay in its folder.
+fn set_place(
+    config: &mut tidemill_node::Config,
+    args: &Args,
+    file: &config::Node,
+) -> anyhow::Result<()> {
+    let stores = config.role == Role::Store && config.medium == Medium::Disk;
+    config.burst = args.tier.or(file.tier) == Some(config::NodeTier::Burst);
+    anyhow::ensure!(
+        !config.burst || stores,
+        "--tier burst: a node that only lends cores has no tier, and a node in memory does not drain; leave out --role and --medium"
+    );
+    config.outside = outside::place(args, file)?;
+    anyhow::ensure!(
+        config.outside.is_none() || stores && !config.burst,
+        "--outside: what only lends cores, is in memory or of the burst tier keeps no files outside; leave out --role, --medium and --tier"
+    );
+    Ok(())
+}
+
+/// Sets the power figures that flags or the configuration give.
+fn set_power(config: &mut tidemill_node::Config, args: &Args, file: &config::Node) {
+    config.watts_milli = args.busy_power.or(file.busy_power).map(watts_milli);
+    config.idle_milli = args.idle_power.or(file.idle_power).map(watts_milli);
+    let suspended = args.suspended_power.or(file.suspended_power);
+    config.suspended_milli = suspended.map(watts_milli);
+    let meter = args.power_meter.as_ref().or(file.power_meter.as_ref());
+    config.meter = meter.map(|meter| match meter.as_str() {
+        "rapl" => Meter::Rapl,
+        _ => Meter::Command(meter.clone()),
+    });
+}
+
+/// In thousandths of a watt.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a power is not negative, and one that is too large becomes the largest number"
+)]
+fn watts_milli(power: Watts) -> u64 {
+    (power.get() * 1000.0).round() as u64
+}
+
+fn absolute(setting: &str, folders: Option<&Vec<PathBuf>>) -> anyhow::Result<Vec<PathBuf>> {
+    let folders = folders.cloned().unwrap_or_default();
+    for folder in &folders {
+        let shown = folder.display();
+        anyhow::ensure!(
+            folder.is_absolute() && !shown.to_string().contains(':'),
+            "{setting}: {shown} is no folder's path from / on, without ':'"
+        );
+    }
+    Ok(folders)
+}
+
+fn variable(given: &str) -> anyhow::Result<(String, String)> {
+    let (name, value) = given
+        .split_once('=')
+        .with_context(|| format!("kernels-environment: {given:?}; write NAME=VALUE"))?;
+    if let Some(reason) = tidemill_core::surroundings::refusal(name) {
+        anyhow::bail!("kernels-environment: {name:?} can't be set: {reason}");
+    }
+    Ok((name.to_owned(), value.to_owned()))
+}
+
+/// Starts a node.
+///
+/// # Errors
+/// If its folder or its address can't be used.
+pub(crate) async fn start(config: tidemill_node::Config) -> anyhow::Result<tidemill_node::Node> {
+    let what = format!("can't start node {}", config.node);
+    tidemill_node::Node::start(config).await.context(what)
+}

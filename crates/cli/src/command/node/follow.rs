@@ -1,0 +1,386 @@
+//! Scans the external store of a node for bound folders of the array: a new or changed object becomes a version, and the file
+//! of
+//! a deleted object is removed. `core::follow` decides about each object.
+
+mod files;
+
+use anyhow::{Context as _, ensure};
+use files::{Done, Files};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use tidemill_bridge::{Bridge, Listed, Object, Place};
+use tidemill_client::{Credential, Endpoint, Server};
+use tidemill_core::id::{NodeId, ObjectId};
+use tidemill_node::outside::{Bound, Follower};
+use tidemill_wire::v1;
+use tokio::task::JoinSet;
+
+/// How often it is asked what there is to look at.
+const PERIOD: Duration = Duration::from_secs(1);
+/// Number of objects that are compared with known files at once.
+const PAGE: usize = 1000;
+/// Files that are made at once.
+const AT_ONCE: usize = 8;
+/// How soon a store is looked at again where something could not be decided yet.
+const SOON: Duration = Duration::from_secs(2);
+
+/// A store, and the task that scans it.
+#[derive(Debug)]
+struct Looker {
+    known: Follower,
+    bridge: Bridge,
+    place: Place,
+    node: NodeId,
+    server: Server,
+}
+
+/// When each bridge is looked at next; never, if it is not said. One that is not here was not looked at by this process.
+#[derive(Debug, Default)]
+struct Dues(BTreeMap<String, Option<Instant>>);
+
+impl Dues {
+    fn is_due(&self, bridge: &str, binding: &v1::Binding) -> bool {
+        let due = match self.0.get(bridge) {
+            None => true,
+            Some(None) => binding.answered == 0,
+            Some(Some(due)) => *due <= Instant::now(),
+        };
+        due || binding.asked > binding.answered
+    }
+}
+
+/// A look under way.
+#[derive(Debug)]
+struct Look {
+    bridge: String,
+    number: u64,
+    /// True until the server has received the first report of this scan.
+    fresh: bool,
+    bound: Bound,
+    files: Arc<Files>,
+    found: u64,
+    passed: u64,
+    example: String,
+    /// Something was not decided.
+    again: bool,
+}
+
+/// Looks for ever.
+pub(super) async fn stay(
+    known: Follower,
+    (bridge, place): (Bridge, Place),
+    (node, (endpoint, credential)): (NodeId, (Endpoint, Option<Credential>)),
+) {
+    let mut dues = Dues::default();
+    loop {
+        // The node itself says in its log that the server can't be reached.
+        if let Ok(server) = Server::connect(&endpoint, credential.as_ref()).await {
+            let looker = Looker {
+                known: known.clone(),
+                bridge: bridge.clone(),
+                place: place.clone(),
+                node,
+                server,
+            };
+            let ended = looker.serve(&mut dues).await;
+            tracing::debug!("not looking at the store: {ended:#}");
+        }
+        tokio::time::sleep(PERIOD).await;
+    }
+}
+
+/// Returns a number that no earlier scan has used.
+fn number() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(1, |since| u64::try_from(since.as_nanos()).unwrap_or(1))
+}
+
+impl Looker {
+    /// Looks until the server can't be asked any more; gives why.
+    async fn serve(&self, dues: &mut Dues) -> anyhow::Error {
+        let mut after = ObjectId(0);
+        loop {
+            match self.turn(dues).await {
+                Ok(false) => {}
+                Ok(true) => after = self.forget_some(after).await,
+                Err(error) => return error,
+            }
+            tokio::time::sleep(PERIOD).await;
+        }
+    }
+
+    async fn forget_some(&self, after: ObjectId) -> ObjectId {
+        let known = self.known.clone();
+        let forgotten = tokio::task::spawn_blocking(move || known.forget_some(after)).await;
+        match forgotten {
+            Ok(Ok(after)) => after,
+            _ => after,
+        }
+    }
+
+    /// Scans all bridges that are due. Returns whether one was due.
+    async fn turn(&self, dues: &mut Dues) -> anyhow::Result<bool> {
+        let request = v1::BoundRequest { node: self.node.0 };
+        let reply = self.server.bridges().bound(request).await;
+        let bridges = reply.map_err(|status| self.server.explain(status))?;
+        let bridges = bridges.into_inner().bridges;
+        // A bridge to another store than the node's fails in its own scan.
+        let at = bridges.iter().map(|bridge| self.bound(bridge).ok());
+        let at: Vec<Option<Bound>> = at.collect();
+        let all = || bridges.iter().zip(&at);
+        let writes = all().filter(|(bridge, _)| !bridge.read_only);
+        let writes = writes.filter_map(|(_, at)| at.clone()).collect();
+        self.known.bind(writes).await?;
+        let is_bound = |name: &str| bridges.iter().any(|bridge| bridge.name == name);
+        dues.0.retain(|name, _| is_bound(name));
+        self.known.say_only_of(is_bound);
+        let changed = self.known.changed();
+        for (bridge, at) in all() {
+            let hit = |path: &String| at.as_ref().is_some_and(|at| at.name(path).is_some());
+            if changed.iter().any(hit) {
+                dues.0.insert(bridge.name.clone(), Some(Instant::now()));
+            }
+        }
+        let mut looked = false;
+        for bridge in &bridges {
+            let Some(binding) = &bridge.binding else {
+                continue;
+            };
+            if dues.is_due(&bridge.name, binding) {
+                let again = self.look(bridge, binding).await?;
+                let every = Duration::from_secs(u64::from(binding.every_s));
+                let after = match (again, binding.every_s) {
+                    (true, _) => Some(SOON),
+                    (false, 0) => None,
+                    (false, _) => Some(every),
+                };
+                let due = after.map(|after| Instant::now() + after);
+                dues.0.insert(bridge.name.clone(), due);
+                looked = true;
+            }
+        }
+        Ok(looked)
+    }
+
+    /// Where the folder of a bridge is in the node's store.
+    fn bound(&self, bridge: &v1::Bridge) -> anyhow::Result<Bound> {
+        let place = Place::parse(&bridge.uri)?;
+        let prefix = place
+            .seen_from(&self.place, "")
+            .with_context(|| format!("{} is not in the store of node {}", bridge.uri, self.node))?;
+        let binding = bridge.binding.as_ref().context("it is not bound")?;
+        Ok(Bound {
+            folder: binding.folder.clone(),
+            prefix: prefix.trim_matches('/').to_owned(),
+        })
+    }
+
+    /// Scans the whole store and reports the result. Returns whether another scan is due soon.
+    async fn look(&self, bridge: &v1::Bridge, binding: &v1::Binding) -> anyhow::Result<bool> {
+        let mut look = Look {
+            bridge: bridge.name.clone(),
+            number: number(),
+            fresh: true,
+            bound: self.bound(bridge).unwrap_or(Bound {
+                folder: binding.folder.clone(),
+                prefix: String::new(),
+            }),
+            files: Arc::new(Files::new(
+                self.server.clone(),
+                self.node,
+                binding.clone(),
+                (self.known.clone(), self.bridge.clone()),
+            )),
+            found: 0,
+            passed: 0,
+            example: String::new(),
+            again: false,
+        };
+        let gone_through = async {
+            self.bound(bridge)?;
+            look.files.begin(!bridge.read_only).await?;
+            self.through(&mut look).await
+        };
+        let trouble = match gone_through.await {
+            Ok(()) => String::new(),
+            Err(error) => match error.downcast_ref::<tidemill_client::Error>() {
+                // The server has restarted, or the bridge is bound to another folder: the scan starts again.
+                Some(tidemill_client::Error::Refused(status))
+                    if status.code() == tonic::Code::Aborted =>
+                {
+                    return Ok(true);
+                }
+                Some(tidemill_client::Error::Unreachable { .. }) => return Err(error),
+                _ => format!("bridge {}: {error:#}", bridge.name),
+            },
+        };
+        if !trouble.is_empty() {
+            tracing::warn!(trouble, "files stay as they are; it is looked again");
+        }
+        self.known.say(&bridge.name, &trouble);
+        let looked = v1::LookedRequest {
+            bridge: bridge.name.clone(),
+            asked: binding.asked,
+            passed: look.passed,
+            example: look.example,
+            trouble,
+        };
+        let told = self.server.bridges().looked(looked).await;
+        match told {
+            Ok(_) => Ok(look.again),
+            // The bridge was unbound during the scan.
+            Err(status) if status.code() == tonic::Code::NotFound => {
+                self.known.say(&bridge.name, "");
+                Ok(false)
+            }
+            Err(status) => Err(self.server.explain(status).into()),
+        }
+    }
+
+    async fn through(&self, look: &mut Look) -> anyhow::Result<()> {
+        self.bridge.renew();
+        let mut listed = self.bridge.list(&look.bound.prefix);
+        let mut page = Vec::new();
+        while let Some(one) = listed.next().await? {
+            match one {
+                Listed::Object(object) => page.push(object),
+                Listed::Passed(path, what) => look.pass(&path, what),
+            }
+            if page.len() == PAGE {
+                self.page(look, std::mem::take(&mut page)).await?;
+            }
+        }
+        self.page(look, page).await?;
+        self.missing(look).await
+    }
+
+    /// Compares some objects with known files, and makes files of new objects.
+    async fn page(&self, look: &mut Look, page: Vec<Object>) -> anyhow::Result<()> {
+        look.found += page.len() as u64;
+        let bound = look.bound.clone();
+        let named = page.into_iter().filter_map(|object| {
+            let name = bound.name(&object.path)?.to_owned();
+            Some((name, object))
+        });
+        let page: Vec<(String, Object)> = named.collect();
+        let at = |(name, object): &(String, Object)| v1::LookedAt {
+            path: name.clone(),
+            size: object.size,
+            tag: object.tag.clone(),
+        };
+        let request = v1::LookRequest {
+            bridge: look.bridge.clone(),
+            look: look.number,
+            first: look.fresh,
+            page: page.iter().map(at).collect(),
+            folder: look.bound.folder.clone(),
+        };
+        look.fresh = false;
+        let reply = self.server.bridges().look(request).await;
+        let reply = reply.map_err(|status| self.server.explain(status))?;
+        let mut making = JoinSet::new();
+        let mut followed = Vec::new();
+        for differs in reply.into_inner().differ {
+            let index = usize::try_from(differs.index).unwrap_or(usize::MAX);
+            let one = page
+                .get(index)
+                .context("the server answers for a file that was not asked for")?;
+            if making.len() >= AT_ONCE
+                && let Some(done) = making.join_next().await
+            {
+                look.done(done??, &mut followed);
+            }
+            let noted = (differs.object != 0).then_some(ObjectId(differs.object));
+            let (files, (name, object), at) = (look.files.clone(), one.clone(), at(one));
+            making.spawn(async move {
+                let done = files.take(&name, object, noted).await?;
+                anyhow::Ok((at, done))
+            });
+        }
+        while let Some(done) = making.join_next().await {
+            look.done(done??, &mut followed);
+        }
+        if followed.is_empty() {
+            return Ok(());
+        }
+        let request = v1::FollowRequest {
+            bridge: look.bridge.clone(),
+            look: look.number,
+            followed,
+        };
+        let noted = self.server.bridges().follow(request).await;
+        noted.map_err(|status| self.server.explain(status))?;
+        Ok(())
+    }
+
+    /// Removes known files that the scan has not seen, after a check that their objects are really deleted.
+    async fn missing(&self, look: &Look) -> anyhow::Result<()> {
+        let mut after = 0;
+        loop {
+            let request = v1::MissingRequest {
+                bridge: look.bridge.clone(),
+                look: look.number,
+                after,
+            };
+            let reply = self.server.bridges().missing(request).await;
+            let reply = reply.map_err(|status| self.server.explain(status))?;
+            let reply = reply.into_inner();
+            ensure!(
+                look.found > 0 || reply.missing.is_empty(),
+                "nothing is there any more: files stay; remove the files if that is right, or unbind the bridge"
+            );
+            if !reply.missing.is_empty() {
+                self.known.is_there().await?;
+            }
+            let mut numbers = Vec::new();
+            for one in reply.missing {
+                let path = look.bound.at(&one.path);
+                match self.bridge.stat(&path).await {
+                    Err(error) if is_gone(&error) => numbers.push(one.number),
+                    Ok(_) => {}
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            if !numbers.is_empty() {
+                let request = v1::LeaveRequest {
+                    bridge: look.bridge.clone(),
+                    look: look.number,
+                    numbers,
+                };
+                let left = self.server.bridges().leave(request).await;
+                left.map_err(|status| self.server.explain(status))?;
+            }
+            if reply.end {
+                return Ok(());
+            }
+            after = reply.last;
+        }
+    }
+}
+
+/// Whether there is no file of that name for sure.
+fn is_gone(error: &tidemill_bridge::Error) -> bool {
+    error.is_missing() || matches!(error, tidemill_bridge::Error::NoFile { .. })
+}
+
+impl Look {
+    fn pass(&mut self, path: &str, why: &str) {
+        self.passed += 1;
+        if self.example.is_empty() {
+            self.example = format!("{path}: {why}");
+        }
+    }
+
+    fn done(&mut self, (at, done): (v1::LookedAt, Done), followed: &mut Vec<v1::Followed>) {
+        match done {
+            Done::Is(ObjectId(object)) => followed.push(v1::Followed {
+                at: Some(at),
+                object,
+            }),
+            Done::Own => {}
+            Done::Later => self.again = true,
+            Done::Passed(why) => self.pass(&at.path, &why),
+        }
+    }
+}

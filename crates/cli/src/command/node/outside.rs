@@ -1,0 +1,238 @@
+//! The store outside of a node, by `tidemill-bridge`.
+
+use super::Args;
+use crate::config;
+use crate::format::Size;
+use anyhow::Context as _;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::SystemTime;
+use tidemill_bridge::{Bridge, Error, Keys, Object, Place};
+use tidemill_node::outside::{
+    Asked, Failure, Far, NEAR_BYTES_MAX_DEFAULT, Over, Pieces, Placed, Where,
+};
+
+/// Largest file that is written at once, from memory.
+const WHOLE_BYTES_MAX: u64 = 32 << 20;
+
+/// Where a node's files stay, if somebody says so.
+pub(super) fn place(args: &Args, file: &config::Node) -> anyhow::Result<Option<Where>> {
+    let uri = args.outside.as_ref().or(file.outside.as_ref());
+    let keys = args.outside_keys.as_ref().or(file.outside_keys.as_ref());
+    let near = args.near.or(file.near);
+    let packing = args.outside_as.or(file.outside_as);
+    let Some(uri) = uri else {
+        anyhow::ensure!(
+            keys.is_none() && near.is_none() && packing.is_none(),
+            "--outside-keys, --outside-as and --near go with --outside"
+        );
+        return Ok(None);
+    };
+    anyhow::ensure!(
+        !uri.starts_with("hdfs://"),
+        "a node can't have its files at hdfs://: give webhdfs://HOST:9870/FOLDER, by which it can"
+    );
+    let opened = open(uri, keys.map(std::path::PathBuf::as_path));
+    let bridge = opened.with_context(|| format!("can't have files in {uri}"))?;
+    Ok(Some(Where {
+        far: Arc::new(Outside::new(bridge)),
+        uri: uri.clone(),
+        packing: packing.unwrap_or_default(),
+        near_bytes_max: near.map_or(NEAR_BYTES_MAX_DEFAULT, |Size(bytes)| bytes),
+    }))
+}
+
+/// Returns another connection to the store, for scans.
+pub(super) fn bridge(args: &Args, file: &config::Node) -> anyhow::Result<Option<(Bridge, Place)>> {
+    let uri = args.outside.as_ref().or(file.outside.as_ref());
+    let keys = args.outside_keys.as_ref().or(file.outside_keys.as_ref());
+    uri.map(|uri| {
+        let place = Place::parse(uri)?;
+        Ok((open(uri, keys.map(std::path::PathBuf::as_path))?, place))
+    })
+    .transpose()
+}
+
+/// Goes to a store that can be written to.
+pub(crate) fn open(uri: &str, keys: Option<&Path>) -> anyhow::Result<Bridge> {
+    let place = Place::parse(uri)?;
+    anyhow::ensure!(
+        !place.is_plain_http(),
+        "HTTP can't be written to: give file:///FOLDER, s3://BUCKET/…, sftp://HOST/… or another store that can be"
+    );
+    let keys = keys.map(Keys::read).transpose()?.unwrap_or_default();
+    Ok(Bridge::open(&place, &keys)?)
+}
+
+/// The store, and whether it has said that it does not know conditions of writes.
+#[derive(Debug)]
+pub(super) struct Outside(Bridge, AtomicBool);
+
+impl Outside {
+    pub(super) fn new(bridge: Bridge) -> Self {
+        Self(bridge, AtomicBool::default())
+    }
+}
+
+/// Why something was not written.
+enum Unwritten {
+    /// The store did not take it.
+    Far(Error),
+    /// It could not be read here.
+    Near(Failure),
+}
+
+impl From<Error> for Unwritten {
+    fn from(error: Error) -> Self {
+        Self::Far(error)
+    }
+}
+
+/// Whether the store answers that the object does not exist.
+fn is_unknown(error: &Error) -> bool {
+    matches!(error, Error::Store { reason, .. } if reason.contains("NotImplemented"))
+}
+
+fn failure(error: &Error) -> Failure {
+    match error {
+        Error::Missing(_) => Failure::Missing,
+        Error::Changed(_) | Error::NoFile { .. } => Failure::Changed,
+        error => Failure::Other(error.to_string()),
+    }
+}
+
+pub(super) fn placed(object: Object) -> Placed {
+    Placed {
+        path: object.path,
+        size: object.size,
+        tag: object.tag,
+        checked: object.checked_by_store,
+    }
+}
+
+fn object(of: &Placed) -> Object {
+    Object {
+        path: of.path.clone(),
+        size: of.size,
+        tag: of.tag.clone(),
+        checked_by_store: of.checked,
+    }
+}
+
+impl Outside {
+    async fn written(
+        &self,
+        path: &str,
+        size: u64,
+        mut pieces: Pieces<'_>,
+        over: tidemill_bridge::Over,
+    ) -> Result<Object, Unwritten> {
+        let mut next = || {
+            let piece = pieces();
+            piece.map_err(|error| Unwritten::Near(Failure::Other(error.to_string())))
+        };
+        if size <= WHOLE_BYTES_MAX {
+            let mut all = Vec::with_capacity(usize::try_from(size).unwrap_or_default());
+            while let Some(piece) = next()? {
+                all.extend_from_slice(&piece);
+            }
+            return Ok(self.0.put(path, all.into(), over).await?);
+        }
+        let mut writer = self.0.write_over(path, over).await?;
+        loop {
+            let piece = match next() {
+                Ok(Some(piece)) => piece,
+                Ok(None) => break,
+                Err(why) => {
+                    writer.abort().await;
+                    return Err(why);
+                }
+            };
+            if let Err(error) = writer.write(piece).await {
+                writer.abort().await;
+                return Err(error.into());
+            }
+        }
+        Ok(writer.finish().await?)
+    }
+}
+
+impl Far for Outside {
+    fn stat<'a>(&'a self, path: &'a str) -> Asked<'a, Placed> {
+        Box::pin(async move {
+            let found = self.0.stat(path).await;
+            found.map(placed).map_err(|error| failure(&error))
+        })
+    }
+
+    fn read<'a>(&'a self, of: &'a Placed, from: u64, count: u64) -> Asked<'a, bytes::Bytes> {
+        Box::pin(async move {
+            let read = self.0.read_at(&object(of), from, count).await;
+            read.map_err(|error| failure(&error))
+        })
+    }
+
+    fn write<'a>(
+        &'a self,
+        path: &'a str,
+        size: u64,
+        pieces: Pieces<'a>,
+        over: Over,
+    ) -> Asked<'a, Placed> {
+        Box::pin(async move {
+            let over = match over {
+                _ if self.1.load(Ordering::Relaxed) => tidemill_bridge::Over::Anything,
+                Over::Anything => tidemill_bridge::Over::Anything,
+                Over::Nothing => tidemill_bridge::Over::Nothing,
+                Over::This(placed) => tidemill_bridge::Over::This(object(&placed)),
+            };
+            let conditional = !matches!(over, tidemill_bridge::Over::Anything);
+            let written = self.written(path, size, pieces, over).await;
+            let written = written.map_err(|unwritten| match unwritten {
+                Unwritten::Far(error) => {
+                    // It is tried again, as it was before there were any.
+                    let unknown = conditional && is_unknown(&error);
+                    self.1.fetch_or(unknown, Ordering::Relaxed);
+                    failure(&error)
+                }
+                Unwritten::Near(why) => why,
+            })?;
+            match written.size == size {
+                true => Ok(placed(written)),
+                false => Err(Failure::Changed),
+            }
+        })
+    }
+
+    fn also<'a>(&'a self, path: &'a str, other: &'a str) -> Asked<'a, Placed> {
+        Box::pin(async move {
+            let made = self.0.also(path, other).await;
+            made.map(placed).map_err(|error| failure(&error))
+        })
+    }
+
+    fn remove<'a>(&'a self, path: &'a str) -> Asked<'a, ()> {
+        Box::pin(async move {
+            match self.0.remove(path).await {
+                Err(error) if !error.is_missing() => Err(failure(&error)),
+                _ => Ok(()),
+            }
+        })
+    }
+
+    fn leaves(&self, size: u64) -> bool {
+        size > WHOLE_BYTES_MAX && self.0.leaves()
+    }
+
+    fn give_up<'a>(&'a self, path: &'a str, since: SystemTime) -> Asked<'a, ()> {
+        Box::pin(async move {
+            let given_up = self.0.give_up(path, since).await;
+            given_up.map_err(|error| failure(&error))
+        })
+    }
+
+    fn renew(&self) {
+        self.0.renew();
+    }
+}

@@ -1,0 +1,507 @@
+//! State of a node in the dispatcher: its presence, its queue, and the expected time of its work. It sends no actions.
+
+use super::short::Short;
+use super::{LEFT_PART, QUEUE_FACTOR, QUEUE_FACTOR_MAX, QUEUE_MIN, QUEUE_TARGET};
+use crate::event::{History, NodeView};
+use crate::id::LabelId;
+use crate::resources::{LIGHT_MAX, Needs};
+use crate::score::{Standing, energy_class, share, speed_class};
+use crate::time::{Span, Time};
+use std::collections::BTreeMap;
+
+/// Presence of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Presence {
+    /// Objects or labels are recorded as stored on the node, but it has not connected yet.
+    Expected,
+    Up,
+    /// The node is suspended and resumes when it is needed.
+    Asleep,
+    Down,
+}
+
+/// One node.
+#[derive(Debug)]
+pub(super) struct Node {
+    pub(super) presence: Presence,
+    /// Status of the node; its histories are moved to `Learned`.
+    pub(super) view: NodeView,
+    /// Labels that occupy a place in the node's queue.
+    pub(super) outstanding: Short<LabelId, Queued>,
+    /// Running labels of the queue, with the times since which they run.
+    pub(super) running: Short<LabelId, (Time, Queued)>,
+    /// Core time that `outstanding` is expected to take.
+    pub(super) backlog: Span,
+    /// Cores that `outstanding` and `running` need, each label counted by itself.
+    load: u64,
+    running_cores: u64,
+    /// Number of labels in `outstanding` that need no core.
+    light: usize,
+    /// Needs of the labels in `outstanding` that need more than cores.
+    choosy: BTreeMap<LabelId, Needs>,
+    /// Labels in `outstanding` that can't begin before another one has ended, and their needs from then on. They are not counted before.
+    following: BTreeMap<LabelId, Needs>,
+    spent: Spent,
+}
+
+/// Label in a node's queue.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Queued {
+    /// Expected time of the label.
+    pub(super) expected: Span,
+    /// Cores that the label takes during this time.
+    pub(super) cores: u32,
+}
+
+impl Queued {
+    /// Returns the core time that the label takes.
+    pub(super) fn work(self) -> Span {
+        Span(self.expected.0.saturating_mul(self.cores.into()))
+    }
+
+    /// Returns the part of the label's expected core time that running can use up.
+    fn spendable(self) -> Span {
+        Span(spendable(self.expected).0.saturating_mul(self.cores.into()))
+    }
+
+    /// Returns the core time that the label has used up.
+    fn spent(self, start: Time, now: Time) -> u64 {
+        let had = now.since(start).0.saturating_mul(self.cores.into());
+        had.min(self.spendable().0)
+    }
+}
+
+/// Core time that running labels have used up of their expected time, kept so that it need not be summed for every task that is placed.
+#[derive(Debug, Default)]
+struct Spent {
+    /// Number of cores of labels that are within their expected time.
+    active: u64,
+    /// Sum of the start times of these labels, one for each core, modulo 2^64: the time that has passed since is small enough.
+    starts_ns: u64,
+    /// Core time of all other running labels.
+    over_ns: u64,
+    /// Times between which these sums hold: until another label exceeds its time.
+    from: Time,
+    until: Time,
+}
+
+impl Node {
+    pub(super) fn new(presence: Presence, view: NodeView) -> Self {
+        Self {
+            presence,
+            view,
+            outstanding: Short::default(),
+            running: Short::default(),
+            backlog: Span::default(),
+            load: 0,
+            running_cores: 0,
+            light: 0,
+            choosy: BTreeMap::new(),
+            following: BTreeMap::new(),
+            spent: Spent::default(),
+        }
+    }
+
+    pub(super) fn up(&self) -> bool {
+        self.presence == Presence::Up
+    }
+
+    pub(super) fn cores(&self) -> usize {
+        usize::try_from(self.view.offers.cores.max(1)).unwrap_or(usize::MAX)
+    }
+
+    /// Returns whether the queue takes another label. It takes a few per core. It takes more while all queued labels are short, or while a
+    /// core is free because queued labels wait for other labels.
+    pub(super) fn room(&self) -> bool {
+        let count = self.outstanding.len();
+        let cores = self.cores();
+        let few = count < self.few();
+        let short = self.backlog.0 / (cores as u64) < QUEUE_TARGET.0;
+        self.up() && (few || ((short || self.has_free_core()) && count < self.bound()))
+    }
+
+    /// Returns the number of labels that the queue takes without any condition.
+    fn few(&self) -> usize {
+        self.cores().saturating_mul(QUEUE_FACTOR).max(QUEUE_MIN)
+    }
+
+    /// Returns the minimum number of labels that the queue takes now.
+    pub(super) fn slots(&self) -> usize {
+        if !self.room() {
+            return 0;
+        }
+        self.few().saturating_sub(self.outstanding.len()).max(1)
+    }
+
+    /// Returns the standing of the node for scores: its reported properties and its load.
+    pub(super) fn standing(&self) -> Standing {
+        let queue = self.few() as u64;
+        Standing {
+            available: self.up() && self.has_free_core(),
+            capacity: share(self.view.free_bytes, self.view.capacity_bytes),
+            load: share(self.outstanding.len() as u64, queue),
+            speed: speed_class(self.view.device_bytes_per_sec),
+            energy: energy_class(self.view.watts_milli),
+        }
+    }
+
+    /// Returns the maximum number of labels in the queue.
+    pub(super) fn bound(&self) -> usize {
+        self.cores().saturating_mul(QUEUE_FACTOR_MAX)
+    }
+
+    /// Returns the number of idle cores.
+    pub(super) fn idle_cores(&self) -> usize {
+        if self.up() {
+            let load = usize::try_from(self.load).unwrap_or(usize::MAX);
+            self.cores().saturating_sub(load)
+        } else {
+            0
+        }
+    }
+
+    /// Returns whether a label that needs one core and nothing else could run at once.
+    pub(super) fn has_free_core(&self) -> bool {
+        self.load < self.cores() as u64
+    }
+
+    /// Returns whether `cores` cores are free, not counting those that labels of the queue need. Labels that follow others need none yet.
+    pub(super) fn has_room_for(&self, cores: u32) -> bool {
+        self.load + u64::from(cores) <= self.cores() as u64
+    }
+
+    /// Returns whether running labels use more cores than there are, for example after the node reported fewer cores.
+    pub(super) fn overrun(&self) -> bool {
+        self.running_cores > self.cores() as u64
+    }
+
+    /// Returns whether labels wait for resources that other labels of the node hold.
+    pub(super) fn crowded(&self) -> bool {
+        self.up()
+            && (self.load > self.cores() as u64
+                || self.light > LIGHT_MAX as usize
+                || !self.choosy.is_empty() && self.is_short())
+    }
+
+    /// Returns whether the labels together need more memory, or more of a named resource, than the node offers.
+    fn is_short(&self) -> bool {
+        let offers = &self.view.offers;
+        let memory = self.choosy.values().map(|needs| needs.memory_bytes);
+        let memory = memory.fold(0, u64::saturating_add);
+        let mut named = self.choosy.values().flat_map(|needs| needs.named.keys());
+        offers.memory_bytes > 0 && memory > offers.memory_bytes
+            || named.any(|name| self.needed(name) > offers.named.get(name).copied().unwrap_or(0))
+    }
+
+    /// Returns the amount of a named resource that the labels need together.
+    fn needed(&self, name: &str) -> u64 {
+        let needed = self
+            .choosy
+            .values()
+            .filter_map(|needs| needs.named.get(name));
+        needed.fold(0, |sum, amount| sum.saturating_add(*amount))
+    }
+
+    /// Returns the time until all needs of a label are free; `plain` is the result of [`Self::wait`].
+    pub(super) fn wait_for(&self, needs: &Needs, plain: Span, now: Time) -> Span {
+        let cores = match needs.cores {
+            0 => self.wait_for_light(now),
+            1 => plain,
+            cores if self.load + u64::from(cores) <= self.cores() as u64 => Span::default(),
+            // No label waits in front of this one: the wait lasts until running labels have ended, on average.
+            _ if self.has_free_core() => {
+                Span(self.backlog.0.saturating_sub(self.spent_now(now)) / self.load.max(1))
+            }
+            _ => plain,
+        };
+        let offers = &self.view.offers;
+        let mut wait = cores;
+        if needs.memory_bytes > 0 && offers.memory_bytes > 0 {
+            let of = |other: &Needs| other.memory_bytes;
+            wait = wait.max(self.wait_for_share(needs.memory_bytes, offers.memory_bytes, of, now));
+        }
+        for (name, &amount) in &needs.named {
+            let offered = offers.named.get(name).copied().unwrap_or(0);
+            let of = |other: &Needs| other.named.get(name).copied().unwrap_or(0);
+            wait = wait.max(self.wait_for_share(amount, offered, of, now));
+        }
+        wait
+    }
+
+    /// Returns the time until a task without a core finds a place.
+    fn wait_for_light(&self, now: Time) -> Span {
+        if self.light < LIGHT_MAX as usize {
+            return Span::default();
+        }
+        let light = self
+            .outstanding
+            .entries()
+            .filter(|(_, queued)| queued.cores == 0);
+        let left = light.map(|(label, _)| self.left(label, now));
+        let left = left.fold(0_u128, |sum, left| sum + u128::from(left));
+        Span(u64::try_from(left / u128::from(LIGHT_MAX)).unwrap_or(u64::MAX))
+    }
+
+    /// Returns the time until `amount` of the `offered` amount of a resource is free. `of` returns the need of a label.
+    fn wait_for_share(
+        &self,
+        amount: u64,
+        offered: u64,
+        of: impl Fn(&Needs) -> u64,
+        now: Time,
+    ) -> Span {
+        let holders = || self.choosy.iter().map(|(&label, needs)| (label, of(needs)));
+        let needed = holders().fold(amount, |sum, (_, of)| sum.saturating_add(of));
+        if needed <= offered {
+            return Span::default();
+        }
+        let left = holders().map(|(label, of)| u128::from(self.left(label, now)) * u128::from(of));
+        let left = left.sum::<u128>() / u128::from(offered.max(1));
+        Span(u64::try_from(left).unwrap_or(u64::MAX))
+    }
+
+    /// Returns the rest of the time that a label is expected to take.
+    fn left(&self, label: LabelId, now: Time) -> u64 {
+        let expected = self
+            .outstanding
+            .get(label)
+            .copied()
+            .unwrap_or_default()
+            .expected;
+        let had = self
+            .running
+            .get(label)
+            .map(|(start, _)| now.since(*start).0);
+        expected.0 - had.unwrap_or(0).min(spendable(expected).0)
+    }
+
+    /// Returns the time until a core is free, as [`Self::wait`] does, but faster.
+    pub(super) fn wait_now(&mut self, now: Time) -> Span {
+        if self.has_free_core() {
+            return Span::default();
+        }
+        if now < self.spent.from || now > self.spent.until {
+            self.sum_up(now);
+        }
+        let now_all = self.spent.active.wrapping_mul(now.0);
+        let active = now_all.wrapping_sub(self.spent.starts_ns);
+        let spent = active.saturating_add(self.spent.over_ns);
+        let wait = Span(self.backlog.0.saturating_sub(spent) / self.cores() as u64);
+        debug_assert_eq!(
+            wait,
+            self.wait(now),
+            "what running labels spent is summed up wrongly"
+        );
+        wait
+    }
+
+    fn sum_up(&mut self, now: Time) {
+        let mut spent = Spent {
+            from: now,
+            until: Time(u64::MAX),
+            ..Spent::default()
+        };
+        for &(start, queued) in self.running.values() {
+            // Both sums grow per nanosecond by the number of cores.
+            let end = start + spendable(queued.expected);
+            if start > now {
+                spent.until = spent.until.min(start);
+            } else if end < now {
+                spent.over_ns = spent.over_ns.saturating_add(queued.spent(start, now));
+            } else if queued.cores > 0 {
+                let cores = u64::from(queued.cores);
+                spent.active += cores;
+                spent.starts_ns = spent.starts_ns.wrapping_add(start.0.wrapping_mul(cores));
+                spent.until = spent.until.min(end);
+            }
+        }
+        self.spent = spent;
+    }
+
+    /// Returns whether the last computed wait stays constant as time passes.
+    pub(super) fn stands_still(&self) -> bool {
+        self.spent.active == 0 && self.spent.until == Time(u64::MAX)
+    }
+
+    /// Returns the time until a core is free (see the policy `min-wait` for the equation).
+    pub(super) fn wait(&self, now: Time) -> Span {
+        if self.has_free_core() {
+            return Span::default();
+        }
+        Span(self.backlog.0.saturating_sub(self.spent_now(now)) / self.cores() as u64)
+    }
+
+    /// Returns the time until all labels have ended, if the needed cores share the work equally.
+    pub(super) fn all_left(&self, now: Time) -> Span {
+        let cores = self.cores().min(self.outstanding.len().max(1));
+        Span(self.backlog.0.saturating_sub(self.spent_now(now)) / cores as u64)
+    }
+
+    fn spent_now(&self, now: Time) -> u64 {
+        let running = self.running.values();
+        let spent = running.map(|(start, queued)| queued.spent(*start, now));
+        spent.fold(0, u64::saturating_add)
+    }
+
+    /// Records that a label began to run.
+    pub(super) fn start(&mut self, label: LabelId, now: Time) {
+        self.follows_no_more(label);
+        let queued = self.outstanding.get(label).copied().unwrap_or_default();
+        if let Some((_, old)) = self.running.insert(label, (now, queued)) {
+            self.running_cores -= u64::from(old.cores);
+        }
+        self.running_cores += u64::from(queued.cores);
+        self.spent.from = Time(u64::MAX);
+    }
+
+    /// Adds a label to the queue. A label that `follows` another one takes nothing before the other one has ended.
+    pub(super) fn add(&mut self, label: LabelId, expected: Span, needs: Needs, follows: bool) {
+        let cores = needs.cores;
+        let queued = Queued { expected, cores };
+        if self.outstanding.insert(label, queued).is_some() {
+            return;
+        }
+        self.backlog = self.backlog + queued.work();
+        if follows {
+            self.following.insert(label, needs);
+        } else {
+            self.count(label, needs);
+        }
+    }
+
+    /// Counts the needs of a label.
+    fn count(&mut self, label: LabelId, needs: Needs) {
+        self.load += u64::from(needs.cores);
+        self.light += usize::from(needs.cores == 0);
+        if !needs.only_cores() {
+            self.choosy.insert(label, needs);
+        }
+    }
+
+    /// Records that the label before this one has ended: this label runs as soon as its needs are free. Returns whether it followed one.
+    pub(super) fn follows_no_more(&mut self, label: LabelId) -> bool {
+        let needs = self.following.remove(&label);
+        needs.map(|needs| self.count(label, needs)).is_some()
+    }
+
+    /// Returns whether a label waits for another label of the queue.
+    pub(super) fn follows(&self, label: LabelId) -> bool {
+        self.following.contains_key(&label)
+    }
+
+    /// Changes the expected time of a label.
+    pub(super) fn expect(&mut self, label: LabelId, expected: Span) {
+        let Some(known) = self.outstanding.get(label).copied() else {
+            return;
+        };
+        let queued = Queued { expected, ..known };
+        self.outstanding.insert(label, queued);
+        self.backlog = Span(self.backlog.0.saturating_sub(known.work().0)) + queued.work();
+        if let Some((start, _)) = self.running.get(label).copied() {
+            self.running.insert(label, (start, queued));
+            self.spent.from = Time(u64::MAX);
+        }
+    }
+
+    /// Removes a label from the queue. Returns whether the queue contained it.
+    pub(super) fn remove(&mut self, label: LabelId) -> bool {
+        if let Some((_, queued)) = self.running.remove(label) {
+            self.running_cores -= u64::from(queued.cores);
+            // The sums are recomputed at the next query.
+            self.spent.from = Time(u64::MAX);
+        }
+        let removed = self.outstanding.remove(label);
+        if let Some(queued) = removed {
+            self.backlog = Span(self.backlog.0.saturating_sub(queued.work().0));
+            if self.following.remove(&label).is_none() {
+                self.load -= u64::from(queued.cores);
+                self.light -= usize::from(queued.cores == 0);
+                self.choosy.remove(&label);
+            }
+        }
+        removed.is_some()
+    }
+
+    /// Returns the cores that the labels need and the number of labels without a core, for checks.
+    pub(super) fn counted(&self) -> (u64, u64, usize) {
+        (self.load, self.running_cores, self.light)
+    }
+}
+
+/// Returns the part of a label's expected time that running can use up.
+fn spendable(expected: Span) -> Span {
+    Span(expected.0 - expected.0 / LEFT_PART)
+}
+
+/// Returns the expected time of a run over `input_bytes`: the mean of past runs, scaled by the size of the inputs. The scale is within a
+/// factor of four, since a kernel's start does not shrink with its input and few kernels grow faster than their input. Returns `None`
+/// without a history.
+#[must_use]
+pub fn expected_run(history: &History, input_bytes: u64) -> Option<Span> {
+    Some(Mean::of(history)?.scaled(input_bytes))
+}
+
+/// Mean run of a history.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Mean {
+    ns: u64,
+    bytes: u64,
+}
+
+impl Mean {
+    pub(super) fn of(history: &History) -> Option<Self> {
+        Some(Self {
+            ns: history.total_ns.checked_div(history.runs)?,
+            bytes: history.input_bytes / history.runs,
+        })
+    }
+
+    /// Returns the time of a run over `input_bytes` bytes; see [`expected_run`].
+    pub(super) fn scaled(self, input_bytes: u64) -> Span {
+        if self.bytes == 0 {
+            return Span(self.ns);
+        }
+        let scaled = multiply_divide(self.ns, input_bytes, self.bytes);
+        Span(scaled.clamp(self.ns / 4, self.ns.saturating_mul(4)))
+    }
+}
+
+/// Returns the time that pulling bytes over a link takes.
+pub(super) fn transfer(bytes: u64, bytes_per_sec: u64) -> Span {
+    Span(multiply_divide(bytes, 1_000_000_000, bytes_per_sec.max(1)))
+}
+
+/// Returns `a * b / c`, or the largest number if the result is larger. Most products fit in 64 bits, where division is several times
+/// faster.
+fn multiply_divide(a: u64, b: u64, c: u64) -> u64 {
+    if let Some(product) = a.checked_mul(b) {
+        return product / c;
+    }
+    let wide = u128::from(a) * u128::from(b) / u128::from(c);
+    u64::try_from(wide).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn expected_run_scales_mean_by_size_within_factor_four() {
+        let history = History {
+            runs: 2,
+            total_ns: 200,
+            input_bytes: 20,
+        };
+        assert_eq!(expected_run(&history, 10), Some(Span(100)));
+        assert_eq!(expected_run(&history, 20), Some(Span(200)));
+        assert_eq!(expected_run(&history, 1000), Some(Span(400)));
+        assert_eq!(expected_run(&history, 0), Some(Span(25)));
+        assert_eq!(expected_run(&History::default(), 10), None);
+    }
+
+    #[test]
+    fn transfer_time_is_bytes_over_rate_even_at_rate_zero() {
+        assert_eq!(transfer(125_000_000, 125_000_000), Span::from_secs(1));
+        assert_eq!(transfer(5, 0), Span::from_secs(5));
+    }
+}

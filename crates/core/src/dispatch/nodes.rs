@@ -1,0 +1,671 @@
+//! All nodes, and indices of the online nodes in the orders of searches: by id among those with capacity, and by wait and load among
+//! those of a kind. With them, placing a task takes hardly longer in a large array.
+//!
+//! **Invariant:** a node that may have changed is in `changed` until [`Nodes::renew`], and then in `shifted` until its load is read:
+//! [`Nodes::get_mut`] and [`Nodes::get_or_insert`] are the only ways to change a node. Many policies never read loads, so loads
+//! are updated only on demand.
+//!
+//! Waits change with time. While labels run within their expected times, a core completes at most a nanosecond of work per nanosecond. So
+//! the time at which a node becomes free (wait + now) never decreases unless the node itself changes. Nodes are indexed by the
+//! last known such time, which is a lower bound. A search updates the bounds that it reads. While no label runs within its expected time,
+//! the wait itself is constant.
+
+use super::node::Node;
+use super::roll::Roll;
+use super::scored::Scored;
+use super::table::Table;
+use crate::event::Role;
+use crate::id::NodeId;
+use crate::layout::RESERVE_BYTES;
+use crate::score::Weights;
+use crate::time::{Span, Time};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
+
+/// Maximum number of weights for which storage nodes are kept in the order of their scores.
+const SCORED_MAX: usize = 8;
+
+/// All nodes.
+#[derive(Debug, Default)]
+pub(super) struct Nodes {
+    known: Table<NodeId, Known>,
+    changed: Vec<NodeId>,
+    shifted: Vec<NodeId>,
+    /// Online storage nodes, and those of them whose queue is not full.
+    stores: Roll,
+    open: Roll,
+    /// Online host nodes.
+    hosts: BTreeSet<NodeId>,
+    /// Online nodes that are full of data.
+    full: BTreeSet<NodeId>,
+    /// Number of cores of `stores`.
+    store_cores: u64,
+    kinds: BTreeMap<Kind, Queues>,
+    /// Storage nodes by their scores, for the weights that were used last, the latest first.
+    scored: Vec<Scored>,
+    /// Latest time for which waits were computed.
+    latest: Time,
+}
+
+#[derive(Debug)]
+struct Known {
+    node: Node,
+    /// Whether the node is in `changed`, and in `shifted`.
+    changed: bool,
+    shifted: bool,
+    /// Position in the indices; `None` while the node is not online.
+    place: Option<Place>,
+    /// Position in the indices by load; `None` while it is no online storage node.
+    load: Option<Load>,
+}
+
+/// Storage nodes that differ for a task only by their load and by the data they hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Kind {
+    cores: u32,
+    link_bytes_per_sec: u64,
+    /// Set for a node that runs more labels than it has cores. It completes work faster, so it is a kind of its own.
+    alone: Option<NodeId>,
+}
+
+/// Number of nanoseconds, then outstanding labels, then the id.
+type Key = (u64, usize, NodeId);
+
+/// Nodes of a kind.
+#[derive(Debug, Default)]
+struct Queues {
+    /// All nodes, and those with a free core. A node with tasks that need no core or several cores may have fewer labels and no free
+    /// core, or more labels and a free core.
+    by_load: BTreeSet<(usize, NodeId)>,
+    free: BTreeSet<(usize, NodeId)>,
+    /// Nodes without a free core whose wait is constant, by wait.
+    standing: BTreeSet<Key>,
+    /// Other nodes without a free core, by a lower bound of the time at which they become free.
+    moving: BTreeSet<Key>,
+}
+
+/// Indexed properties of an online node without its load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place {
+    role: Role,
+    cores: u32,
+    open: bool,
+    full: bool,
+}
+
+/// Load of a node.
+#[derive(Clone, Copy, Debug)]
+struct Load {
+    kind: Kind,
+    outstanding: usize,
+    queue: Queue,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Queue {
+    FreeCore,
+    Standing(u64),
+    Moving(u64),
+}
+
+impl Nodes {
+    pub(super) fn get(&self, id: &NodeId) -> Option<&Node> {
+        self.known.get(id).map(|known| &known.node)
+    }
+
+    pub(super) fn get_mut(&mut self, id: &NodeId) -> Option<&mut Node> {
+        let known = self.known.get_mut(id)?;
+        if !std::mem::replace(&mut known.changed, true) {
+            self.changed.push(*id);
+        }
+        Some(&mut known.node)
+    }
+
+    pub(super) fn get_or_insert(&mut self, id: NodeId, make: impl FnOnce() -> Node) -> &mut Node {
+        if !self.known.contains_key(&id) {
+            let known = Known {
+                node: make(),
+                changed: false,
+                shifted: false,
+                place: None,
+                load: None,
+            };
+            self.known.insert(id, known);
+        }
+        self.get_mut(&id).expect("it was put in just now")
+    }
+
+    /// Returns all nodes in the order of ids.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (NodeId, &Node)> {
+        let all = self.known.iter();
+        all.map(|(&id, known)| (id, &known.node))
+    }
+
+    /// Calls `visit` for all online nodes, in the order of ids, with their waits.
+    pub(super) fn for_each_up(&mut self, now: Time, mut visit: impl FnMut(NodeId, &Node, Span)) {
+        let all = self.known.iter_mut().filter(|(_, known)| known.node.up());
+        for (&id, known) in all {
+            let wait = known.node.wait_now(now);
+            visit(id, &known.node, wait);
+        }
+    }
+
+    /// Returns an online node with its wait.
+    pub(super) fn up(&mut self, id: NodeId, now: Time) -> Option<(&Node, Span)> {
+        let known = self.known.get_mut(&id).filter(|known| known.node.up())?;
+        let wait = known.node.wait_now(now);
+        Some((&known.node, wait))
+    }
+
+    /// Updates the indices. All queries answer for the state of the last call.
+    pub(super) fn renew(&mut self, now: Time) {
+        if now < self.latest {
+            // Bounds for later times need not hold for earlier ones.
+            let stores: Vec<NodeId> = self.stores.iter().copied().collect();
+            for id in stores {
+                self.get_mut(&id);
+            }
+        }
+        self.latest = now;
+        while let Some(id) = self.changed.pop() {
+            let Some(known) = self.known.get_mut(&id) else {
+                continue;
+            };
+            known.changed = false;
+            if !std::mem::replace(&mut known.shifted, true) {
+                self.shifted.push(id);
+            }
+            for scored in &mut self.scored {
+                scored.shift(id);
+            }
+            let place = Place::of(&known.node);
+            let old = std::mem::replace(&mut known.place, place);
+            if old != place {
+                self.move_to(id, old, place);
+            }
+        }
+    }
+
+    fn move_to(&mut self, id: NodeId, old: Option<Place>, new: Option<Place>) {
+        let store = |place: Place| place.role == Role::Store;
+        let both =
+            |belongs: fn(Place) -> bool| (old.is_some_and(belongs), new.is_some_and(belongs));
+        enrol(
+            &mut self.stores,
+            id,
+            both(|place| place.role == Role::Store),
+        );
+        enter(&mut self.hosts, id, both(|place| place.role == Role::Host));
+        enter(&mut self.full, id, both(|place| place.full));
+        enrol(
+            &mut self.open,
+            id,
+            both(|place| place.role == Role::Store && place.open),
+        );
+        let cores = |place: Option<Place>| {
+            let place = place.filter(|place| store(*place));
+            place.map_or(0, |place| u64::from(place.cores))
+        };
+        self.store_cores = self.store_cores - cores(old) + cores(new);
+    }
+
+    /// Updates the indices by load.
+    fn renew_loads(&mut self) {
+        while let Some(id) = self.shifted.pop() {
+            let Some(known) = self.known.get_mut(&id) else {
+                continue;
+            };
+            known.shifted = false;
+            let load = Load::of(id, &known.node);
+            if let Some(old) = std::mem::replace(&mut known.load, load)
+                && let Some(queues) = self.kinds.get_mut(&old.kind)
+            {
+                queues.take_out(id, old);
+                if queues.by_load.is_empty() && load.is_none_or(|load| load.kind != old.kind) {
+                    self.kinds.remove(&old.kind);
+                }
+            }
+            if let Some(load) = load {
+                self.kinds.entry(load.kind).or_default().put_in(id, load);
+            }
+        }
+    }
+
+    pub(super) fn stores(&self) -> &Roll {
+        &self.stores
+    }
+
+    pub(super) fn open(&self) -> &Roll {
+        &self.open
+    }
+
+    pub(super) fn hosts(&self) -> &BTreeSet<NodeId> {
+        &self.hosts
+    }
+
+    pub(super) fn full(&self) -> &BTreeSet<NodeId> {
+        &self.full
+    }
+
+    pub(super) fn store_cores(&self) -> u64 {
+        self.store_cores
+    }
+
+    /// Returns, for each kind of storage nodes, the one with the least wait, then the fewest outstanding labels, then the lowest id.
+    /// Skips nodes for which `pass` returns true. Waits of less than `earliest` count as `earliest`.
+    pub(super) fn least(
+        &mut self,
+        now: Time,
+        earliest: Span,
+        pass: impl Fn(NodeId) -> bool,
+        found: &mut Vec<NodeId>,
+    ) {
+        self.renew_loads();
+        for queues in self.kinds.values_mut() {
+            let mut search = Search {
+                known: &mut self.known,
+                now,
+                earliest,
+                pass: &pass,
+            };
+            found.extend(search.least(queues));
+        }
+    }
+
+    /// Returns the best storage node: one with capacity if there is one, then the highest score, then the fewest outstanding labels per
+    /// core, then the lowest id. Skips nodes for which `pass` returns true.
+    pub(super) fn best(
+        &mut self,
+        weights: &Weights,
+        pass: impl Fn(NodeId) -> bool,
+    ) -> Option<NodeId> {
+        match self.scored.iter().position(|scored| scored.is_by(weights)) {
+            Some(place) => self.scored[..=place].rotate_right(1),
+            None => {
+                self.scored.truncate(SCORED_MAX - 1);
+                self.scored
+                    .insert(0, Scored::of(*weights, self.stores.iter().copied()));
+            }
+        }
+        let known = &self.known;
+        let node = |id| Some(&known.get(&id)?.node);
+        self.scored.first_mut()?.best(node, pass)
+    }
+
+    /// Checks that the indices match the nodes, for tests.
+    pub(super) fn check(&self) {
+        for (&id, known) in self.known.iter() {
+            if !known.changed {
+                self.check_place(id, &known.node);
+            }
+            if !known.changed && !known.shifted {
+                self.check_load(id, known);
+            }
+        }
+    }
+
+    fn check_place(&self, id: NodeId, node: &Node) {
+        let place = Place::of(node);
+        let store = place.is_some_and(|place| place.role == Role::Store);
+        let host = place.is_some_and(|place| place.role == Role::Host);
+        let full = place.is_some_and(|place| place.full);
+        let open = store && place.is_some_and(|place| place.open);
+        assert_eq!(store, self.stores.contains(&id), "{id:?} is a store or not");
+        assert_eq!(host, self.hosts.contains(&id), "{id:?} is a host or not");
+        assert_eq!(full, self.full.contains(&id), "{id:?} is full or not");
+        assert_eq!(open, self.open.contains(&id), "{id:?} has room or not");
+    }
+
+    fn check_load(&self, id: NodeId, known: &Known) {
+        let wait = known.node.wait(self.latest).0;
+        let expected = Load::of(id, &known.node).map(|load| (load.kind, load.outstanding));
+        let load = known.load;
+        assert_eq!(load.map(|load| (load.kind, load.outstanding)), expected);
+        match load.map(|load| (load.queue, load.kind.alone)) {
+            Some((Queue::FreeCore, _)) => assert_eq!(wait, 0, "{id:?} has no free core"),
+            Some((Queue::Standing(at), _)) => assert_eq!(at, wait, "{id:?} moves"),
+            Some((Queue::Moving(bound), None)) => {
+                assert!(bound <= self.latest.0 + wait, "{id:?} is free earlier");
+            }
+            Some((Queue::Moving(_), Some(_))) | None => {}
+        }
+    }
+}
+
+/// Enters a node like [`enter`] into a roll, whose nodes can be found by their index.
+fn enrol(roll: &mut Roll, id: NodeId, (was_in, is_in): (bool, bool)) {
+    if is_in && !was_in {
+        roll.insert(id);
+    } else if was_in && !is_in {
+        roll.remove(&id);
+    }
+}
+
+/// Adds a node to a set or removes it, if its membership changes.
+fn enter(set: &mut BTreeSet<NodeId>, id: NodeId, (was_in, is_in): (bool, bool)) {
+    if is_in && !was_in {
+        set.insert(id);
+    } else if was_in && !is_in {
+        set.remove(&id);
+    }
+}
+
+impl Place {
+    fn of(node: &Node) -> Option<Self> {
+        node.up().then(|| Self {
+            role: node.view.role,
+            cores: node.view.offers.cores,
+            open: node.room(),
+            full: node.view.free_bytes < RESERVE_BYTES,
+        })
+    }
+}
+
+impl Load {
+    fn of(id: NodeId, node: &Node) -> Option<Self> {
+        if !node.up() || node.view.role != Role::Store {
+            return None;
+        }
+        let crowded = node.overrun();
+        let free = node.has_free_core();
+        Some(Self {
+            kind: Kind {
+                cores: node.view.offers.cores,
+                link_bytes_per_sec: node.view.link_bytes_per_sec,
+                alone: crowded.then_some(id),
+            },
+            outstanding: node.outstanding.len(),
+            // A time in the past is a bound for every wait; the next search computes a better one.
+            queue: if free {
+                Queue::FreeCore
+            } else {
+                Queue::Moving(0)
+            },
+        })
+    }
+}
+
+impl Queues {
+    fn put_in(&mut self, id: NodeId, load: Load) {
+        let outstanding = load.outstanding;
+        self.by_load.insert((outstanding, id));
+        match load.queue {
+            Queue::FreeCore => self.free.insert((outstanding, id)),
+            Queue::Standing(wait) => self.standing.insert((wait, outstanding, id)),
+            Queue::Moving(bound) => self.moving.insert((bound, outstanding, id)),
+        };
+    }
+
+    fn take_out(&mut self, id: NodeId, load: Load) {
+        let outstanding = load.outstanding;
+        self.by_load.remove(&(outstanding, id));
+        match load.queue {
+            Queue::FreeCore => self.free.remove(&(outstanding, id)),
+            Queue::Standing(wait) => self.standing.remove(&(wait, outstanding, id)),
+            Queue::Moving(bound) => self.moving.remove(&(bound, outstanding, id)),
+        };
+    }
+}
+
+/// Search for the node that becomes free first.
+struct Search<'a, P> {
+    known: &'a mut Table<NodeId, Known>,
+    now: Time,
+    earliest: Span,
+    pass: &'a P,
+}
+
+impl<P: Fn(NodeId) -> bool> Search<'_, P> {
+    /// Searches a kind in two orders at once. By load, the result is the first node that is free before `earliest`. By wait, all
+    /// nodes that are free before `earliest` precede the first one that is not.
+    fn least(&mut self, queues: &mut Queues) -> Option<NodeId> {
+        let pass = self.pass;
+        let Queues {
+            by_load,
+            free,
+            standing: still,
+            moving,
+        } = queues;
+        let mut by_load = by_load.iter().filter(|(_, id)| !pass(*id)).peekable();
+        let &&(_, first) = by_load.peek()?;
+        // The best node with a wait of at most `earliest`; nodes that are free now come first.
+        let mut best = free.iter().find(|(_, id)| !pass(*id)).copied();
+        if best.is_some_and(|(_, id)| id == first) {
+            return Some(first);
+        }
+        let (mut after_still, mut after_moving) = (Bound::Unbounded, Bound::Unbounded);
+        loop {
+            if self.earliest > Span(0)
+                && let Some(&(_, id)) = by_load.next()
+                && self.wait(id) <= self.earliest.0
+            {
+                return Some(id);
+            }
+            let stands = still.range((after_still, Bound::Unbounded)).next();
+            let moves = moving.range((after_moving, Bound::Unbounded)).next();
+            let free_at = |key: Key| (key.0.saturating_add(self.now.0), key.1, key.2);
+            let (wait, outstanding, id) = match (stands.copied(), moves.copied()) {
+                (Some(stands), moves) if moves.is_none_or(|moves| free_at(stands) < moves) => {
+                    after_still = Bound::Excluded(stands);
+                    stands
+                }
+                (_, Some(moves)) => {
+                    if self.improve(moves, still, moving) {
+                        continue;
+                    }
+                    after_moving = Bound::Excluded(moves);
+                    (self.wait(moves.2), moves.1, moves.2)
+                }
+                (_, None) => return best.map(|(_, id)| id),
+            };
+            if pass(id) {
+                continue;
+            }
+            let load = (outstanding, id);
+            if wait <= self.earliest.0 {
+                best = Some(best.map_or(load, |best| best.min(load)));
+            }
+            if wait >= self.earliest.0 {
+                return best.or(Some(load)).map(|(_, id)| id);
+            }
+        }
+    }
+
+    /// Updates the position of a node in `moving`. Returns whether the position changed.
+    fn improve(&mut self, key: Key, still: &mut BTreeSet<Key>, moving: &mut BTreeSet<Key>) -> bool {
+        let (old, outstanding, id) = key;
+        let Some(known) = self.known.get_mut(&id) else {
+            return false;
+        };
+        let wait = known.node.wait_now(self.now).0;
+        let free_at = wait.saturating_add(self.now.0);
+        let queue = if known.node.stands_still() {
+            Queue::Standing(wait)
+        } else if free_at > old {
+            Queue::Moving(free_at)
+        } else {
+            return false;
+        };
+        moving.remove(&key);
+        match queue {
+            Queue::Standing(_) => still.insert((wait, outstanding, id)),
+            _ => moving.insert((free_at, outstanding, id)),
+        };
+        if let Some(load) = &mut known.load {
+            load.queue = queue;
+        }
+        true
+    }
+
+    fn wait(&mut self, id: NodeId) -> u64 {
+        let known = self.known.get_mut(&id);
+        known.map_or(0, |known| known.node.wait_now(self.now).0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dispatch::node::Presence;
+    use crate::dispatch::query::unknown_view;
+    use crate::event::NodeView;
+    use crate::id::LabelId;
+    use crate::resources::{Needs, Offers};
+    use proptest::prelude::*;
+
+    /// Change of a node.
+    #[derive(Clone, Debug)]
+    enum Step {
+        Up(u32, u64, bool),
+        Down,
+        Add(u64, u32, bool),
+        Start(usize),
+        Remove(usize),
+        Pass(u64),
+        Back(u64),
+        /// Search for the least of each kind, with an earliest time and nodes to skip.
+        Look(u64, u32),
+        /// Search for the best by some weights, with nodes to skip.
+        Best(usize, u32),
+    }
+
+    fn weights(number: usize) -> Weights {
+        // More weights than are kept at once.
+        let weights = [
+            "low-latency",
+            "energy",
+            "bandwidth",
+            "load=1",
+            "speed=1",
+            "capacity=1",
+        ];
+        let own = number
+            .checked_sub(weights.len())
+            .map(|more| format!("load={},energy=1", more + 1));
+        own.as_deref()
+            .unwrap_or(weights[number % weights.len()])
+            .parse()
+            .unwrap()
+    }
+
+    /// Returns the best node by examining every node.
+    fn scan_best(nodes: &Nodes, weights: &Weights, passed: u32) -> Option<NodeId> {
+        let stores = nodes.iter().filter(|(id, node)| {
+            node.up() && node.view.role == Role::Store && passed & (1 << id.0) == 0
+        });
+        let best = stores.min_by_key(|(id, node)| {
+            let bucket = crate::score::bucket(weights.score(&node.standing()));
+            let cores = node.view.offers.cores;
+            let load = crate::policy::labels_per_core(node.outstanding.len(), cores);
+            (!node.room(), std::cmp::Reverse(bucket), load, *id)
+        });
+        best.map(|(id, _)| id)
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            1 => (1_u32..3, 0_u64..2, any::<bool>()).prop_map(|(c, l, s)| Step::Up(c, l, s)),
+            1 => Just(Step::Down),
+            12 => (0_u64..40, 0_u32..4, any::<bool>()).prop_map(|(t, c, f)| Step::Add(t, c, f)),
+            6 => (0_usize..8).prop_map(Step::Start),
+            3 => (0_usize..8).prop_map(Step::Remove),
+            6 => (0_u64..30).prop_map(Step::Pass),
+            1 => (0_u64..30).prop_map(Step::Back),
+            8 => (prop_oneof![Just(0), 0_u64..60], prop_oneof![Just(0), 0_u32..256]).prop_map(|(e, p)| Step::Look(e, p)),
+            8 => (0_usize..12, prop_oneof![Just(0), 0_u32..256]).prop_map(|(w, p)| Step::Best(w, p)),
+        ]
+    }
+
+    /// Returns the least of each kind by examining every node.
+    fn scan(nodes: &Nodes, now: Time, earliest: Span, passed: u32) -> BTreeSet<NodeId> {
+        let mut least = BTreeMap::new();
+        for (id, node) in nodes.iter() {
+            if let Some(load) = Load::of(id, node)
+                && passed & (1 << id.0) == 0
+            {
+                let wait = node.wait(now).max(earliest);
+                let key = (wait, load.outstanding, id);
+                let best = least.entry(load.kind).or_insert(key);
+                *best = (*best).min(key);
+            }
+        }
+        least.into_values().map(|(.., id)| id).collect()
+    }
+
+    fn change(nodes: &mut Nodes, id: NodeId, step: &Step, now: Time, label: LabelId) {
+        let known = || Node::new(Presence::Expected, unknown_view());
+        let node = nodes.get_or_insert(id, known);
+        match *step {
+            Step::Up(cores, link_bytes_per_sec, store) => {
+                node.presence = Presence::Up;
+                node.view = NodeView {
+                    role: if store { Role::Store } else { Role::Host },
+                    offers: Offers::of_cores(cores),
+                    link_bytes_per_sec,
+                    device_bytes_per_sec: u64::from(cores) * 1_000_000_000,
+                    watts_milli: 50_000 * link_bytes_per_sec,
+                    capacity_bytes: 100,
+                    free_bytes: u64::from(id.0) * 10,
+                    ..unknown_view()
+                };
+            }
+            Step::Down => node.presence = Presence::Down,
+            Step::Add(expected, cores, follows) => {
+                let needs = Needs {
+                    cores,
+                    ..Needs::default()
+                };
+                node.add(label, Span(expected), needs, follows);
+            }
+            Step::Start(index) => {
+                if let Some(label) = node.outstanding.nth_key(index) {
+                    node.start(label, now);
+                }
+            }
+            Step::Remove(index) => {
+                if let Some(label) = node.outstanding.nth_key(index) {
+                    node.remove(label);
+                }
+            }
+            Step::Pass(_) | Step::Back(_) | Step::Look(..) | Step::Best(..) => {}
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(1000))]
+
+        /// After any steps and any jumps of the clock, a search returns the same node as a scan of all nodes.
+        #[test]
+        fn node_search_finds_the_same_as_a_scan(
+            steps in proptest::collection::vec((0_u32..8, step()), 0..200),
+        ) {
+            let mut nodes = Nodes::default();
+            let mut now = Time(1_000);
+            for id in 0..8 {
+                change(&mut nodes, NodeId(id), &Step::Up(1, 0, true), now, LabelId(0));
+            }
+            for (label, (id, step)) in (1..).zip(steps) {
+                match step {
+                    Step::Pass(span) => now = Time(now.0 + span),
+                    Step::Back(span) => now = Time(now.0 - span.min(now.0)),
+                    Step::Look(earliest, passed) => {
+                        let (earliest, mut found) = (Span(earliest), Vec::new());
+                        nodes.renew(now);
+                        let pass = |id: NodeId| passed & (1 << id.0) != 0;
+                        nodes.least(now, earliest, pass, &mut found);
+                        let found: BTreeSet<NodeId> = found.into_iter().collect();
+                        prop_assert_eq!(found, scan(&nodes, now, earliest, passed));
+                    }
+                    Step::Best(number, passed) => {
+                        let weights = weights(number);
+                        nodes.renew(now);
+                        let best = nodes.best(&weights, |id| passed & (1 << id.0) != 0);
+                        prop_assert_eq!(best, scan_best(&nodes, &weights, passed));
+                    }
+                    step => change(&mut nodes, NodeId(id), &step, now, LabelId(label)),
+                }
+                nodes.check();
+            }
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! The node's one connection to the server: `Array.Attach`. The module passes the server's messages to the node and sends the
+//! node's reports (next: `server/src/array.rs`).
+//!
+//! A broken connection is always opened again. The node then sends the labels that it knows and all outcomes that were not acknowledged.
+//! So one of the two sides repeats each message that was lost with a connection; ids make the repetition harmless.
+
+use crate::daemon::Daemon;
+use crate::error::Error;
+use crate::task::now;
+use std::sync::Arc;
+use std::time::Duration;
+use tidemill_client::Server;
+use tidemill_core::id::{LabelId, ObjectId};
+use tidemill_wire::PROTOCOL_VERSION;
+use tidemill_wire::capability::Key;
+use tidemill_wire::condition;
+use tidemill_wire::v1::{self, from_node, to_node::Message};
+use tokio_stream::wrappers::UnboundedReceiverStream;
+
+/// First pause before the connection is opened again; it doubles up to [`PAUSE_MAX`].
+pub(crate) const PAUSE_MIN: Duration = Duration::from_millis(50);
+
+/// Maximum pause.
+pub(crate) const PAUSE_MAX: Duration = Duration::from_secs(3);
+
+/// Time limit for the server to accept the message that the node sleeps.
+const LAST_WORD: Duration = Duration::from_secs(5);
+
+/// Reason why a connection ended.
+#[derive(Debug, thiserror::Error)]
+enum Ended {
+    /// The node can't continue.
+    #[error(transparent)]
+    Fatal(#[from] Error),
+    /// The server can't be reached or refuses.
+    #[error(transparent)]
+    Client(#[from] tidemill_client::Error),
+    /// The server ended the connection.
+    #[error("the server ended the connection")]
+    Closed,
+    /// The server's key is invalid.
+    #[error("the server's first message makes no sense: {0}")]
+    Key(#[from] tidemill_wire::capability::Refusal),
+}
+
+/// Stays attached until the node can't continue. Returns the reason.
+pub(crate) async fn stay(daemon: Arc<Daemon>) -> Error {
+    let mut pause = PAUSE_MIN;
+    let mut told = None;
+    loop {
+        let mut welcomed = false;
+        let ended = session(&daemon, &mut welcomed).await;
+        daemon.parts().reports.disconnect();
+        if welcomed {
+            pause = PAUSE_MIN;
+            told = None;
+        }
+        match ended {
+            Ended::Fatal(error) => return error,
+            error if told == Some(error.to_string()) => {
+                tracing::debug!(%error, "still without a server");
+            }
+            // A server that was lost may return with an identity that can't be trusted. That is a new problem to log.
+            error => {
+                tracing::warn!(%error, node = %daemon.config.node, "without a server; trying again for ever");
+                told = Some(error.to_string());
+            }
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(PAUSE_MAX);
+    }
+}
+
+async fn session(daemon: &Arc<Daemon>, welcomed: &mut bool) -> Ended {
+    match attach(daemon, welcomed).await {
+        Ok(never) => match never {},
+        Err(ended) => ended,
+    }
+}
+
+async fn attach(
+    daemon: &Arc<Daemon>,
+    welcomed: &mut bool,
+) -> Result<std::convert::Infallible, Ended> {
+    let server = Server::connect(&daemon.config.server, daemon.config.credential.as_ref()).await?;
+    if let Some(trust) = server.trust() {
+        daemon.parts().pulls.set_trust(trust);
+    }
+    let outgoing = UnboundedReceiverStream::new(daemon.parts().reports.connect(hello(daemon)?));
+    let incoming = server.array().attach(outgoing).await;
+    let mut incoming = match incoming {
+        Ok(incoming) => incoming.into_inner(),
+        Err(status) if condition::NODE_REMOVED.is_why(&status) => {
+            return Err(daemon.leave().await.into());
+        }
+        Err(status) => return Err(server.explain(status).into()),
+    };
+    loop {
+        let message = incoming.message().await;
+        let message = message.map_err(|status| server.explain(status))?;
+        match message.ok_or(Ended::Closed)?.message {
+            Some(Message::Welcome(welcome)) => {
+                on_welcome(daemon, &welcome).await?;
+                *welcomed = true;
+            }
+            Some(Message::Suspend(suspend)) => {
+                if let Err(why) = daemon.may_sleep(Duration::from_nanos(suspend.quiet_ns)) {
+                    let stays = from_node::Message::Stays(v1::Stays { why });
+                    daemon.parts().reports.send(stays);
+                    continue;
+                }
+                let asleep = from_node::Message::Asleep(v1::Asleep {});
+                daemon.parts().reports.send(asleep);
+                // The server ends the connection when it has received the message. If not, the message is repeated with the next
+                // connection.
+                let heard = async { while let Ok(Some(_)) = incoming.message().await {} };
+                let _ = tokio::time::timeout(LAST_WORD, heard).await;
+                return Err(Error::Suspended.into());
+            }
+            Some(message) => on_message(daemon, message),
+            None => tracing::warn!(
+                "the server sent a message of a kind that this release does not know"
+            ),
+        }
+    }
+}
+
+fn hello(daemon: &Daemon) -> Result<v1::Hello, Error> {
+    let known = daemon.labels().known()?;
+    Ok(v1::Hello {
+        version: PROTOCOL_VERSION,
+        node: Some(daemon.describe()),
+        array_id: daemon.array(),
+        labels: known.iter().map(|record| record.id.0).collect(),
+        free_space_epoch: 0,
+        asleep: false,
+        public_key: daemon.public_key().to_vec(),
+    })
+}
+
+async fn on_welcome(daemon: &Daemon, welcome: &v1::Welcome) -> Result<(), Ended> {
+    daemon
+        .join(welcome.array_id, Key::from_slice(&welcome.key)?)
+        .await?;
+    daemon.renew(&welcome.certificate).await?;
+    daemon
+        .clocks
+        .heard(u64::try_from(welcome.time_ns).unwrap_or(0));
+    tracing::info!(node = %daemon.config.node, url = %daemon.url, "attached to array {:016x}", welcome.array_id);
+    daemon.labels().report().map_err(Error::from)?;
+    Ok(())
+}
+
+/// Stores notes about names, and compares the lengths of files with the lengths that the server noted.
+fn on_notes(daemon: &Arc<Daemon>, notes: v1::NameNotes) {
+    let daemon = Arc::clone(daemon);
+    let about: Vec<ObjectId> = notes
+        .notes
+        .iter()
+        .flat_map(crate::notes::objects_of)
+        .collect();
+    let put = move |db: &rusqlite::Connection| {
+        let mut wrong = Vec::new();
+        for note in &notes.notes {
+            wrong.extend(crate::notes::of_false_length(db, note)?);
+        }
+        Ok((crate::notes::put(db, &notes.notes)?, wrong))
+    };
+    let db = daemon.parts().db.clone();
+    let runtime = tokio::runtime::Handle::current();
+    // The server sends a note once, and files are settled outside only after their notes.
+    let durable = daemon.parts().outside.is_some();
+    db.submit(durable, put, move |kept| match kept {
+        Ok((change, wrong)) => {
+            if !wrong.is_empty() {
+                let daemon = Arc::clone(&daemon);
+                runtime.spawn_blocking(move || {
+                    crate::scrub::refuse(daemon.parts(), &wrong);
+                });
+            }
+            if let Some(outside) = &daemon.parts().outside {
+                outside.on_noted(about.into_iter());
+            }
+            let noted = v1::Noted { change };
+            let noted = from_node::Message::Noted(noted);
+            daemon.parts().reports.send(noted);
+        }
+        // The server sends the notes again with the next connection.
+        Err(error) => tracing::warn!(%error, "notes about names can't be kept"),
+    });
+}
+
+fn on_message(daemon: &Arc<Daemon>, message: Message) {
+    match message {
+        // The session handles these messages itself, as it must wait for them.
+        Message::Welcome(_) | Message::Suspend(_) => {}
+        // The node is awake already.
+        Message::Wake(_) => {}
+        Message::Labels(labels) => daemon.labels().accept(labels.labels),
+        Message::Abort(abort) => daemon.labels().abort(LabelId(abort.label)),
+        Message::Recall(recall) => daemon.labels().recall(LabelId(recall.label)),
+        Message::Ack(ack) => {
+            let labels = ack.labels.into_iter().map(LabelId).collect();
+            daemon.labels().acknowledge(labels);
+        }
+        Message::FindPrograms(mut find) => {
+            let daemon = Arc::clone(daemon);
+            tokio::task::spawn_blocking(move || {
+                let parts = daemon.parts();
+                find.names.extend(parts.runner.offers(&find.names));
+                let has = |name: &str| parts.runner.has_program(name);
+                parts.programs.answer(find, has, |programs| {
+                    let programs = from_node::Message::Programs(programs);
+                    parts.reports.send(programs);
+                });
+            });
+        }
+        Message::Probe(probe) => {
+            let daemon = Arc::clone(daemon);
+            tokio::task::spawn_blocking(move || {
+                let probed = daemon.probe(&probe);
+                let reports = &daemon.parts().reports;
+                reports.send(from_node::Message::Probed(probed));
+            });
+        }
+        Message::Notes(notes) => on_notes(daemon, notes),
+        Message::Channels(channels) => {
+            let channels_here = Arc::clone(&daemon.parts().channels);
+            channels_here.on_told(&channels);
+            tokio::task::spawn_blocking(move || channels_here.sweep());
+        }
+        Message::Revoke(revoke) => daemon.revoked.on_revoke(&revoke, now().0),
+        Message::Peers(peers) => daemon.parts().pulls.set_peers(peers.nodes),
+    }
+}

@@ -1,0 +1,246 @@
+//! Channels of rooms on this node. Each is a file of the folder `channels`; programs send and receive its messages over HTTP ([`http`]).
+//! The server sends the list of channels with each change. Files of other channels are removed.
+
+pub(crate) mod http;
+mod kept;
+
+use crate::store::{Store, StoreError};
+use kept::{Kept, RING_AT, Trouble};
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, HashMap};
+use std::fs::{DirBuilder, Permissions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use tidemill_core::channel::Refusal;
+use tidemill_core::id::ObjectId;
+use tidemill_wire::v1;
+use tokio::sync::Notify;
+
+/// Maximum time to wait for the server's announcement of a channel that is to be created.
+const WORD_MAX: Duration = Duration::from_secs(5);
+/// File name extension of a file that is being created.
+const NEW: &str = "new";
+
+/// Channels of a node; see the module.
+#[derive(Debug)]
+pub(crate) struct Channels {
+    folder: PathBuf,
+    store: Arc<dyn Store>,
+    /// Channels that the server has announced, with the bytes of each; `None` before the first list.
+    told: Mutex<Option<BTreeMap<ObjectId, u64>>>,
+    news: Notify,
+    making: Mutex<()>,
+    open: Mutex<HashMap<ObjectId, Arc<Channel>>>,
+}
+
+/// Channel in use.
+#[derive(Debug, Default)]
+pub(crate) struct Channel {
+    /// `None` before it is opened, and after it could not be written.
+    kept: Mutex<Option<Kept>>,
+    /// Signalled after a send, after a read, and at the end of the channel.
+    changed: Notify,
+    ended: AtomicBool,
+}
+
+/// Reason why a channel refuses a request.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ChannelError {
+    #[error(
+        "this node has no such channel: it has ended with its room, was removed, or is lost with its memory or node (`tidemill channel list ROOM`)"
+    )]
+    None,
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error("the channel's file {path}: {source}")]
+    File { path: PathBuf, source: io::Error },
+    #[error("{path}: the channel is damaged: remove it")]
+    Damaged { path: PathBuf },
+}
+
+impl Channels {
+    /// Opens the folder, counts the existing channels, and removes incomplete files.
+    pub(crate) fn open(folder: &Path, store: Arc<dyn Store>) -> Result<Self, StoreError> {
+        let folder = folder.join("channels");
+        let channels = Self {
+            folder: folder.clone(),
+            store,
+            told: Mutex::default(),
+            news: Notify::new(),
+            making: Mutex::default(),
+            open: Mutex::default(),
+        };
+        let failed = |source| StoreError::Device {
+            path: folder.clone(),
+            source,
+        };
+        let made = DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&folder);
+        made.map_err(failed)?;
+        std::fs::set_permissions(&folder, Permissions::from_mode(0o700)).map_err(failed)?;
+        for (object, path) in channels.files().map_err(failed)? {
+            match object {
+                Some(_) => {
+                    let bytes = path.metadata().map_err(failed)?.len();
+                    channels.store.count_room(bytes);
+                }
+                // The file is incomplete.
+                None => std::fs::remove_file(&path).map_err(failed)?,
+            }
+        }
+        Ok(channels)
+    }
+
+    fn path(&self, object: ObjectId) -> PathBuf {
+        self.folder.join(format!("{:016x}", object.0))
+    }
+
+    fn files(&self) -> io::Result<Vec<(Option<ObjectId>, PathBuf)>> {
+        let entries = std::fs::read_dir(&self.folder)?;
+        let file = |entry: io::Result<std::fs::DirEntry>| {
+            let entry = entry?;
+            let name = entry.file_name();
+            let object = tidemill_wire::route::parse_object(&name.to_string_lossy());
+            Ok((object, entry.path()))
+        };
+        entries.map(file).collect()
+    }
+
+    /// Returns whether any channel exists: then the node may not sleep.
+    pub(crate) fn any(&self) -> bool {
+        self.files().is_ok_and(|files| !files.is_empty())
+    }
+
+    /// Stores the server's list of channels.
+    pub(crate) fn on_told(&self, channels: &v1::Channels) {
+        let told = channels.channels.iter();
+        let told = told.map(|one| (ObjectId(one.object), one.capacity_bytes));
+        *self.told.lock() = Some(told.collect());
+        self.news.notify_waiters();
+    }
+
+    /// Removes the channels that are no longer in the list.
+    pub(crate) fn sweep(&self) {
+        let files = match self.files() {
+            Ok(files) => files,
+            Err(error) => {
+                tracing::warn!(%error, "channels can't be looked through");
+                return;
+            }
+        };
+        for (object, path) in files {
+            let Some(object) = object else { continue };
+            // The lock is held so that no removed channel is created again at this time.
+            let told = self.told.lock();
+            if told.as_ref().is_none_or(|told| told.contains_key(&object)) {
+                continue;
+            }
+            if let Some(channel) = self.open.lock().remove(&object) {
+                channel.ended.store(true, Ordering::Release);
+                *channel.kept.lock() = None;
+                channel.changed.notify_waiters();
+            }
+            let bytes = path.metadata().map_or(0, |metadata| metadata.len());
+            match std::fs::remove_file(&path) {
+                Ok(()) => self.store.give_room(bytes),
+                Err(error) => tracing::warn!(%error, "a channel's file stays for now"),
+            }
+        }
+    }
+
+    /// Waits until the server has announced a channel. Returns the bytes of its ring.
+    async fn awaited(&self, object: ObjectId) -> Option<u64> {
+        let told = async {
+            loop {
+                let mut news = std::pin::pin!(self.news.notified());
+                news.as_mut().enable();
+                let told = self
+                    .told
+                    .lock()
+                    .as_ref()
+                    .and_then(|told| told.get(&object).copied());
+                match told {
+                    Some(capacity) => return capacity,
+                    None => news.await,
+                }
+            }
+        };
+        tokio::time::timeout(WORD_MAX, told).await.ok()
+    }
+
+    /// Creates the file of an announced channel. An existing file is no error.
+    fn make(&self, object: ObjectId, capacity: u64) -> Result<(), ChannelError> {
+        let (path, new) = (self.path(object), self.path(object).with_extension(NEW));
+        // In memory this takes long, as every page is cleared. A new list of channels must not wait for it, so this is a lock of its own.
+        let making = self.making.lock();
+        if !path.exists() {
+            let bytes = RING_AT + capacity;
+            self.store.take_room(bytes)?;
+            let made = Kept::make(&new, capacity).and_then(|()| std::fs::rename(&new, &path));
+            made.map_err(|source| {
+                // The failed file is temporary: existing channels are not affected.
+                let _ = std::fs::remove_file(&new);
+                self.store.give_room(bytes);
+                ChannelError::Store(StoreError::from_io(object, &new, source))
+            })?;
+        }
+        drop(making);
+        // The channel may have been removed from the list.
+        self.sweep();
+        Ok(())
+    }
+
+    /// Returns an existing channel.
+    fn find(&self, object: ObjectId) -> Result<Arc<Channel>, ChannelError> {
+        let mut open = self.open.lock();
+        if let Some(channel) = open.get(&object) {
+            return Ok(Arc::clone(channel));
+        }
+        if !self.path(object).exists() {
+            return Err(ChannelError::None);
+        }
+        Ok(Arc::clone(open.entry(object).or_default()))
+    }
+
+    /// Runs `work` on a channel. After an error of the system, the channel is opened again from the device.
+    fn with<T>(
+        &self,
+        object: ObjectId,
+        channel: &Channel,
+        work: impl FnOnce(&mut Kept) -> Result<T, Trouble>,
+    ) -> Result<T, ChannelError> {
+        let path = self.path(object);
+        let told = |trouble| match trouble {
+            Trouble::Refused(refusal) => ChannelError::Refused(refusal),
+            Trouble::Damaged => ChannelError::Damaged { path: path.clone() },
+            Trouble::System(source) if source.kind() == io::ErrorKind::NotFound => {
+                ChannelError::None
+            }
+            Trouble::System(source) => ChannelError::File {
+                path: path.clone(),
+                source,
+            },
+        };
+        let mut kept = channel.kept.lock();
+        if channel.ended.load(Ordering::Acquire) {
+            return Err(ChannelError::None);
+        }
+        let open = match kept.take() {
+            Some(open) => kept.insert(open),
+            None => kept.insert(Kept::open(&path).map_err(told)?),
+        };
+        let done = work(open);
+        if matches!(done, Err(Trouble::System(_))) {
+            *kept = None;
+        }
+        done.map_err(told)
+    }
+}

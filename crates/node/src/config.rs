@@ -1,0 +1,168 @@
+//! Configuration of a node at its start. The module only holds values and reads the size of the host's memory.
+
+use crate::outside::Where;
+use crate::power::Meter;
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+use tidemill_client::{Credential, Endpoint};
+use tidemill_core::event::Role;
+use tidemill_core::id::NodeId;
+use tidemill_core::layout::Medium;
+use tidemill_core::resources::Offers;
+
+/// Rate that is reported until a pull has been measured: 1 Gbit/s in bytes per second.
+pub const LINK_BYTES_PER_SEC_DEFAULT: u64 = 125_000_000;
+
+/// Default limit of pulled objects that are kept after their last use, in bytes.
+pub const PULLED_BYTES_MAX_DEFAULT: u64 = tidemill_core::dispatch::COPIES_BYTES_MAX;
+
+/// Default rate of an idle node that hashes and compares its objects, in bytes per second: 16 TB in three days.
+pub const SCRUB_BYTES_PER_SEC_DEFAULT: u64 = 64 << 20;
+
+/// Configuration of a node at its start.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Id in the array; a folder belongs to one id for ever.
+    pub node: NodeId,
+    /// Role of the node.
+    pub role: Role,
+    /// Whether the node belongs to the burst tier: its files are moved on to other nodes.
+    pub burst: bool,
+    /// Folder for all files of the node. It is created if it does not exist.
+    pub folder: PathBuf,
+    /// HTTP address; port 0 takes any free port.
+    pub listen: SocketAddr,
+    /// Whether the node serves with TLS. An array does so by default.
+    pub tls: bool,
+    /// URL for others, `https://host:port` (`http://` without TLS); `None`: the address that the node listens on.
+    pub url: Option<String>,
+    /// Id of the node's host; see `tidemill_client::host::id`.
+    pub host: String,
+    /// Server of the array.
+    pub server: Endpoint,
+    /// Content of the array's token file; needed over TCP only.
+    pub credential: Option<Credential>,
+    /// Cores for concurrent kernels.
+    pub cores: u32,
+    /// Memory for tasks with a declared need, in bytes; `None`: the memory of all kernels together.
+    pub memory_bytes: Option<u64>,
+    /// Named resources for concurrent kernels, such as GPUs and licences.
+    pub resources: BTreeMap<String, u64>,
+    /// Whether kernels run only on idle processors, so that reads and writes of clients keep their latency.
+    pub kernels_idle: bool,
+    /// Memory limit of all kernels together, in bytes, if the host allows control groups; `None`: seven eighths of the host's memory.
+    pub kernels_memory_bytes: Option<u64>,
+    /// Folders of the host that kernels may see, with all folders below them, if their tasks ask for them.
+    pub kernels_folders: Vec<PathBuf>,
+    /// Files and folders of the array and of its keys on this host that kernels never see, in addition to the node's own folder.
+    pub hidden: Vec<PathBuf>,
+    /// Folders that are searched for programs before the system's folders. All kernels see them.
+    pub kernels_path: Vec<PathBuf>,
+    /// Environment variables of all kernels, unless their tasks set them.
+    pub kernels_environment: Vec<(String, String)>,
+    /// Medium of the node's objects.
+    pub medium: Medium,
+    /// Location of the files, if it is outside of the array.
+    pub outside: Option<Where>,
+    /// Bytes that the node's objects may take; `None`: the whole device.
+    pub capacity_bytes: Option<u64>,
+    /// Memory for outputs that tasks of jobs hand to each other, in bytes; `None`: these outputs are stored on the disk.
+    pub intermediate_bytes: Option<u64>,
+    /// Rate of pulls from other nodes in bytes per second; `None`: measured.
+    pub link_bytes_per_sec: Option<u64>,
+    /// Rate of the device in bytes per second, for policies that prefer fast nodes; `None`: not configured.
+    pub device_bytes_per_sec: Option<u64>,
+    /// Power at full load in thousandths of a watt, for policies that prefer efficient nodes; `None`: not configured.
+    pub watts_milli: Option<u64>,
+    /// Power when idle, in thousandths of a watt.
+    pub idle_milli: Option<u64>,
+    /// Power when suspended, in thousandths of a watt.
+    pub suspended_milli: Option<u64>,
+    /// Meter of the present power.
+    pub meter: Option<Meter>,
+    /// Interval of refreshes of the status.
+    pub status_period: Duration,
+    /// Program that runs built-in and native kernels if started with the hidden argument of `tidemill_kernel`; normally the running
+    /// program.
+    pub program: PathBuf,
+    /// Whether objects of nodes on the same host are taken from their folders. Otherwise they are pulled over HTTP like all others.
+    pub in_place: bool,
+    /// Limit of pulled objects that are kept after their last use for later tasks, in bytes.
+    pub pulled_bytes_max: u64,
+    /// Rate at which the node reads its objects in the background, in bytes per second, to find damage. `None`: never.
+    pub scrub_bytes_per_sec: Option<u64>,
+}
+
+/// Returns the memory of this machine that kernels may use by default, in bytes: seven eighths of it, or of the limit of its control group.
+#[must_use]
+pub fn machine_memory_bytes() -> u64 {
+    let host = rustix::system::sysinfo();
+    let bytes = (host.totalram as u64).saturating_mul(host.mem_unit.into());
+    let bytes = tidemill_kernel::memory_limit().map_or(bytes, |limit| bytes.min(limit));
+    bytes - bytes / 8
+}
+
+impl Config {
+    /// Returns the resources for concurrent kernels.
+    #[must_use]
+    pub fn offers(&self) -> Offers {
+        let memory = self.memory_bytes;
+        Offers {
+            cores: self.cores,
+            memory_bytes: memory.unwrap_or_else(|| self.kernels_memory_bytes()),
+            named: self.resources.clone(),
+        }
+    }
+
+    /// Returns the memory limit of all kernels together, in bytes.
+    #[must_use]
+    pub fn kernels_memory_bytes(&self) -> u64 {
+        self.kernels_memory_bytes
+            .unwrap_or_else(machine_memory_bytes)
+    }
+
+    /// Returns the configuration of a node of role `store` with the defaults: any port of the loopback, all cores of the host, status
+    /// every second, TLS unless the server is reached without it.
+    #[must_use]
+    pub fn new(node: NodeId, folder: impl Into<PathBuf>, server: Endpoint) -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        Self {
+            node,
+            role: Role::Store,
+            burst: false,
+            folder: folder.into(),
+            listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+            tls: !matches!(server, Endpoint::Http(_)),
+            url: None,
+            host: tidemill_client::host::id(),
+            server,
+            credential: None,
+            cores: u32::try_from(cores).unwrap_or(1),
+            memory_bytes: None,
+            resources: BTreeMap::new(),
+            kernels_idle: true,
+            kernels_memory_bytes: None,
+            kernels_folders: Vec::new(),
+            hidden: Vec::new(),
+            kernels_path: Vec::new(),
+            kernels_environment: Vec::new(),
+            medium: Medium::Disk,
+            outside: None,
+            capacity_bytes: None,
+            intermediate_bytes: None,
+            link_bytes_per_sec: None,
+            device_bytes_per_sec: None,
+            watts_milli: None,
+            idle_milli: None,
+            suspended_milli: None,
+            meter: None,
+            status_period: Duration::from_secs(1),
+            program: std::env::current_exe().unwrap_or_else(|_| PathBuf::from("tidemill")),
+            in_place: true,
+            pulled_bytes_max: PULLED_BYTES_MAX_DEFAULT,
+            scrub_bytes_per_sec: Some(SCRUB_BYTES_PER_SEC_DEFAULT),
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! Batched copies of small objects: one request to the source node and one sync of the device for many objects. The module writes
+//! objects to the store.
+//!
+//! An object that can't be copied in a batch is left to be copied alone, which reports the error. Examples: the source is offline, lacks
+//! the object or has other bytes than it declared, or the store is full. So the functions of this module never fail.
+
+use crate::executor::Parts;
+use crate::labels::{Labels, Live, failed};
+use crate::records::{self, Hash, ObjectRecord};
+use crate::scrub;
+use crate::store::Named;
+use crate::task::{Work, now};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use tidemill_core::id::{LabelId, NodeId, ObjectId};
+use tidemill_core::label::{FailureKind, Input, Lane, Operation, Sealed};
+use tidemill_wire::copies::{Given, OBJECT_BYTES_MAX, OBJECTS_BYTES_MAX, OBJECTS_MAX};
+
+/// Label that was taken from the queue.
+pub(crate) type Taken = (LabelId, Live);
+
+/// Takes the next labels that copy small objects, after the label `first`.
+pub(crate) fn with_more(labels: &Labels, first: Taken) -> Vec<Taken> {
+    let mut bytes = small(&first.1).unwrap_or(OBJECTS_BYTES_MAX);
+    let mut taken = vec![first];
+    while bytes < OBJECTS_BYTES_MAX && taken.len() < OBJECTS_MAX {
+        let Some(next) = labels.try_next(Lane::Copy) else {
+            break;
+        };
+        // A large object is the last of its batch, so that no other object waits for it.
+        bytes += small(&next.1).unwrap_or(OBJECTS_BYTES_MAX);
+        taken.push(next);
+    }
+    taken
+}
+
+/// Returns the length of a small object of another node.
+fn small(live: &Live) -> Option<u64> {
+    let Operation::Copy { from, to, .. } = &live.label.operation else {
+        return None;
+    };
+    let small = from.object == to.object && from.size <= OBJECT_BYTES_MAX;
+    small.then_some(from.size)
+}
+
+/// Makes as many copies as possible. Returns the labels that are left.
+pub(crate) fn make(parts: &Parts, labels: &Arc<Labels>, taken: Vec<Taken>) -> Vec<Taken> {
+    let new = |(_, live): &&Taken| {
+        let Operation::Copy { from, .. } = &live.label.operation else {
+            return false;
+        };
+        // A damaged object is recreated in its place, and an object that is stored here is not fetched.
+        let known = |db: &rusqlite::Connection| records::has_object(db, from.object);
+        small(live).is_some() && from.node != parts.node && !parts.db.read(known).unwrap_or(true)
+    };
+    let mut sources: BTreeMap<NodeId, Vec<&Taken>> = BTreeMap::new();
+    if taken.len() > 1 {
+        for one in taken.iter().filter(new) {
+            if let Operation::Copy { from, .. } = &one.1.label.operation {
+                sources.entry(from.node).or_default().push(one);
+            }
+        }
+    }
+    let mut made = BTreeMap::new();
+    for (node, wanted) in sources {
+        bring(parts, node, &wanted, &mut made);
+    }
+    settle(parts, &mut made);
+    let mut left = Vec::new();
+    for (id, live) in taken {
+        match made.remove(&id) {
+            Some(work) => drop(labels.end(id, work)),
+            None => left.push((id, live)),
+        }
+    }
+    left
+}
+
+/// Makes the copies durable at their final place. If this fails for a copy, the copy is made again alone, which reports the error.
+fn settle(parts: &Parts, made: &mut BTreeMap<LabelId, Work>) {
+    let mut labels = Vec::with_capacity(made.len());
+    let mut objects = Vec::with_capacity(made.len());
+    for (id, work) in made.iter() {
+        for record in &work.made {
+            let named = Named {
+                path: record.path.clone(),
+                part: record.part.is_some(),
+                hash: record.hash,
+            };
+            labels.push(*id);
+            objects.push((record.id, named));
+        }
+    }
+    let mut failed = 0;
+    for (id, settled) in labels.into_iter().zip(parts.store.settle(&objects)) {
+        if let Err(error) = settled {
+            if failed == 0 {
+                tracing::warn!(%error, "copies are made one by one");
+            }
+            failed += 1;
+            made.remove(&id);
+        }
+    }
+}
+
+/// Fetches objects of one node.
+fn bring(parts: &Parts, node: NodeId, wanted: &[&Taken], made: &mut BTreeMap<LabelId, Work>) {
+    let objects: Vec<(&Input, &[u8])> = wanted
+        .iter()
+        .filter_map(|(_, live)| match &live.label.operation {
+            Operation::Copy { from, .. } => Some((from, live.capability(0))),
+            _ => None,
+        })
+        .collect();
+    let cancelled = || wanted.iter().all(|(_, live)| live.control.is_cancelled());
+    let take = &mut |index: usize, said: &Hash, bytes: &[u8]| {
+        let (id, live): &Taken = wanted[index];
+        let hash: Hash = blake3::hash(bytes).into();
+        if hash != *said || live.control.is_cancelled() {
+            return;
+        }
+        if let Some(work) = keep(parts, live, bytes, hash) {
+            made.insert(*id, work);
+        }
+    };
+    if let Err(error) = parts.pulls.many(node, &objects, &cancelled, take) {
+        tracing::debug!(%error, "copies are made one by one");
+    }
+}
+
+/// Stores the bytes of a copy.
+fn keep(parts: &Parts, live: &Live, bytes: &[u8], hash: Hash) -> Option<Work> {
+    let Operation::Copy { to, part, .. } = &live.label.operation else {
+        return None;
+    };
+    parts.store.put(to.object, bytes).ok()?;
+    let size = bytes.len() as u64;
+    parts.counters.on_written(size);
+    let mut outcome = failed(live.start, FailureKind::Device, String::new());
+    outcome.kernel_start = live.start;
+    outcome.end = now();
+    (
+        outcome.moved_bytes,
+        outcome.read_bytes,
+        outcome.written_bytes,
+    ) = (size, size, size);
+    outcome.result = Ok(vec![Sealed::file(to.object, size)]);
+    let record = ObjectRecord {
+        id: to.object,
+        size,
+        owner: live.label.owner,
+        inode: to.inode.0,
+        path: to.path.clone(),
+        mode: None,
+        task: None,
+        sealed_at: outcome.end,
+        part: *part,
+        hash: Some(hash),
+        memory: false,
+    };
+    let mut work = Work::without_effect(outcome);
+    work.label = Some(Arc::clone(&live.label));
+    work.made.push(record);
+    work.wrote.push((to.object, size));
+    Some(work)
+}
+
+/// Returns the answer to a node that copies objects, in the order of the request. An object that the node may not read, or that it
+/// must request alone, is answered as missing.
+pub(crate) fn give(parts: &Parts, objects: &[Option<ObjectId>], with_bytes: bool) -> Vec<Given> {
+    let sums = parts.db.read(|db| {
+        let sum = |object: &Option<ObjectId>| match object {
+            Some(object) => records::sum(db, *object),
+            None => Ok(None),
+        };
+        objects.iter().map(sum).collect::<Result<Vec<_>, _>>()
+    });
+    let (mut given, mut new, mut total) = (Vec::with_capacity(objects.len()), Vec::new(), 0);
+    for (object, sum) in objects.iter().zip(sums.unwrap_or_default()) {
+        let one = object.zip(sum).and_then(|(object, sum)| {
+            total = sum.size.saturating_add(total);
+            let fits = sum.size <= OBJECT_BYTES_MAX && total <= 2 * OBJECTS_BYTES_MAX;
+            if !fits || sum.damage.is_some() {
+                return None;
+            }
+            let read = with_bytes || sum.hash.is_none();
+            let bytes = read
+                .then(|| scrub::read_whole(parts, object, &sum))
+                .transpose()
+                .ok()?;
+            let bytes = bytes.unwrap_or_default();
+            let hash = sum.hash.unwrap_or_else(|| {
+                let hash = blake3::hash(&bytes).into();
+                new.push((object, hash));
+                hash
+            });
+            let bytes = if with_bytes { bytes } else { Vec::new() };
+            Some((hash, bytes))
+        });
+        given.push(one);
+    }
+    if !new.is_empty() {
+        let keep = move |db: &rusqlite::Connection| {
+            new.iter()
+                .try_for_each(|(object, hash)| records::set_hash(db, *object, hash))
+        };
+        // If this fails, the object is hashed later.
+        parts.db.submit(false, keep, drop);
+    }
+    given
+}

@@ -1,0 +1,702 @@
+//! Database of the node: schema, migrations, and one writer thread that commits many changes in one transaction. The module reads and
+//! writes the database files in the node's folder.
+//!
+//! It knows SQL and not the meaning of the rows, which [`crate::records`] defines. With `synchronous=NORMAL` in WAL mode, a commit survives
+//! `kill -9`. A change that must be durable makes its whole group be synced. Commits need no free space on the device: `reserve.rs`.
+
+use crate::reserve::{self, Fold, Left, Reserve};
+use parking_lot::Mutex;
+use rusqlite::Connection;
+use rusqlite::config::DbConfig;
+use std::fs::File;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, mpsc};
+use tokio::sync::oneshot;
+
+/// Version of the schema (`PRAGMA user_version`).
+pub const SCHEMA_VERSION: u32 = 1;
+
+/// Maximum number of changes per transaction.
+const GROUP_MAX: usize = 2000;
+
+/// Prepared statements kept per connection.
+const STATEMENTS_MAX: usize = 256;
+
+/// Read connections; a reader beyond them waits.
+const READERS: usize = 2;
+
+/// Length of the write-ahead log, in pages, at which it is checkpointed.
+const LOG_PAGES: i64 = 1000;
+
+/// Length of the log, in pages, at which SQLite itself checkpoints it, if this was not done before.
+const LOG_PAGES_MAX: u32 = 3000;
+
+/// Changes between two checks of the log's length.
+const CHANGES_PER_LOOK: usize = 32;
+
+/// Migrations. Number `n` brings a database from version `n` to version `n + 1`. A released migration never changes.
+const MIGRATIONS: [&str; SCHEMA_VERSION as usize] = [TABLES];
+
+// `object_unhashed` leaves out linked objects: hashing one would fetch all of it.
+const TABLES: &str = "
+    CREATE TABLE object (
+        id INTEGER PRIMARY KEY,
+        kind INTEGER NOT NULL,
+        state INTEGER NOT NULL,
+        hash BLOB,
+        damage TEXT,
+        linked INTEGER NOT NULL DEFAULT 0
+    );
+    CREATE INDEX object_unhashed ON object (id)
+        WHERE kind = 0 AND hash IS NULL AND damage IS NULL AND linked = 0;
+    CREATE INDEX object_damaged ON object (id) WHERE damage IS NOT NULL;
+    CREATE TABLE membership (
+        collection INTEGER NOT NULL,
+        position INTEGER NOT NULL,
+        object INTEGER NOT NULL,
+        PRIMARY KEY (collection, position)
+    ) WITHOUT ROWID;
+    CREATE INDEX membership_object ON membership (object);
+    CREATE TABLE attribute (
+        object INTEGER NOT NULL,
+        page INTEGER NOT NULL,
+        number INTEGER NOT NULL,
+        value BLOB NOT NULL,
+        PRIMARY KEY (object, page, number)
+    ) WITHOUT ROWID;
+    CREATE TABLE label (
+        id INTEGER PRIMARY KEY,
+        seq INTEGER NOT NULL UNIQUE,
+        payload BLOB NOT NULL,
+        state INTEGER NOT NULL,
+        outcome BLOB,
+        acked INTEGER NOT NULL
+    );
+    CREATE INDEX label_known ON label (seq) WHERE acked = 0;
+    CREATE TABLE identity (
+        key TEXT PRIMARY KEY,
+        value BLOB NOT NULL
+    ) WITHOUT ROWID;
+    CREATE TABLE outside (
+        object INTEGER PRIMARY KEY,
+        path TEXT NOT NULL,
+        size INTEGER NOT NULL,
+        tag TEXT NOT NULL,
+        checked INTEGER NOT NULL,
+        linked INTEGER NOT NULL,
+        gone INTEGER NOT NULL DEFAULT 0,
+        packed INTEGER NOT NULL DEFAULT 0
+    );
+    CREATE INDEX outside_path ON outside (path);
+    CREATE INDEX outside_gone ON outside (object) WHERE gone = 1;
+    CREATE INDEX outside_unpacked ON outside (object) WHERE gone > 0 AND packed = 1;
+    CREATE TABLE pack (
+        id INTEGER PRIMARY KEY AUTOINCREMENT,
+        path TEXT NOT NULL UNIQUE,
+        state INTEGER NOT NULL,
+        size INTEGER NOT NULL,
+        tag TEXT NOT NULL,
+        checked INTEGER NOT NULL,
+        total INTEGER NOT NULL,
+        live INTEGER NOT NULL,
+        since INTEGER NOT NULL
+    );
+    CREATE INDEX pack_begun ON pack (id) WHERE state = 0;
+    CREATE INDEX pack_gone ON pack (id) WHERE state = 2;
+    CREATE INDEX pack_dead ON pack (since) WHERE state = 1 AND live = 0;
+    CREATE INDEX pack_sparse ON pack (id) WHERE state = 1 AND live > 0 AND total > live * 2;
+    CREATE INDEX pack_size ON pack (size) WHERE state = 1 AND live > 0;
+    CREATE TABLE chunk (
+        hash BLOB PRIMARY KEY,
+        pack INTEGER NOT NULL,
+        frame INTEGER NOT NULL,
+        stored INTEGER NOT NULL,
+        plain INTEGER NOT NULL,
+        at INTEGER NOT NULL,
+        size INTEGER NOT NULL,
+        count INTEGER NOT NULL,
+        bad INTEGER NOT NULL
+    ) WITHOUT ROWID;
+    CREATE INDEX chunk_pack ON chunk (pack, frame, at);
+    CREATE TABLE recipe (
+        object INTEGER NOT NULL,
+        at INTEGER NOT NULL,
+        pack INTEGER NOT NULL,
+        part BLOB NOT NULL,
+        PRIMARY KEY (object, at)
+    );
+    CREATE INDEX recipe_pack ON recipe (pack);
+    CREATE TABLE outside_attempt (
+        path TEXT NOT NULL,
+        object INTEGER NOT NULL,
+        since INTEGER NOT NULL,
+        again INTEGER NOT NULL DEFAULT 0,
+        size INTEGER,
+        tag TEXT,
+        checked INTEGER,
+        aside INTEGER,
+        PRIMARY KEY (path, object)
+    ) WITHOUT ROWID;
+    CREATE INDEX outside_attempt_object ON outside_attempt (object);
+";
+
+/// Error of the database.
+#[derive(Debug, thiserror::Error)]
+pub enum DbError {
+    /// SQLite refused.
+    #[error("the node's database {path} failed: {source}")]
+    Sqlite {
+        /// Path of the database.
+        path: PathBuf,
+        /// Error of SQLite.
+        source: rusqlite::Error,
+    },
+    /// The group of the change could not be committed.
+    #[error("the node's database could not commit: {0}; is its device full?")]
+    Commit(Arc<rusqlite::Error>),
+    /// A newer release created the database.
+    #[error(
+        "{path} has version {found} of the node's schema, this program knows {SCHEMA_VERSION}: use the newer release"
+    )]
+    Newer {
+        /// Path of the database.
+        path: PathBuf,
+        /// Version of its schema.
+        found: u32,
+    },
+    /// The node is stopping.
+    #[error("the node is stopping")]
+    Stopped,
+}
+
+/// Handle of the database. Cheap to clone.
+///
+/// The queue of changes has no limit of its own: each change belongs to a label or to a request that waits for it, and those are limited. A
+/// limit here would let the writer's own follow-up changes block it.
+#[derive(Clone, Debug)]
+pub struct Db {
+    path: Arc<Path>,
+    writes: mpsc::Sender<Message>,
+    readers: Arc<[Shared]>,
+    writer: Arc<Mutex<Option<std::thread::JoinHandle<()>>>>,
+    left: Arc<Left>,
+    /// File that stays open until the last connection is closed; see [`reserve::hold_index`].
+    _index: Option<Arc<File>>,
+}
+
+/// Connection that several threads use in turn.
+pub type Shared = Arc<Mutex<Connection>>;
+
+/// Side of the database that commits. It has a thread of its own, or a simulation calls it for each commit.
+#[derive(Debug)]
+pub struct Writer {
+    connection: Shared,
+    incoming: mpsc::Receiver<Message>,
+    /// Reserved space; `None` for a database without a file.
+    reserve: Option<Reserve>,
+    left: Arc<Left>,
+    /// Changes since the last check of the log's length.
+    changes: usize,
+    _index: Option<Arc<File>>,
+}
+
+enum Message {
+    Change(Box<dyn Change>),
+    Stop,
+}
+
+/// Change that waits for its group's commit.
+trait Change: Send {
+    fn durable(&self) -> bool;
+    fn apply(&mut self, connection: &Connection);
+    fn failed(&mut self) -> bool;
+    fn done(self: Box<Self>, commit: Result<(), Arc<rusqlite::Error>>);
+}
+
+struct Job<T, F, D> {
+    durable: bool,
+    change: Option<F>,
+    result: Option<Result<T, rusqlite::Error>>,
+    done: D,
+}
+
+impl<T, F, D> Change for Job<T, F, D>
+where
+    T: Send,
+    F: FnOnce(&Connection) -> Result<T, rusqlite::Error> + Send,
+    D: FnOnce(Result<T, DbError>) + Send,
+{
+    fn durable(&self) -> bool {
+        self.durable
+    }
+
+    fn apply(&mut self, connection: &Connection) {
+        self.result = self.change.take().map(|change| change(connection));
+    }
+
+    fn failed(&mut self) -> bool {
+        matches!(self.result, Some(Err(_)))
+    }
+
+    fn done(self: Box<Self>, commit: Result<(), Arc<rusqlite::Error>>) {
+        let result = match (commit, self.result) {
+            (Ok(()), Some(Ok(value))) => Ok(value),
+            (Err(error), Some(Ok(_)) | None) => Err(DbError::Commit(error)),
+            (_, Some(Err(error))) => Err(DbError::Commit(Arc::new(error))),
+            (Ok(()), None) => Err(DbError::Stopped),
+        };
+        (self.done)(result);
+    }
+}
+
+impl Db {
+    /// Opens or creates the database and migrates its schema.
+    ///
+    /// # Errors
+    /// If it can't be opened, or a newer release created it.
+    pub fn open(path: &Path) -> Result<Self, DbError> {
+        let failed = |source| DbError::Sqlite {
+            path: path.to_owned(),
+            source,
+        };
+        // The database holds the array's key: it must be private before anything is written to it.
+        let options = std::os::unix::fs::OpenOptionsExt::mode(
+            std::fs::OpenOptions::new()
+                .write(true)
+                .create(true)
+                .truncate(false),
+            0o600,
+        )
+        .open(path);
+        drop(options);
+        let index = reserve::hold_index(path)
+            .inspect_err(
+                |error| tracing::warn!(%error, "no space can be set aside for the database's index"),
+            )
+            .ok()
+            .map(Arc::new);
+        let connection = connect(path).map_err(failed)?;
+        migrate(path, &connection)?;
+        let readers: Result<_, _> = (0..READERS)
+            .map(|_| connect(path).map(|reader| Arc::new(Mutex::new(reader))))
+            .collect();
+        let readers = readers.map_err(failed)?;
+        let reserve = Reserve::new(path, &connection);
+        if let Err(error) = reserve::fold(&connection, Fold::Anew) {
+            tracing::warn!(%error, "a copy of the database without its log will not be known as one");
+        }
+        let connection = Arc::new(Mutex::new(connection));
+        let (db, writer) = Self::of(path, connection, readers, Some(reserve), index);
+        let thread = std::thread::Builder::new()
+            .name("node-db".into())
+            .spawn(move || writer.run())
+            .expect("a thread can be started when the node starts");
+        *db.writer.lock() = Some(thread);
+        Ok(db)
+    }
+
+    /// Returns a database that reads and writes through one connection, and its writer, which commits only when it is called. The schema of
+    /// the connection's database is migrated first.
+    ///
+    /// # Errors
+    /// If it can't be used, or a newer release created it.
+    pub fn without_thread(connection: Shared) -> Result<(Self, Writer), DbError> {
+        let path = Path::new(":memory:");
+        migrate(path, &connection.lock())?;
+        let readers = Arc::new([Arc::clone(&connection)]);
+        Ok(Self::of(path, connection, readers, None, None))
+    }
+
+    fn of(
+        path: &Path,
+        connection: Shared,
+        readers: Arc<[Shared]>,
+        reserve: Option<Reserve>,
+        index: Option<Arc<File>>,
+    ) -> (Self, Writer) {
+        let (writes, incoming) = mpsc::channel();
+        let left = reserve.as_ref().map(Reserve::left).unwrap_or_default();
+        let db = Self {
+            path: path.into(),
+            writes,
+            readers,
+            writer: Arc::default(),
+            left: Arc::clone(&left),
+            _index: index.clone(),
+        };
+        let writer = Writer {
+            connection,
+            incoming,
+            reserve,
+            left,
+            changes: 0,
+            _index: index,
+        };
+        (db, writer)
+    }
+
+    /// Returns the state of the space for the database.
+    pub(crate) fn left(&self) -> &Left {
+        &self.left
+    }
+
+    /// Sends a change to the writer. The writer's thread calls `done` after the commit, with the result of the change. Changes are applied
+    /// in the order of these calls.
+    pub fn submit<T, F, D>(&self, durable: bool, change: F, done: D)
+    where
+        T: Send + 'static,
+        F: FnOnce(&Connection) -> Result<T, rusqlite::Error> + Send + 'static,
+        D: FnOnce(Result<T, DbError>) + Send + 'static,
+    {
+        let job = Job {
+            durable,
+            change: Some(change),
+            result: None,
+            done,
+        };
+        if let Err(mpsc::SendError(Message::Change(job))) =
+            self.writes.send(Message::Change(Box::new(job)))
+        {
+            job.done(Ok(()));
+        }
+    }
+
+    /// Applies a change and waits until it is committed.
+    ///
+    /// # Errors
+    /// If the change failed, then nothing of it was stored, or if its group could not be committed.
+    pub async fn write<T, F>(&self, durable: bool, change: F) -> Result<T, DbError>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Connection) -> Result<T, rusqlite::Error> + Send + 'static,
+    {
+        let (reply, answer) = oneshot::channel();
+        self.submit(durable, change, move |result| {
+            // The caller may have stopped waiting; the change is valid anyway.
+            let _ = reply.send(result);
+        });
+        answer.await.unwrap_or(Err(DbError::Stopped))
+    }
+
+    /// Applies a change like [`Self::write`], for threads that may block.
+    ///
+    /// # Errors
+    /// As those of [`Self::write`].
+    pub fn write_blocking<T, F>(&self, durable: bool, change: F) -> Result<T, DbError>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Connection) -> Result<T, rusqlite::Error> + Send + 'static,
+    {
+        let (reply, answer) = mpsc::channel();
+        self.submit(durable, change, move |result| {
+            // The caller may have stopped waiting; the change is valid anyway.
+            let _ = reply.send(result);
+        });
+        answer.recv().unwrap_or(Err(DbError::Stopped))
+    }
+
+    /// Reads, on the caller's thread.
+    ///
+    /// # Errors
+    /// If SQLite refuses.
+    pub fn read<T>(
+        &self,
+        read: impl FnOnce(&Connection) -> Result<T, rusqlite::Error>,
+    ) -> Result<T, DbError> {
+        let connection = self
+            .readers
+            .iter()
+            .find_map(|reader| reader.try_lock())
+            .unwrap_or_else(|| self.readers[0].lock());
+        read(&connection).map_err(|source| DbError::Sqlite {
+            path: self.path.to_path_buf(),
+            source,
+        })
+    }
+
+    /// Commits the waiting changes and ends the writer. Later changes are refused.
+    pub fn stop(&self) {
+        if let Some(writer) = self.writer.lock().take() {
+            // An error means that the writer has already ended.
+            let _ = self.writes.send(Message::Stop);
+            let _ = writer.join();
+        }
+    }
+}
+
+fn connect(path: &Path) -> Result<Connection, rusqlite::Error> {
+    let connection = Connection::open(path)?;
+    connection.busy_timeout(std::time::Duration::from_secs(10))?;
+    connection.pragma_update(None, "journal_mode", "WAL")?;
+    connection.pragma_update(None, "synchronous", "NORMAL")?;
+    connection.pragma_update(None, "wal_autocheckpoint", LOG_PAGES_MAX)?;
+    // Rollback data of statements is not kept in files on another device, which may be full, too.
+    connection.pragma_update(None, "temp_store", "MEMORY")?;
+    // The log's blocks are kept, see `reserve`: the last connection would remove the log.
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
+    keep_statements(&connection)?;
+    Ok(connection)
+}
+
+/// Makes statements be prepared once, for all bound values. A query that needs a partial index must therefore contain the literal values.
+///
+/// # Errors
+/// If SQLite does not support the setting.
+pub fn keep_statements(connection: &Connection) -> rusqlite::Result<()> {
+    connection.set_prepared_statement_cache_capacity(STATEMENTS_MAX);
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
+    Ok(())
+}
+
+fn migrate(path: &Path, connection: &Connection) -> Result<(), DbError> {
+    let failed = |source| DbError::Sqlite {
+        path: path.to_owned(),
+        source,
+    };
+    let found: u32 = connection
+        .pragma_query_value(None, "user_version", |row| row.get(0))
+        .map_err(failed)?;
+    if found > SCHEMA_VERSION {
+        return Err(DbError::Newer {
+            path: path.to_owned(),
+            found,
+        });
+    }
+    for (version, step) in (1..)
+        .zip(MIGRATIONS)
+        .filter(|(version, _)| *version > found)
+    {
+        let sql = format!("BEGIN IMMEDIATE; {step} PRAGMA user_version = {version}; COMMIT;");
+        connection.execute_batch(&sql).map_err(failed)?;
+    }
+    Ok(())
+}
+
+impl Writer {
+    /// Commits changes until the stop message.
+    fn run(mut self) {
+        while let Ok(Message::Change(first)) = self.incoming.recv() {
+            if self.group(first).is_break() {
+                break;
+            }
+        }
+        // A copy of the database file without its log is then complete. A failure loses nothing.
+        let _ = reserve::begin_log_anew(&self.connection.lock());
+    }
+
+    /// Commits one group of waiting changes. Returns whether there was one.
+    pub fn turn(&mut self) -> bool {
+        match self.incoming.try_recv() {
+            Ok(Message::Change(first)) => {
+                // A writer without thread receives no stop message.
+                let _ = self.group(first);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    fn group(&mut self, first: Box<dyn Change>) -> ControlFlow<()> {
+        let mut flow = ControlFlow::Continue(());
+        let mut group = vec![first];
+        while group.len() < GROUP_MAX {
+            match self.incoming.try_recv() {
+                Ok(Message::Change(change)) => group.push(change),
+                Ok(Message::Stop) => {
+                    flow = ControlFlow::Break(());
+                    break;
+                }
+                Err(_) => break,
+            }
+        }
+        let committed = commit(&self.connection.lock(), &mut group).map_err(Arc::new);
+        let failed = committed.as_ref().err().map(AsRef::as_ref);
+        self.left.committed(failed);
+        if committed.is_err() && self.reserve.is_some() {
+            // The next commit has all of the log's space again. If this fails, the next commit reports the error.
+            let _ = reserve::begin_log_anew(&self.connection.lock());
+        }
+        let changes = group.len();
+        for change in group {
+            change.done(committed.clone());
+        }
+        if let Some(reserve) = &mut self.reserve {
+            reserve.look(&self.connection.lock(), changes);
+            self.changes += changes;
+            if self.changes >= CHANGES_PER_LOOK {
+                self.changes = 0;
+                self.fold_long_log();
+            }
+        }
+        flow
+    }
+
+    fn fold_long_log(&self) {
+        let connection = self.connection.lock();
+        let folded = match reserve::log_pages(&connection) {
+            Ok(pages) if pages >= LOG_PAGES => reserve::fold(&connection, Fold::Passive),
+            other => other.map(drop),
+        };
+        if let Err(error) = folded {
+            tracing::warn!(%error, "the log of the node's database can't be folded back now");
+        }
+    }
+}
+
+fn commit(connection: &Connection, group: &mut [Box<dyn Change>]) -> Result<(), rusqlite::Error> {
+    let durable = group.iter().any(|change| change.durable());
+    if durable {
+        connection.execute_batch("PRAGMA synchronous=FULL")?;
+    }
+    let result = transaction(connection, group);
+    if result.is_err() && !connection.is_autocommit() {
+        connection.execute_batch("ROLLBACK")?;
+    }
+    if durable {
+        connection.execute_batch("PRAGMA synchronous=NORMAL")?;
+    }
+    result
+}
+
+fn transaction(
+    connection: &Connection,
+    group: &mut [Box<dyn Change>],
+) -> Result<(), rusqlite::Error> {
+    connection.execute_batch("BEGIN IMMEDIATE")?;
+    for change in group {
+        connection.prepare_cached("SAVEPOINT change")?.execute([])?;
+        change.apply(connection);
+        if change.failed() {
+            connection
+                .prepare_cached("ROLLBACK TO change")?
+                .execute([])?;
+        }
+        connection.prepare_cached("RELEASE change")?.execute([])?;
+    }
+    connection.execute_batch("COMMIT")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn open() -> (tempfile::TempDir, Db) {
+        let folder = tempfile::tempdir().unwrap();
+        let db = Db::open(&folder.path().join("node.db")).unwrap();
+        (folder, db)
+    }
+
+    fn insert(id: i64) -> impl FnOnce(&Connection) -> Result<(), rusqlite::Error> + Send {
+        move |connection| {
+            let sql = "INSERT INTO object (id, kind, state) VALUES (?1, 0, 1)";
+            connection.execute(sql, [id])?;
+            Ok(())
+        }
+    }
+
+    fn ids(db: &Db) -> Vec<i64> {
+        db.read(|connection| {
+            let mut statement = connection.prepare("SELECT id FROM object ORDER BY id")?;
+            statement.query_map([], |row| row.get(0))?.collect()
+        })
+        .unwrap()
+    }
+
+    #[tokio::test]
+    async fn failed_write_does_not_affect_its_group() {
+        let (_folder, db) = open();
+        let (one, again, two) = tokio::join!(
+            db.write(false, insert(1)),
+            db.write(false, move |connection| {
+                insert(5)(connection)?;
+                insert(1)(connection)
+            }),
+            db.write(true, insert(2)),
+        );
+        one.unwrap();
+        two.unwrap();
+        assert!(matches!(again, Err(DbError::Commit(_))), "{again:?}");
+        assert_eq!(ids(&db), [1, 2]);
+    }
+
+    #[tokio::test]
+    async fn stopped_database_keeps_writes_and_refuses_more() {
+        let (folder, db) = open();
+        for id in 0..100 {
+            db.submit(false, insert(id), drop);
+        }
+        db.stop();
+        assert!(matches!(
+            db.write(false, insert(1000)).await,
+            Err(DbError::Stopped)
+        ));
+        let again = Db::open(&folder.path().join("node.db")).unwrap();
+        assert_eq!(ids(&again).len(), 100);
+    }
+
+    /// Returns the value of the row `log` in a copy of the database file alone, without its log.
+    fn copied(folder: &Path) -> Vec<u8> {
+        let copy = folder.join("copy.db");
+        std::fs::copy(folder.join("node.db"), &copy).unwrap();
+        let copy = Connection::open(copy).unwrap();
+        let sql = "SELECT value FROM identity WHERE key = 'log'";
+        copy.query_row(sql, [], |row| row.get(0)).unwrap()
+    }
+
+    #[test]
+    fn database_copy_without_log_is_detected_until_stop() {
+        let (folder, db) = open();
+        let inside = |db: &Db| db.read(|db| crate::records::identity(db, "log")).unwrap();
+        assert_eq!(copied(folder.path()), [1]);
+        assert_eq!(inside(&db).as_deref(), Some(&[0][..]));
+        // This is many times the size at which the log is checkpointed.
+        for round in 0..40 {
+            let value = move |connection: &Connection| {
+                let sql = "INSERT INTO attribute VALUES (?1, 1, 1, zeroblob(20000))";
+                for row in 0..20 {
+                    connection.execute(sql, [round * 20 + row])?;
+                }
+                Ok(())
+            };
+            db.write_blocking(false, value).unwrap();
+            for id in 0..4 {
+                let change = insert(round * 4 + id);
+                db.write_blocking(false, change).unwrap();
+            }
+            assert_eq!(copied(folder.path()), [1]);
+            assert_eq!(inside(&db).as_deref(), Some(&[0][..]));
+        }
+        let log = folder.path().join("node.db-wal");
+        assert!(std::fs::metadata(log).unwrap().len() < 16 << 20);
+        db.stop();
+        assert_eq!(copied(folder.path()), [0]);
+    }
+
+    #[test]
+    fn unhashed_lists_objects_without_hash_only() {
+        let (_folder, db) = open();
+        let insert = |connection: &Connection| {
+            let sql = "INSERT INTO object(id, kind, state, hash) VALUES
+                       (7, 0, 1, NULL), (8, 0, 1, x'01'), (1152921504606846977, 1, 1, NULL)";
+            connection.execute(sql, []).map(|_| ())
+        };
+        db.write_blocking(false, insert).unwrap();
+        let unhashed = db.read(|connection| crate::records::unhashed(connection, 10));
+        assert_eq!(unhashed.unwrap(), [tidemill_core::id::ObjectId(7)]);
+    }
+
+    #[test]
+    fn database_of_newer_release_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("node.db");
+        Connection::open(&path)
+            .unwrap()
+            .pragma_update(None, "user_version", 99)
+            .unwrap();
+        assert!(matches!(
+            Db::open(&path),
+            Err(DbError::Newer { found: 99, .. })
+        ));
+    }
+}

@@ -1,0 +1,305 @@
+//! Executor of labels on a fixed set of threads: one per core, threads for tasks without a core, and a few for labels that run no kernel.
+//! The module starts the threads and cleans the folder `run`.
+//!
+//! [`crate::labels`] chooses the next label, and stores and reports the outcome; [`crate::task`] executes one label.
+
+use crate::channels::Channels;
+use crate::copies;
+use crate::db::Db;
+use crate::error::Error;
+use crate::flash_model::FlashModel;
+use crate::labels::{Labels, Live, failed};
+use crate::outside::{self, Outside};
+use crate::programs::Programs;
+use crate::pull::Pulls;
+use crate::records;
+use crate::reports::Reports;
+use crate::runner::Runner;
+use crate::scrub;
+use crate::status::Counters;
+use crate::store::Store;
+use crate::task::{self, Work};
+use parking_lot::Mutex;
+use prost::Message as _;
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+use tidemill_core::burst::share::Pace;
+use tidemill_core::id::{LabelId, NodeId, ObjectId};
+use tidemill_core::label::{FailureKind, Label, Lane, Operation};
+use tidemill_core::resources::{LIGHT_MAX, Offers};
+use tidemill_wire::v1;
+
+/// Number of concurrent copies.
+const COPIES: usize = 2;
+/// Number of concurrent copies where each waits for an external store.
+const COPIES_OUTSIDE: usize = 8;
+
+/// Components of a node that the executor uses.
+#[derive(Debug)]
+pub struct Parts {
+    /// Node that owns the labels.
+    pub node: NodeId,
+    /// Folder of the node.
+    pub folder: PathBuf,
+    /// Store of objects.
+    pub store: Arc<dyn Store>,
+    /// The same store, if objects stay outside of the array.
+    pub(crate) outside: Option<Arc<Outside>>,
+    /// Channels of rooms.
+    pub(crate) channels: Arc<Channels>,
+    /// Database.
+    pub db: Db,
+    /// Objects of other nodes.
+    pub pulls: Arc<Pulls>,
+    /// Runner of kernels.
+    pub runner: Runner,
+    /// Counters.
+    pub counters: Arc<Counters>,
+    /// Model of the flash device that the writes wear.
+    pub flash: Arc<FlashModel>,
+    /// Share of the processors that kernels leave to writers.
+    pub(crate) pace: Arc<Mutex<Pace>>,
+    /// Programs that the server has asked for.
+    pub programs: Programs,
+    /// Reports to the server.
+    pub reports: Arc<Reports>,
+    /// See [`crate::Config::scrub_bytes_per_sec`].
+    pub scrub_bytes_per_sec: Option<u64>,
+}
+
+/// Executor of labels. Dropping it without [`Executor::stop`] leaves its threads running.
+#[derive(Debug)]
+pub struct Executor {
+    parts: Arc<Parts>,
+    labels: Arc<Labels>,
+    workers: Mutex<Vec<std::thread::JoinHandle<()>>>,
+    /// Ended labels whose files the last sweep found in `run/`.
+    left: Mutex<BTreeSet<LabelId>>,
+}
+
+impl Executor {
+    /// Queues the labels that were queued when the node stopped, and starts the threads. `offers` are the resources of the node.
+    ///
+    /// # Errors
+    /// If the database or the folder can't be read, or a thread can't be started.
+    pub fn start(parts: Parts, offers: Offers) -> Result<Self, Error> {
+        clear(&parts.folder.join("run"))?;
+        parts.remove_unkept()?;
+        let cores = offers.cores;
+        let labels = Labels::open(
+            (parts.node, offers),
+            parts.db.clone(),
+            Arc::clone(&parts.flash),
+            Arc::clone(&parts.reports),
+            task::now,
+        )?;
+        scrub::settle(&parts)?;
+        scrub::settle_memory(&parts)?;
+        let parts = Arc::new(parts);
+        let mut workers = Vec::new();
+        let cores = (0..cores).map(|core| (Lane::Kernel, format!("kernel-{core}")));
+        let light = (0..LIGHT_MAX).map(|number| (Lane::Light, format!("light-{number}")));
+        let copies = match parts.outside {
+            Some(_) => COPIES_OUTSIDE,
+            None => COPIES,
+        };
+        let copies = (0..copies).map(|copy| (Lane::Copy, format!("copy-{copy}")));
+        let removal = (Lane::Remove, "remove".to_owned());
+        let verify = (Lane::Verify, "verify".to_owned());
+        let mut spawn = |name: String, run: fn(&Parts, &Arc<Labels>, Lane), lane| {
+            let (parts, labels) = (Arc::clone(&parts), Arc::clone(&labels));
+            let worker = std::thread::Builder::new().name(name);
+            let worker = worker.spawn(move || run(&parts, &labels, lane));
+            workers.push(worker.map_err(Error::Thread)?);
+            Ok::<_, Error>(())
+        };
+        for (lane, name) in cores.chain(light).chain(copies).chain([removal, verify]) {
+            spawn(name, work, lane)?;
+        }
+        if parts.outside.is_some() {
+            let settle: fn(&Parts, &Arc<Labels>, Lane) =
+                |parts, labels, _| outside::keep_settling(parts, labels);
+            spawn("settle".to_owned(), settle, Lane::Verify)?;
+        }
+        if parts.scrub_bytes_per_sec.is_some() {
+            let hash: fn(&Parts, &Arc<Labels>, Lane) =
+                |parts, labels, _| scrub::keep_hashing(parts, labels);
+            spawn("hash".to_owned(), hash, Lane::Verify)?;
+        }
+        Ok(Self {
+            parts,
+            labels,
+            workers: Mutex::new(workers),
+            left: Mutex::default(),
+        })
+    }
+
+    /// Returns the components that the executor uses.
+    #[must_use]
+    pub fn parts(&self) -> &Arc<Parts> {
+        &self.parts
+    }
+
+    /// Returns the labels that the executor runs.
+    #[must_use]
+    pub fn labels(&self) -> &Arc<Labels> {
+        &self.labels
+    }
+
+    /// Removes files in `run/` that could not be removed when their labels ended. Blocks.
+    pub fn sweep(&self) {
+        let parts = self.parts();
+        let before = std::mem::take(&mut *self.left.lock());
+        let mut left = BTreeSet::new();
+        for entry in std::fs::read_dir(parts.folder.join("run"))
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
+            let name = entry.file_name();
+            // The name is `7`, `7.copy` or `7.0.again`; spare folders have other names.
+            let label = name.to_str().and_then(|name| name.split('.').next());
+            let Some(label) = label.and_then(|label| label.parse().ok()).map(LabelId) else {
+                continue;
+            };
+            let (live, seen) = (self.labels.is_live(label), before.contains(&label));
+            // The worker of a label that has just ended is still cleaning up: the next sweep checks it again.
+            if !live && seen {
+                task::clean(parts, label);
+                let _ = std::fs::remove_file(entry.path());
+            } else if !live {
+                left.insert(label);
+            }
+        }
+        *self.left.lock() = left;
+    }
+
+    /// Kills the running kernels and ends the threads. Labels that have not ended run again at the next start. Blocks.
+    pub fn stop(&self) {
+        self.labels.stop();
+        for worker in self.workers.lock().drain(..) {
+            if worker.join().is_err() {
+                tracing::error!("a worker thread panicked");
+            }
+        }
+    }
+}
+
+/// Main loop of a worker thread.
+fn work(parts: &Parts, labels: &Arc<Labels>, lane: Lane) {
+    if lane == Lane::Verify {
+        scrub::be_nice();
+    }
+    while let Some(next) = labels.next(lane) {
+        let taken = match lane {
+            Lane::Copy => copies::make(parts, labels, copies::with_more(labels, next)),
+            _ => vec![next],
+        };
+        for (id, live) in taken {
+            if !run(parts, labels, (id, &live)) {
+                return;
+            }
+        }
+    }
+}
+
+/// Runs a label. Returns whether the thread may run more labels.
+fn run(parts: &Parts, labels: &Arc<Labels>, (id, live): (LabelId, &Live)) -> bool {
+    let work = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let phase = |phase| labels.on_phase(id, phase);
+        match &live.label.operation {
+            Operation::Verify { idle, objects, .. } => {
+                phase("running");
+                scrub::verify(parts, live, labels, *idle, objects)
+            }
+            _ => task::run(parts, live, &phase),
+        }
+    }))
+    .unwrap_or_else(|_| {
+        let message = "the node itself failed on this label; see its log".to_owned();
+        let mut outcome = failed(live.start, FailureKind::Device, message);
+        outcome.end = task::now();
+        Work::without_effect(outcome)
+    });
+    if matches!(&work.outcome.result, Err(failure) if failure.kind == FailureKind::Unfit) {
+        // The programs are reported before the outcome, so that the server has the current list when it places the task again.
+        parts.look_for_programs();
+    }
+    if !labels.end(id, work) {
+        return false;
+    }
+    task::clean(parts, id);
+    true
+}
+
+/// Empties a folder that tasks may traverse but not list.
+fn clear(folder: &std::path::Path) -> Result<(), Error> {
+    use std::os::unix::fs::PermissionsExt;
+    let failed = |source| Error::Folder {
+        path: folder.to_owned(),
+        source,
+    };
+    crate::folder::empty(folder).map_err(failed)?;
+    std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o711)).map_err(failed)
+}
+
+impl Parts {
+    /// Reports to the server which of the requested programs were installed or removed. Blocks.
+    pub(crate) fn look_for_programs(&self) {
+        let has = |name: &str| self.runner.has_program(name);
+        self.programs.look(has, |news| {
+            self.reports.send(v1::from_node::Message::Programs(news));
+        });
+    }
+
+    /// Returns the rate of background reads in bytes per second, while all other work has priority.
+    pub(crate) fn rate(&self) -> u64 {
+        self.scrub_bytes_per_sec
+            .unwrap_or(crate::config::SCRUB_BYTES_PER_SEC_DEFAULT)
+    }
+
+    /// Removes the files of outputs that are in the store but not in the database, because their label was interrupted.
+    fn remove_unkept(&self) -> Result<(), Error> {
+        for record in self.db.read(records::open_labels)? {
+            let label = v1::Label::decode(&*record.payload);
+            if let Ok(label) = label
+                && let Ok(label) = Label::try_from(&label)
+                && record.outcome.is_none()
+            {
+                // The label may be cancelled before it runs again.
+                self.remove_unkept_of(&label);
+            }
+        }
+        Ok(())
+    }
+
+    fn remove_unkept_of(&self, label: &Label) {
+        for range in label.operation.makes() {
+            // The files of a folder were stored in order: after the first missing one, no more exist.
+            let mut objects = range.map(ObjectId);
+            while objects
+                .next()
+                .is_some_and(|object| self.remove_if_unkept(object))
+            {}
+        }
+    }
+
+    /// Removes an object that the database does not have. Returns whether it existed.
+    pub(crate) fn remove_if_unkept(&self, object: ObjectId) -> bool {
+        let kept = self
+            .db
+            .read(|connection| records::has_object(connection, object));
+        match kept {
+            Ok(true) => true,
+            Ok(false) => self.store.remove(object).unwrap_or_else(|error| {
+                tracing::warn!(%error, %object, "an output that was not kept can't be removed");
+                true
+            }),
+            Err(error) => {
+                tracing::warn!(%error, "outputs that were not kept stay");
+                false
+            }
+        }
+    }
+}

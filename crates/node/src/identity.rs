@@ -1,0 +1,95 @@
+//! Key and certificate with which the node identifies itself to its clients. The module stores them in the node's database.
+//!
+//! The key is created once and stays in `node.db`. The server certifies it whenever the node attaches. The last certificate is
+//! stored, so that a node can serve when it starts before its server.
+
+use crate::db::{Db, DbError};
+use crate::error::Error;
+use crate::records;
+use rcgen::{KeyPair, PublicKeyData};
+use tidemill_client::tls::{self, Inside};
+use tokio::sync::watch;
+
+/// Keys of the table `identity`.
+const PRIVATE_KEY: &str = "private key";
+const CERTIFICATE: &str = "certificate";
+
+/// Identity of a node; see the module.
+#[derive(Debug)]
+pub struct Identity {
+    key: Vec<u8>,
+    public_key: Vec<u8>,
+    current: watch::Sender<Option<tls::Identity>>,
+}
+
+impl Identity {
+    /// Loads key and certificate, or creates a key.
+    ///
+    /// # Errors
+    /// If the database can't be read or contains invalid data.
+    pub fn open(db: &Db) -> Result<Self, Error> {
+        let (kept, certificate) = db.read(|connection| {
+            Ok((
+                records::identity(connection, PRIVATE_KEY)?,
+                records::identity(connection, CERTIFICATE)?,
+            ))
+        })?;
+        let key = match &kept {
+            Some(key) => KeyPair::try_from(key.as_slice())?,
+            None => KeyPair::generate()?,
+        };
+        let identity = Self {
+            public_key: key.der_bytes().to_vec(),
+            key: key.serialize_der(),
+            current: watch::Sender::new(None),
+        };
+        if kept.is_none() {
+            let key = identity.key.clone();
+            db.submit(
+                true,
+                move |connection| records::set_identity(connection, PRIVATE_KEY, &key),
+                |result| {
+                    if let Err(error) = result {
+                        tracing::error!(%error, "the node's key could not be kept");
+                    }
+                },
+            );
+        }
+        if let Some(certificate) = certificate {
+            identity.show(&certificate)?;
+        }
+        Ok(identity)
+    }
+
+    /// Returns the public key that the server certifies: a point of P-256, uncompressed.
+    #[must_use]
+    pub fn public_key(&self) -> &[u8] {
+        &self.public_key
+    }
+
+    /// Returns the identity for new connections.
+    #[must_use]
+    pub fn current(&self) -> watch::Receiver<Option<tls::Identity>> {
+        self.current.subscribe()
+    }
+
+    /// Uses this certificate (DER) from now on, and stores it.
+    ///
+    /// # Errors
+    /// If it is for another key, or the database fails.
+    pub async fn renew(&self, db: &Db, certificate: &[u8]) -> Result<(), Error> {
+        self.show(certificate)?;
+        let certificate = certificate.to_vec();
+        let change = move |connection: &rusqlite::Connection| {
+            records::set_identity(connection, CERTIFICATE, &certificate)
+        };
+        // A lost certificate is issued again at the next attachment.
+        db.write(false, change).await.map_err(DbError::into)
+    }
+
+    fn show(&self, certificate: &[u8]) -> Result<(), Error> {
+        let identity = tls::identity(certificate, &self.key, Inside::Http1)?;
+        self.current.send_replace(Some(identity));
+        Ok(())
+    }
+}

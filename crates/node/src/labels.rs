@@ -1,0 +1,888 @@
+//! Labels of the node, from their arrival until the server has stored their outcome. The module uses the node's database and sends
+//! reports to the server (next: `server/src/array.rs`).
+//!
+//! A label is written to the database before it is queued. Its outcome is written to the database before it is reported. So neither a
+//! killed node nor a lost connection loses or repeats an effect.
+//!
+//! The module uses no thread, clock or kernel. [`crate::executor`] takes labels from it, runs them on threads and returns their results; a
+//! simulation does the same in virtual time.
+
+use crate::db::{Db, DbError};
+use crate::feeds::{Fate, Feed, analysis, fed_by};
+use crate::flash_model::FlashModel;
+use crate::records::{self, Kept, LabelRecord};
+use crate::reports::Reports;
+use crate::runner::Control;
+use crate::scrub;
+use crate::task::Work;
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use prost::Message as _;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+use tidemill_core::id::{LabelId, NodeId};
+use tidemill_core::label::{Failure, FailureKind, Label, Lane, Outcome};
+use tidemill_core::queue::{Aborted, Added, LABELS_MAX, Queue};
+use tidemill_core::resources::{Lack, Offers};
+use tidemill_core::time::Time;
+use tidemill_wire::v1;
+
+/// Maximum number of remembered labels that were answered from a stored result, for labels that depend on them.
+const REUSED_MAX: usize = 10_000;
+
+/// Labels of a node; see the module.
+#[derive(Debug)]
+pub struct Labels {
+    node: NodeId,
+    db: Db,
+    flash: Arc<FlashModel>,
+    reports: Arc<Reports>,
+    clock: fn() -> Time,
+    state: Mutex<State>,
+    /// Condition variables of the threads that execute labels, by lane.
+    wake: [Condvar; Lane::ALL.len()],
+    /// Signalled when the node stops.
+    stopped: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    queue: Queue,
+    live: BTreeMap<LabelId, Live>,
+    /// Live labels that compare objects.
+    verifies: BTreeSet<LabelId>,
+    /// Last labels that were answered from a stored result.
+    reused: BTreeSet<LabelId>,
+    seq: u64,
+    /// Labels that have ended and whose outcome could not be stored yet.
+    unkept: Vec<(LabelId, Arc<Work>)>,
+    /// Acknowledged labels whose acknowledgement could not be stored yet.
+    unacknowledged: Vec<LabelId>,
+    stopping: bool,
+}
+
+impl State {
+    /// Informs the labels that a label feeds about its end. If it failed, their runs are cancelled.
+    fn tell_fed(&mut self, id: LabelId, well: bool) {
+        if let Some(live) = self.live.get(&id) {
+            live.fate.seal(well);
+        }
+        for fed in self.queue.fed_in_vain(id) {
+            if let Some(live) = self.live.get_mut(&fed) {
+                live.in_vain = Some(id);
+                live.control.cancel();
+            }
+        }
+    }
+
+    fn new(offers: Offers) -> Self {
+        Self {
+            queue: Queue::new(offers),
+            live: BTreeMap::new(),
+            verifies: BTreeSet::new(),
+            reused: BTreeSet::new(),
+            seq: 0,
+            unkept: Vec::new(),
+            unacknowledged: Vec::new(),
+            stopping: false,
+        }
+    }
+}
+
+/// Access to the bytes of an input.
+#[derive(Clone, Debug, Default)]
+pub struct Way {
+    /// Capability for the node that has the input.
+    pub capability: Vec<u8>,
+    /// Layout of an input that is stored in several objects.
+    pub layout: Option<v1::Layout>,
+    /// Whether the input is on this node and may not be sealed yet.
+    pub growing: bool,
+    /// Percentage of the processors that is left to writers while the input is written.
+    pub leaves: u8,
+}
+
+/// Label from its acceptance until its outcome is stored.
+#[derive(Clone, Debug)]
+pub struct Live {
+    /// The label.
+    pub label: Arc<Label>,
+    /// Access to its inputs, in their order.
+    pub ways: Arc<[Way]>,
+    /// Result of an earlier, equal task.
+    pub remembered: Option<Arc<v1::Remembered>>,
+    /// `queued`, `fetching` or `running`.
+    pub state: &'static str,
+    /// Start time; zero before the start.
+    pub start: Time,
+    /// Handle to cancel the label while it runs.
+    pub control: Arc<Control>,
+    /// Outcome, for the labels that this label feeds.
+    pub(crate) fate: Arc<Fate>,
+    /// Inputs that other labels were still writing at its start.
+    pub(crate) feeds: Vec<Feed>,
+    /// Failed label that fed this label.
+    pub(crate) in_vain: Option<LabelId>,
+}
+
+impl Live {
+    /// Returns a label that belongs to another node; `None` if the message is invalid.
+    pub(crate) fn of(message: &v1::Label) -> Option<Self> {
+        Some(Self {
+            label: Arc::new(Label::try_from(message).ok()?),
+            ways: ways(message),
+            remembered: None,
+            state: "running",
+            start: Time::default(),
+            control: Arc::default(),
+            fate: Arc::default(),
+            feeds: Vec::new(),
+            in_vain: None,
+        })
+    }
+
+    /// Returns the label as the message that was received.
+    pub(crate) fn message(&self) -> v1::Label {
+        let mut message = v1::Label::from(&*self.label);
+        if let Some(v1::label::Operation::Analyse(analyse)) = &mut message.operation {
+            for (input, way) in analyse.inputs.iter_mut().zip(self.ways.iter()) {
+                input.capability.clone_from(&way.capability);
+                input.layout.clone_from(&way.layout);
+                input.growing = way.growing;
+                input.leaves = way.leaves.into();
+            }
+        }
+        message
+    }
+
+    /// Returns the labels before this label that may feed it. This label may start as soon as they run. A label with a remembered result
+    /// needs complete inputs and returns none.
+    fn feeding(&self, live: &BTreeMap<LabelId, Self>) -> Vec<LabelId> {
+        let Some(own) = analysis(&self.label).filter(|_| self.remembered.is_none()) else {
+            return Vec::new();
+        };
+        let feeds = |maker: &LabelId| {
+            let maker = live.get(maker).and_then(|live| analysis(&live.label));
+            maker.is_some_and(|maker| fed_by(own, maker).is_some())
+        };
+        self.label.after.iter().copied().filter(feeds).collect()
+    }
+
+    /// Returns the inputs that other labels are writing now.
+    fn fed(&self, live: &BTreeMap<LabelId, Self>) -> Vec<Feed> {
+        let Some(own) = analysis(&self.label).filter(|own| !own.pipelined.is_empty()) else {
+            return Vec::new();
+        };
+        let makers = self.label.after.iter().filter_map(|maker| live.get(maker));
+        let makers = makers.filter(|maker| maker.state != "queued" && !maker.fate.is_well());
+        let feeds = makers.filter_map(|maker| {
+            let fed = fed_by(own, analysis(&maker.label)?)?;
+            Some(fed.into_iter().map(|(index, name)| Feed {
+                index,
+                maker: maker.label.id,
+                name,
+                fate: Arc::clone(&maker.fate),
+            }))
+        });
+        feeds.flatten().collect()
+    }
+
+    /// Returns the capability for the node that has an input.
+    pub(crate) fn capability(&self, index: usize) -> &[u8] {
+        self.ways.get(index).map_or(&[], |way| &way.capability)
+    }
+}
+
+impl Labels {
+    /// Opens the database and queues the labels that were queued when the node stopped. `offers` are its present resources.
+    ///
+    /// # Errors
+    /// If the database can't be read.
+    pub fn open(
+        (node, offers): (NodeId, Offers),
+        db: Db,
+        flash: Arc<FlashModel>,
+        reports: Arc<Reports>,
+        clock: fn() -> Time,
+    ) -> Result<Arc<Self>, DbError> {
+        let labels = Arc::new(Self {
+            node,
+            db,
+            flash,
+            reports,
+            clock,
+            state: Mutex::new(State::new(offers)),
+            wake: Default::default(),
+            stopped: Condvar::new(),
+        });
+        labels.recover()?;
+        Ok(labels)
+    }
+
+    /// Accepts labels: new labels are queued after they were written to the database; ended labels are reported again.
+    pub fn accept(self: &Arc<Self>, messages: Vec<v1::Label>) {
+        let labels = Arc::clone(self);
+        let incoming: Vec<Incoming> = {
+            let mut state = self.state.lock();
+            messages
+                .into_iter()
+                .map(|label| {
+                    state.seq += 1;
+                    Incoming::new(label, state.seq, self.now())
+                })
+                .collect()
+        };
+        let records: Vec<LabelRecord> = incoming.iter().map(Incoming::record).collect();
+        let change = move |connection: &rusqlite::Connection| {
+            records
+                .iter()
+                .map(|record| records::accept_label(connection, record))
+                .collect::<Result<Vec<Kept>, _>>()
+        };
+        self.db.submit(false, change, move |kept| match kept {
+            Ok(kept) => labels.on_accepted(incoming, kept),
+            Err(error) => labels.on_refused(&incoming, &error),
+        });
+    }
+
+    /// Cancels a label: it is removed from the queue, or its kernel is killed.
+    pub fn abort(self: &Arc<Self>, label: LabelId) {
+        let labels = Arc::clone(self);
+        // The request takes the same path as labels, so that it can't overtake its label.
+        self.db
+            .submit(false, |_| Ok(()), move |_| labels.on_abort(label));
+    }
+
+    /// Returns a label to the server if it has not started. A started label continues.
+    pub fn recall(self: &Arc<Self>, label: LabelId) {
+        let labels = Arc::clone(self);
+        // The request takes the same path as labels, as a cancellation does.
+        self.db
+            .submit(false, |_| Ok(()), move |_| labels.on_recall(label));
+    }
+
+    /// Records that the server has stored these outcomes.
+    pub fn acknowledge(self: &Arc<Self>, ids: Vec<LabelId>) {
+        let labels = Arc::clone(self);
+        let acked = ids.clone();
+        let change = move |connection: &rusqlite::Connection| {
+            records::ack_labels(connection, &acked)?;
+            Ok(())
+        };
+        self.db.submit(false, change, move |result| {
+            if let Err(error) = result {
+                tracing::warn!(%error, "acknowledged labels can't be forgotten yet");
+                labels.state.lock().unacknowledged.extend(ids);
+                return;
+            }
+            let mut state = labels.state.lock();
+            for id in ids {
+                state.queue.acknowledge(id);
+            }
+        });
+    }
+
+    /// Returns the numbers of running and of waiting labels.
+    #[must_use]
+    pub fn counts(&self) -> (usize, usize) {
+        let state = self.state.lock();
+        (state.queue.running(), state.queue.queued())
+    }
+
+    /// Returns the labels whose outcome is not stored yet.
+    #[must_use]
+    pub fn live(&self) -> Vec<Live> {
+        self.state.lock().live.values().cloned().collect()
+    }
+
+    /// Returns whether the label's outcome is not stored yet.
+    #[must_use]
+    pub fn is_live(&self, label: LabelId) -> bool {
+        self.state.lock().live.contains_key(&label)
+    }
+
+    /// Returns the labels whose outcome the server has not acknowledged, with the outcomes of ended labels.
+    ///
+    /// # Errors
+    /// If the database can't be read.
+    pub fn known(&self) -> Result<Vec<LabelRecord>, DbError> {
+        self.db.read(records::open_labels)
+    }
+
+    /// Returns whether the node has any work except comparing objects.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        let state = self.state.lock();
+        state.queue.running() + state.queue.queued() > state.verifies.len()
+    }
+
+    /// Waits for this time, or until the node stops. Returns whether it stops.
+    pub(crate) fn pause(&self, time: Duration) -> bool {
+        let mut state = self.state.lock();
+        if !state.stopping {
+            self.stopped.wait_for(&mut state, time);
+        }
+        state.stopping
+    }
+
+    /// Reports to a server that the node has just reached: the running labels, the outcomes that it has not acknowledged, and the
+    /// damaged objects.
+    ///
+    /// # Errors
+    /// If the database can't be read.
+    pub fn report(&self) -> Result<(), DbError> {
+        for live in self.live() {
+            if live.state != "queued" {
+                self.reports.started(live.label.id, live.start, live.state);
+            }
+        }
+        for record in self.known()? {
+            if let Some(outcome) = record.outcome {
+                self.repeat(record.id, &outcome);
+            }
+        }
+        for damaged in scrub::all_damaged(&self.db)? {
+            self.reports.send(damaged);
+        }
+        Ok(())
+    }
+
+    /// Returns the next label of a lane, as soon as one is ready; `None` when the node stops.
+    #[must_use]
+    pub fn next(&self, lane: Lane) -> Option<(LabelId, Live)> {
+        let mut state = self.state.lock();
+        loop {
+            if state.stopping {
+                return None;
+            }
+            if let Some(next) = self.take(&mut state, lane) {
+                return Some(next);
+            }
+            self.wake[lane as usize].wait(&mut state);
+        }
+    }
+
+    /// Returns the next label of a lane, if one is ready now.
+    #[must_use]
+    pub fn try_next(&self, lane: Lane) -> Option<(LabelId, Live)> {
+        self.take(&mut self.state.lock(), lane)
+    }
+
+    /// Wakes the threads of the lanes that have a ready label.
+    fn wake(&self, state: &State) {
+        for lane in Lane::ALL {
+            if state.queue.is_ready(lane) {
+                self.wake[lane as usize].notify_all();
+            }
+        }
+    }
+
+    fn take(&self, state: &mut MutexGuard<'_, State>, lane: Lane) -> Option<(LabelId, Live)> {
+        let state = &mut **state;
+        let id = state.queue.take(lane)?;
+        if state.queue.feeds(id) {
+            self.wake(state);
+        }
+        let feeds = state.live.get(&id)?.fed(&state.live);
+        let live = state.live.get_mut(&id)?;
+        live.feeds = feeds;
+        live.start = self.now();
+        live.state = "fetching";
+        let mut live = live.clone();
+        let holds = |memory: &Arc<v1::Remembered>| {
+            let mut needed = memory.if_reused.iter();
+            needed.all(|label| state.reused.contains(&LabelId(*label)))
+        };
+        live.remembered = live.remembered.filter(holds);
+        Some((id, live))
+    }
+
+    /// Takes the result of a label. Returns whether the result counts: a failure because the node stops does not count.
+    pub fn end(self: &Arc<Self>, id: LabelId, mut work: Work) -> bool {
+        let succeeded = work.outcome.result.is_ok();
+        let lost = {
+            let mut state = self.state.lock();
+            if state.stopping && !succeeded {
+                // The label runs again at the next start.
+                return false;
+            }
+            if work.outcome.reused.is_some() {
+                state.reused.insert(id);
+                if state.reused.len() > REUSED_MAX {
+                    state.reused.pop_first();
+                }
+            }
+            let vain = state.live.get(&id).and_then(|live| live.in_vain);
+            if let (Some(before), Err(failure)) = (vain, &mut work.outcome.result) {
+                // The failure was caused by the other label.
+                *failure = dependency(before);
+            }
+            let lost = state.queue.end(id, succeeded);
+            state.tell_fed(id, succeeded);
+            self.wake(&state);
+            lost
+        };
+        self.keep(id, work);
+        self.give_up(id, lost);
+        true
+    }
+
+    /// Stops the queue: returns no further labels and kills the running ones.
+    pub fn stop(&self) {
+        let mut state = self.state.lock();
+        state.stopping = true;
+        for live in state.live.values() {
+            live.control.cancel();
+        }
+        drop(state);
+        for wake in self.wake.iter().chain([&self.stopped]) {
+            wake.notify_all();
+        }
+    }
+
+    fn now(&self) -> Time {
+        (self.clock)()
+    }
+
+    /// Puts the labels of the database back into the queue.
+    fn recover(self: &Arc<Self>) -> Result<(), DbError> {
+        let db = &self.db;
+        let acked = db.read(records::acked_labels)?;
+        let open = db.read(records::open_labels)?;
+        let mut queued = Vec::new();
+        let mut state = self.state.lock();
+        let last = acked.iter().chain(&open).map(|record| record.seq).max();
+        state.seq = last.unwrap_or(0);
+        for record in acked {
+            state.queue.add_ended(record.id, succeeded(&record));
+            state.queue.acknowledge(record.id);
+        }
+        for record in open {
+            if record.outcome.is_some() {
+                state.queue.add_ended(record.id, succeeded(&record));
+            } else {
+                queued.push(record);
+            }
+        }
+        drop(state);
+        for record in queued {
+            let message = v1::Label::decode(&*record.payload).unwrap_or(v1::Label {
+                id: record.id.0,
+                ..v1::Label::default()
+            });
+            self.enqueue(&Incoming::new(message, record.seq, self.now()));
+        }
+        Ok(())
+    }
+
+    fn on_accepted(self: &Arc<Self>, incoming: Vec<Incoming>, kept: Vec<Kept>) {
+        for (incoming, kept) in incoming.into_iter().zip(kept) {
+            match kept {
+                Kept::New => self.enqueue(&incoming),
+                Kept::Queued => {}
+                Kept::Ended(outcome) => self.repeat(incoming.id(), &outcome),
+            }
+        }
+    }
+
+    /// Reports a stored outcome again.
+    fn repeat(&self, id: LabelId, outcome: &[u8]) {
+        match v1::LabelOutcome::decode(outcome) {
+            Ok(outcome) => self.reports.finished(id, outcome),
+            Err(error) => tracing::error!(%error, label = %id, "a kept outcome is broken"),
+        }
+    }
+
+    /// Refuses new labels that could not be stored, because the node can't guarantee to run them.
+    fn on_refused(&self, incoming: &[Incoming], error: &DbError) {
+        for incoming in incoming {
+            if self.state.lock().live.contains_key(&incoming.id()) {
+                continue;
+            }
+            let outcome = failed(self.now(), FailureKind::Device, error.to_string());
+            self.reports.finished(incoming.id(), (&outcome).into());
+        }
+    }
+
+    fn enqueue(self: &Arc<Self>, incoming: &Incoming) {
+        let id = incoming.id();
+        let mut state = self.state.lock();
+        let label = match &incoming.label {
+            Ok(label) => label,
+            Err(outcome) => {
+                state.queue.add_ended(id, false);
+                drop(state);
+                self.keep(id, Work::without_effect((**outcome).clone()));
+                return;
+            }
+        };
+        if state.live.len() >= LABELS_MAX {
+            state.queue.add_ended(id, false);
+            drop(state);
+            let message = format!("the queue of node {} is full", self.node);
+            let outcome = failed(self.now(), FailureKind::Device, message);
+            self.keep(id, Work::without_effect(outcome));
+            return;
+        }
+        let (lane, needs) = (label.operation.lane(), label.operation.needs());
+        if let Some(lack) = needs.and_then(|needs| state.queue.offers().lacks(needs)) {
+            // The node offered more when the label was sent.
+            state.queue.add_ended(id, false);
+            drop(state);
+            let outcome = failed(self.now(), FailureKind::Unfit, self.lacks(&lack));
+            self.keep(id, Work::without_effect(outcome));
+            return;
+        }
+        let live = incoming.live(label);
+        let feeding = live.feeding(&state.live);
+        let after = (label.after.as_slice(), feeding.as_slice());
+        let place = ((lane, incoming.seq), label.owner.uid);
+        match state.queue.add_of(id, place, needs, after) {
+            Added::Known => {}
+            Added::Queued => {
+                state.live.insert(id, live);
+                if lane == Lane::Verify {
+                    state.verifies.insert(id);
+                }
+                drop(state);
+                self.wake[lane as usize].notify_one();
+            }
+            Added::DependencyFailed(before) => {
+                drop(state);
+                self.keep(
+                    id,
+                    Work::without_effect(dependency_failed(before, self.now())),
+                );
+            }
+        }
+    }
+
+    fn lacks(&self, lack: &Lack) -> String {
+        let (needs, offered) = (lack.shown(lack.needs), lack.shown(lack.offered));
+        let node = self.node;
+        format!(
+            "node {node} offers {} = {offered}, and the task needs {needs}",
+            lack.what
+        )
+    }
+
+    fn on_abort(self: &Arc<Self>, label: LabelId) {
+        let aborted = {
+            let mut state = self.state.lock();
+            let aborted = state.queue.abort(label);
+            if aborted == Aborted::Running
+                && let Some(live) = state.live.get(&label)
+            {
+                live.control.cancel();
+            }
+            aborted
+        };
+        let given_up = |message: &str| failed(self.now(), FailureKind::Cancelled, message.into());
+        match aborted {
+            Aborted::Running | Aborted::Nothing => {}
+            Aborted::Removed(dependants) => {
+                let outcome = given_up("the label was given up before it began");
+                self.keep(label, Work::without_effect(outcome));
+                self.give_up(label, dependants);
+            }
+            // The label was lost on its way to this node, and the server waits for its end.
+            Aborted::Unknown => {
+                let outcome = given_up("the label was given up before it came");
+                self.reports.finished(label, (&outcome).into());
+            }
+        }
+    }
+
+    fn on_recall(self: &Arc<Self>, label: LabelId) {
+        let Some(dependants) = self.state.lock().queue.recall(label) else {
+            return;
+        };
+        let message = format!("it was taken back from node {}", self.node);
+        let outcome = failed(self.now(), FailureKind::Recalled, message);
+        self.keep(label, Work::without_effect(outcome));
+        self.give_up(label, dependants);
+    }
+
+    /// Records that a taken label starts to fetch or to run.
+    pub fn on_phase(&self, id: LabelId, phase: &'static str) {
+        if let Some(live) = self.state.lock().live.get_mut(&id) {
+            live.state = phase;
+        }
+        self.reports.started(id, self.now(), phase);
+    }
+
+    /// Ends labels that depend on a failed label.
+    fn give_up(self: &Arc<Self>, failed: LabelId, dependants: Vec<LabelId>) {
+        for dependant in dependants {
+            self.keep(
+                dependant,
+                Work::without_effect(dependency_failed(failed, self.now())),
+            );
+        }
+    }
+
+    /// Stores the outcome of a label with all its effects in one transaction, then reports it.
+    fn keep(self: &Arc<Self>, id: LabelId, work: Work) {
+        self.try_to_keep(id, Arc::new(work));
+    }
+
+    fn try_to_keep(self: &Arc<Self>, id: LabelId, work: Arc<Work>) {
+        let labels = Arc::clone(self);
+        let outcome = v1::LabelOutcome::from(&work.outcome);
+        let message = outcome.encode_to_vec();
+        let effects = Arc::clone(&work);
+        let change = move |connection: &rusqlite::Connection| {
+            effects.keep(connection)?;
+            records::end_label(connection, id, &message)
+        };
+        // The source of a copy may be removed on another node as soon as the outcome is reported.
+        let durable = work.is_copy();
+        self.db.submit(durable, change, move |kept| match kept {
+            Ok(()) => {
+                {
+                    let mut state = labels.state.lock();
+                    state.live.remove(&id);
+                    state.verifies.remove(&id);
+                }
+                work.tell(&labels.flash);
+                labels.reports.finished(id, outcome);
+            }
+            Err(DbError::Stopped) => {}
+            Err(error) => {
+                tracing::warn!(%error, label = %id, "how a label ended can't be kept yet");
+                labels.state.lock().unkept.push((id, work));
+            }
+        });
+    }
+
+    /// Retries to store outcomes and acknowledgements that could not be stored. An outcome is reported only after it was stored: otherwise
+    /// a restart would lose it.
+    pub fn keep_again(self: &Arc<Self>) {
+        let (unkept, unacknowledged) = {
+            let mut state = self.state.lock();
+            let unkept = std::mem::take(&mut state.unkept);
+            (unkept, std::mem::take(&mut state.unacknowledged))
+        };
+        for (id, work) in unkept {
+            self.try_to_keep(id, work);
+        }
+        if !unacknowledged.is_empty() {
+            self.acknowledge(unacknowledged);
+        }
+    }
+}
+
+/// Label on its way into the queue.
+#[derive(Debug)]
+struct Incoming {
+    message: v1::Label,
+    seq: u64,
+    /// Decoded label, or the outcome of an invalid label.
+    label: Result<Arc<Label>, Box<Outcome>>,
+}
+
+impl Incoming {
+    fn new(message: v1::Label, seq: u64, now: Time) -> Self {
+        let label = Label::try_from(&message).map(Arc::new).map_err(|error| {
+            Box::new(failed(
+                now,
+                FailureKind::Kernel,
+                format!("the label can't be understood: {error}"),
+            ))
+        });
+        Self {
+            message,
+            seq,
+            label,
+        }
+    }
+
+    fn id(&self) -> LabelId {
+        LabelId(self.message.id)
+    }
+
+    fn record(&self) -> LabelRecord {
+        let outcome = self.label.as_ref().err();
+        LabelRecord {
+            id: self.id(),
+            seq: self.seq,
+            payload: self.message.encode_to_vec(),
+            outcome: outcome.map(|outcome| v1::LabelOutcome::from(&**outcome).encode_to_vec()),
+        }
+    }
+
+    fn live(&self, label: &Arc<Label>) -> Live {
+        Live {
+            label: Arc::clone(label),
+            ways: ways(&self.message),
+            remembered: remembered(&self.message),
+            state: "queued",
+            start: Time::default(),
+            control: Arc::default(),
+            fate: Arc::default(),
+            feeds: Vec::new(),
+            in_vain: None,
+        }
+    }
+}
+
+/// Returns the outcome of a label that failed without any effect.
+#[must_use]
+pub fn failed(at: Time, kind: FailureKind, message: String) -> Outcome {
+    Outcome::at(at, Err(Failure { kind, message }))
+}
+
+fn succeeded(record: &LabelRecord) -> bool {
+    let outcome = record.outcome.as_deref().map(v1::LabelOutcome::decode);
+    matches!(outcome, Some(Ok(outcome)) if outcome.failure.is_none())
+}
+
+fn dependency_failed(before: LabelId, now: Time) -> Outcome {
+    Outcome::at(now, Err(dependency(before)))
+}
+
+fn dependency(before: LabelId) -> Failure {
+    Failure {
+        kind: FailureKind::Dependency,
+        message: format!("label {before}, which had to end well before, failed"),
+    }
+}
+
+fn remembered(message: &v1::Label) -> Option<Arc<v1::Remembered>> {
+    match &message.operation {
+        Some(v1::label::Operation::Analyse(analyse)) => analyse.remembered.clone().map(Arc::new),
+        _ => None,
+    }
+}
+
+fn ways(message: &v1::Label) -> Arc<[Way]> {
+    use v1::label::Operation;
+    let inputs = match &message.operation {
+        Some(Operation::Analyse(analyse)) => analyse.inputs.as_slice(),
+        Some(Operation::Copy(copy)) => copy.from.as_slice(),
+        _ => &[],
+    };
+    let way = |input: &v1::Input| Way {
+        capability: input.capability.clone(),
+        layout: input.layout.clone(),
+        growing: input.growing,
+        leaves: u8::try_from(input.leaves).unwrap_or(99).min(99),
+    };
+    inputs.iter().map(way).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::db::Writer;
+    use rusqlite::Connection;
+    use std::path::Path;
+    use tidemill_core::id::ObjectId;
+    use tidemill_core::label::{Operation, Owner};
+
+    fn label(id: u64) -> v1::Label {
+        v1::Label::from(&Label {
+            id: LabelId(id),
+            owner: Owner::default(),
+            after: Vec::new(),
+            operation: Operation::Remove {
+                objects: vec![ObjectId(3)],
+            },
+        })
+    }
+
+    fn in_memory() -> Arc<Mutex<Connection>> {
+        Arc::new(Mutex::new(Connection::open_in_memory().unwrap()))
+    }
+
+    /// Returns the labels of a node with one core, the writer of its database, and the messages to the server after the greeting.
+    fn opened(
+        disk: &Arc<Mutex<Connection>>,
+    ) -> (
+        Arc<Labels>,
+        Writer,
+        tokio::sync::mpsc::UnboundedReceiver<v1::FromNode>,
+    ) {
+        let (db, writer) = Db::without_thread(Arc::clone(disk)).unwrap();
+        let reports = Arc::new(Reports::default());
+        let flash = Arc::new(FlashModel::new(Path::new("/none"), 0));
+        let labels = Labels::open(
+            (NodeId(0), Offers::of_cores(1)),
+            db,
+            flash,
+            Arc::clone(&reports),
+            Time::default,
+        );
+        let mut told = reports.connect(v1::Hello::default());
+        told.try_recv().unwrap();
+        (labels.unwrap(), writer, told)
+    }
+
+    fn pages_max(disk: &Mutex<Connection>, pages: u64) {
+        let sql = format!("PRAGMA max_page_count = {pages}");
+        disk.lock().query_row(&sql, [], |_| Ok(())).unwrap();
+    }
+
+    #[test]
+    fn abort_of_unknown_label_finishes_it() {
+        let (labels, mut writer, mut told) = opened(&in_memory());
+        labels.abort(LabelId(7));
+        assert!(writer.turn());
+        let told = told.try_recv().unwrap().message;
+        let Some(v1::from_node::Message::Finished(finished)) = told else {
+            panic!("{told:?}");
+        };
+        assert_eq!(finished.label, 7);
+        assert!(finished.outcome.unwrap().failure.is_some());
+    }
+
+    #[test]
+    fn recall_returns_label_unless_started() {
+        let (labels, mut writer, mut told) = opened(&in_memory());
+        labels.accept(vec![label(7), label(8)]);
+        assert!(writer.turn());
+        assert_eq!(labels.try_next(Lane::Remove).unwrap().0, LabelId(7));
+        for id in [7, 8, 9] {
+            labels.recall(LabelId(id));
+        }
+        while writer.turn() {}
+        let Some(v1::from_node::Message::Finished(finished)) = told.try_recv().unwrap().message
+        else {
+            panic!("nothing went back")
+        };
+        let failure = finished.outcome.unwrap().failure.unwrap();
+        assert_eq!((finished.label, failure.kind.as_str()), (8, "recalled"));
+        assert!(
+            told.try_recv().is_err(),
+            "the first runs, the last never came"
+        );
+        assert!(labels.try_next(Lane::Remove).is_none());
+        assert!(labels.is_live(LabelId(7)));
+    }
+
+    #[test]
+    fn outcome_is_reported_only_after_it_is_stored() {
+        let disk = in_memory();
+        let (labels, mut writer, mut told) = opened(&disk);
+        labels.accept(vec![label(7)]);
+        assert!(writer.turn());
+        let (id, _) = labels.try_next(Lane::Remove).unwrap();
+
+        pages_max(&disk, 1);
+        let long = "why ".repeat(1 << 14);
+        let work = Work::without_effect(failed(Time(1), FailureKind::Exit(1), long));
+        assert!(labels.end(id, work));
+        assert!(writer.turn());
+        assert!(told.try_recv().is_err(), "told and not kept");
+        assert_eq!(labels.known().unwrap()[0].outcome, None);
+
+        pages_max(&disk, 1 << 30);
+        labels.keep_again();
+        assert!(writer.turn());
+        assert!(told.try_recv().is_ok());
+        assert!(labels.known().unwrap()[0].outcome.is_some());
+        labels.acknowledge(vec![id]);
+        assert!(writer.turn());
+        assert_eq!(labels.known().unwrap(), []);
+    }
+}

@@ -1,0 +1,327 @@
+//! The storage node: it stores objects, serves them over HTTP, and runs the labels that the server sends.
+//!
+//! ```text
+//!    http ──► store (folder) ◄── task ◄── executor ◄── attach ◄── server
+//!      └────► db (one writer, group commit) ◄──┘  └──► runner (tidemill_kernel), pull (other nodes)
+//! ```
+//!
+//! [`Node::start`] starts a node in this process. The node owns its folder and nothing else. It knows no names and no jobs, and
+//! does not decide where work runs.
+
+mod asleep;
+mod attach;
+mod bytes_out;
+mod channels;
+mod clocks;
+pub mod config;
+mod confirms;
+mod copies;
+pub mod daemon;
+pub mod db;
+pub mod error;
+pub mod executor;
+mod feeds;
+pub mod flash_model;
+pub mod folder;
+mod growing;
+mod handed;
+pub mod http;
+pub mod identity;
+pub mod labels;
+pub mod memory;
+pub mod notes;
+pub mod outside;
+pub mod power;
+pub mod programs;
+pub mod pull;
+mod ranks;
+mod reads;
+pub mod records;
+mod reduce;
+pub mod reports;
+mod reserve;
+mod revoked;
+pub mod runner;
+mod scrub;
+mod seams;
+mod shown;
+mod spans;
+pub mod status;
+pub mod store;
+pub mod task;
+mod tracker;
+
+pub use asleep::until_woken;
+pub use config::Config;
+pub use daemon::{Daemon, is_removed};
+pub use error::Error;
+pub use tracker::status_json;
+
+use crate::channels::Channels;
+use crate::db::Db;
+use crate::executor::{Executor, Parts};
+use crate::flash_model::FlashModel;
+use crate::folder::FolderStore;
+use crate::outside::{Follower, Outside};
+use crate::programs::Programs;
+use crate::pull::Pulls;
+use crate::runner::Runner;
+use crate::store::Store as _;
+use std::fs::{File, Permissions, TryLockError};
+use std::os::unix::fs::PermissionsExt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tidemill_core::id::ObjectId;
+use tidemill_core::layout::Medium;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+/// Time to wait for a folder that is in use: a kernel of a killed node holds the lock until the kernel is killed, too.
+const LOCK_MAX: Duration = Duration::from_secs(3);
+const LOCK_PAUSE: Duration = Duration::from_millis(20);
+
+/// Node that runs in this process. End it with [`Node::stop`]; if it is only dropped, its threads continue.
+#[derive(Debug)]
+pub struct Node {
+    daemon: Arc<Daemon>,
+    stop: watch::Sender<bool>,
+    attached: JoinHandle<Error>,
+    refreshing: JoinHandle<()>,
+    serving: JoinHandle<()>,
+    /// Lock file, held while the folder is in use.
+    _lock: File,
+}
+
+impl Node {
+    /// Starts a node: opens its folder, loads its queue, serves HTTP, and attaches to the server as soon as the server is reachable.
+    /// Must be called on a multi-thread tokio runtime.
+    ///
+    /// # Errors
+    /// If its folder, address or kernels can't be used; see [`Error`].
+    pub async fn start(mut config: Config) -> Result<Self, Error> {
+        let in_folder = |source| Error::Folder {
+            path: config.folder.clone(),
+            source,
+        };
+        open_many_files();
+        let in_memory = config.medium == Medium::Memory;
+        let counts_room = in_memory && memory::prepare(&config)?;
+        if in_memory && !counts_room {
+            // The node's own file system already has this size.
+            config.capacity_bytes = None;
+        }
+        std::fs::create_dir_all(&config.folder).map_err(in_folder)?;
+        let folder = config.folder.canonicalize().map_err(in_folder)?;
+        config.folder = folder;
+        let lock = lock(&config).await?;
+        if let Some(bytes) = config.intermediate_bytes {
+            memory::prepare_handed(&config.folder, bytes)?;
+        }
+        let listener = listen(&config).await?;
+        let scheme = if config.tls { "https" } else { "http" };
+        let url = match &config.url {
+            Some(url) if !url.starts_with(&format!("{scheme}://")) => {
+                return Err(Error::Scheme {
+                    url: url.clone(),
+                    scheme,
+                });
+            }
+            Some(url) => url.clone(),
+            None => format!(
+                "{scheme}://{}",
+                listener.local_addr().map_err(|source| {
+                    Error::Listen {
+                        address: config.listen,
+                        source,
+                    }
+                })?
+            ),
+        };
+        let runtime = tokio::runtime::Handle::current();
+        let offers = config.offers();
+        let (executor, config) = tokio::task::spawn_blocking(move || {
+            let parts = open(&config, runtime)?;
+            Ok::<_, Error>((Executor::start(parts, offers)?, config))
+        })
+        .await
+        .map_err(|error| Error::Thread(error.into()))??;
+        let memory_id = match in_memory {
+            true => memory::id(&executor.parts().db).await?,
+            false => 0,
+        };
+        let daemon = Daemon::new(config, url, executor)?;
+        let daemon = Arc::new(daemon.in_memory(memory_id, counts_room));
+        let (stop, stopped) = watch::channel(false);
+        let refreshing = tokio::spawn({
+            let daemon = Arc::clone(&daemon);
+            async move { daemon.refresh().await }
+        });
+        Ok(Self {
+            serving: tokio::spawn(http::serve(Arc::clone(&daemon), listener, stopped)),
+            attached: tokio::spawn(attach::stay(Arc::clone(&daemon))),
+            refreshing,
+            daemon,
+            stop,
+            _lock: lock,
+        })
+    }
+
+    /// Returns the URL for others, `https://host:port` or `http://host:port`.
+    #[must_use]
+    pub fn url(&self) -> &str {
+        &self.daemon.url
+    }
+
+    /// Returns the shared state of the node.
+    #[must_use]
+    pub fn daemon(&self) -> &Arc<Daemon> {
+        &self.daemon
+    }
+
+    /// Returns the interface to the node's external store, for the follower that scans it. `None` if the store is not external.
+    #[must_use]
+    pub fn follower(&self) -> Option<Follower> {
+        let outside = self.daemon.parts().outside.as_ref();
+        outside.map(|outside| Follower::new(Arc::clone(outside)))
+    }
+
+    /// Waits until the node can't continue, and returns the reason. The node must still be stopped.
+    pub async fn failed(&mut self) -> Error {
+        match (&mut self.attached).await {
+            Ok(error) => error,
+            Err(error) => Error::Thread(error.into()),
+        }
+    }
+
+    /// Stops the node. Kernels are killed and run again at the next start; acknowledged data stays.
+    pub async fn stop(self) {
+        self.attached.abort();
+        self.refreshing.abort();
+        // An error means that the HTTP server has already ended.
+        let _ = self.stop.send(true);
+        let daemon = Arc::clone(&self.daemon);
+        let ended = tokio::task::spawn_blocking(move || {
+            daemon.executor.stop();
+            daemon.parts().flash.stop();
+            daemon.parts().db.stop();
+        });
+        if ended.await.is_err() {
+            tracing::error!("the node did not stop in order");
+        }
+        self.serving.abort();
+    }
+}
+
+/// Raises the limit of open files of this process to its maximum. A running task holds all its inputs open, possibly thousands. Kernels
+/// have their own limit.
+fn open_many_files() {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+        tracing::warn!(%error, "tasks with very many inputs may fail");
+    }
+}
+
+fn open(config: &Config, runtime: tokio::runtime::Handle) -> Result<Parts, Error> {
+    let db = Db::open(&config.folder.join("node.db"))?;
+    daemon::claim(&db, config)?;
+    let counters = db.read(status::Counters::load)?;
+    let (store, outside) = open_store(config, &db, &runtime)?;
+    let capacity_bytes = store.space()?.capacity_bytes;
+    let flash = Arc::new(FlashModel::new(&config.folder, capacity_bytes));
+    let pulled = config.folder.join("pulled");
+    let pulls = Pulls::new(
+        pulled.clone(),
+        config.host.clone(),
+        config.in_place,
+        config.pulled_bytes_max,
+        runtime,
+        Arc::clone(&flash),
+    )
+    .map_err(|source| Error::Folder {
+        path: pulled,
+        source,
+    })?;
+    let channels = Channels::open(&config.folder, Arc::clone(&store))?;
+    Ok(Parts {
+        node: config.node,
+        folder: config.folder.clone(),
+        store,
+        outside,
+        channels: Arc::new(channels),
+        db,
+        pulls: Arc::new(pulls),
+        runner: Runner::new(config)?,
+        counters: Arc::new(counters),
+        flash,
+        pace: Arc::new(parking_lot::Mutex::new(
+            tidemill_core::burst::share::Pace::new(config.cores),
+        )),
+        programs: Programs::default(),
+        reports: Arc::default(),
+        scrub_bytes_per_sec: config.scrub_bytes_per_sec,
+    })
+}
+
+/// Store of objects, and the same store once more if the objects stay outside.
+type Stores = (Arc<dyn store::Store>, Option<Arc<Outside>>);
+
+/// Opens the store. Under the id of the status object, which has no bytes, it stores an empty file. A task reads this file for an empty
+/// input file, as empty files have no objects.
+fn open_store(config: &Config, db: &Db, runtime: &tokio::runtime::Handle) -> Result<Stores, Error> {
+    // Near files are removed after they have settled, so their total is not limited here.
+    let capacity = config.capacity_bytes.filter(|_| config.outside.is_none());
+    let mut store = FolderStore::open(&config.folder, capacity)?;
+    if let Some(bytes) = config.intermediate_bytes {
+        store = store.with_memory(bytes)?;
+    }
+    if store.stat(ObjectId::STATUS).is_err() {
+        store.create(ObjectId::STATUS)?;
+    }
+    store.seal(ObjectId::STATUS, false)?;
+    let Some(at) = &config.outside else {
+        return Ok((Arc::new(store), None));
+    };
+    let with = (db.clone(), runtime.clone());
+    let outside = Arc::new(Outside::open(store, at, config.capacity_bytes, with)?);
+    Ok((Arc::clone(&outside) as Arc<dyn store::Store>, Some(outside)))
+}
+
+/// Ensures that no other process uses the folder.
+async fn lock(config: &Config) -> Result<File, Error> {
+    let path = config.folder.join("lock");
+    let failed = |source| Error::Folder {
+        path: path.clone(),
+        source,
+    };
+    // Tasks can pass through to their private folders but can't list the other files.
+    std::fs::set_permissions(&config.folder, Permissions::from_mode(0o711)).map_err(failed)?;
+    let file = File::options()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(&path)
+        .map_err(failed)?;
+    let until = Instant::now() + LOCK_MAX;
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(file),
+            Err(TryLockError::WouldBlock) if Instant::now() < until => {
+                tokio::time::sleep(LOCK_PAUSE).await;
+            }
+            Err(TryLockError::WouldBlock) => return Err(Error::InUse(config.folder.clone())),
+            Err(TryLockError::Error(source)) => return Err(failed(source)),
+        }
+    }
+}
+
+async fn listen(config: &Config) -> Result<TcpListener, Error> {
+    TcpListener::bind(config.listen)
+        .await
+        .map_err(|source| Error::Listen {
+            address: config.listen,
+            source,
+        })
+}

@@ -1,0 +1,821 @@
+//! Tests of the store with an external store in memory, which other programs use, too.
+
+use super::presence::MARK;
+use super::*;
+use crate::notes;
+use crate::records::{self, ObjectRecord};
+use std::collections::BTreeMap;
+use tidemill_core::attribute::object;
+use tidemill_core::label::Owner;
+use tidemill_core::time::Time;
+use tidemill_wire::v1;
+
+#[derive(Debug, Default)]
+pub(super) struct Files {
+    /// Content and tag by path.
+    pub(super) all: BTreeMap<String, (Vec<u8>, u64)>,
+    /// Number of writes.
+    pub(super) writes: u64,
+    /// Number of bytes read.
+    pub(super) read: u64,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Memory {
+    pub(super) files: Mutex<Files>,
+    pub(super) away: Mutex<bool>,
+    /// Number of changes that are still accepted; `None`: no limit.
+    pub(super) changes_left: Mutex<Option<u64>>,
+    /// File that another program writes just before the next write.
+    rush: Mutex<Option<(String, Vec<u8>)>>,
+    /// Paths that exist and are no files.
+    folders: Mutex<Vec<String>>,
+    /// Number of requests without answer so far; `None`: requests are answered.
+    silent: Mutex<Option<usize>>,
+    /// Lock that stops all writes while a test holds it.
+    hold: Mutex<()>,
+    /// Pairs of names of one file. The tag of the second name changes when the first is removed. `None`: tags do not change.
+    linked: Mutex<Option<Vec<(String, String)>>>,
+}
+
+/// Returns the cause of the store's condition.
+fn told(store: &Outside) -> String {
+    store.condition(0).map(|one| one.cause).unwrap_or_default()
+}
+
+impl Memory {
+    fn may_change(&self) -> Result<(), Failure> {
+        match &mut *self.changes_left.lock() {
+            Some(0) => Err(Failure::Other("it refuses".into())),
+            Some(left) => {
+                *left -= 1;
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn put(&self, path: &str, content: &[u8]) -> Placed {
+        let mut files = self.files.lock();
+        files.writes += 1;
+        let tag = files.writes;
+        files.all.insert(path.to_owned(), (content.to_vec(), tag));
+        Placed {
+            path: path.to_owned(),
+            size: content.len() as u64,
+            tag: tag.to_string(),
+            checked: true,
+        }
+    }
+
+    /// Handles a name that was removed or now belongs to another file.
+    fn unlink(&self, path: &str) {
+        let mut linked = self.linked.lock();
+        let lost = linked
+            .iter_mut()
+            .flatten()
+            .filter(|(first, _)| first == path);
+        let lost: Vec<String> = lost.map(|(_, second)| second.clone()).collect();
+        linked
+            .iter_mut()
+            .for_each(|all| all.retain(|(first, _)| first != path));
+        drop(linked);
+        for second in lost {
+            if let Ok((content, _)) = self.get(&second) {
+                self.put(&second, &content);
+            }
+        }
+    }
+
+    pub(super) fn get(&self, path: &str) -> Result<(Vec<u8>, Placed), Failure> {
+        if *self.away.lock() {
+            return Err(Failure::Other("away".into()));
+        }
+        if self.folders.lock().iter().any(|folder| folder == path) {
+            return Err(Failure::Changed);
+        }
+        let files = self.files.lock();
+        let (content, tag) = files.all.get(path).ok_or(Failure::Missing)?;
+        let placed = Placed {
+            path: path.to_owned(),
+            size: content.len() as u64,
+            tag: tag.to_string(),
+            checked: true,
+        };
+        Ok((content.clone(), placed))
+    }
+
+    /// Returns all names except the mark.
+    pub(super) fn names(&self) -> Vec<String> {
+        let files = self.files.lock();
+        let names = files.all.keys().filter(|name| *name != MARK);
+        names.cloned().collect()
+    }
+}
+
+impl Far for Memory {
+    fn stat<'a>(&'a self, path: &'a str) -> Asked<'a, Placed> {
+        Box::pin(async move {
+            let asked = self.silent.lock().as_mut().map(|asked| *asked += 1);
+            if asked.is_some() {
+                std::future::pending::<()>().await;
+            }
+            self.get(path).map(|(_, placed)| placed)
+        })
+    }
+
+    fn read<'a>(&'a self, of: &'a Placed, from: u64, count: u64) -> Asked<'a, Bytes> {
+        Box::pin(async move {
+            let (content, now) = self.get(&of.path)?;
+            let range = usize::try_from(from).unwrap()..usize::try_from(from + count).unwrap();
+            self.files.lock().read += count;
+            match now == *of {
+                true => Ok(Bytes::from(content).slice(range)),
+                false => Err(Failure::Changed),
+            }
+        })
+    }
+
+    fn write<'a>(
+        &'a self,
+        path: &'a str,
+        _: u64,
+        mut pieces: Pieces<'a>,
+        over: Over,
+    ) -> Asked<'a, Placed> {
+        Box::pin(async move {
+            if path == MARK {
+                let mut files = self.files.lock();
+                files.all.insert(MARK.to_owned(), (Vec::new(), 0));
+                return Ok(Placed {
+                    path: MARK.to_owned(),
+                    size: 0,
+                    tag: "0".into(),
+                    checked: true,
+                });
+            }
+            let _hold = self.hold.lock();
+            if let Some((path, content)) = self.rush.lock().take() {
+                self.put(&path, &content);
+            }
+            let now = self.get(path).ok().map(|(_, placed)| placed);
+            match (over, now) {
+                (Over::Nothing, Some(_)) => return Err(Failure::Changed),
+                (Over::This(wanted), now) if now.as_ref() != Some(&wanted) => {
+                    return Err(Failure::Changed);
+                }
+                _ => {}
+            }
+            let mut all = Vec::new();
+            loop {
+                match pieces() {
+                    Ok(Some(piece)) => all.extend_from_slice(&piece),
+                    Ok(None) => break,
+                    Err(error) => return Err(Failure::Other(error.to_string())),
+                }
+            }
+            self.may_change()?;
+            let away = *self.away.lock();
+            match away {
+                true => Err(Failure::Other("away".into())),
+                false => {
+                    self.unlink(path);
+                    Ok(self.put(path, &all))
+                }
+            }
+        })
+    }
+
+    fn also<'a>(&'a self, path: &'a str, other: &'a str) -> Asked<'a, Placed> {
+        Box::pin(async move {
+            let (content, _) = self.get(path)?;
+            if let Some(linked) = &mut *self.linked.lock() {
+                linked.push((path.to_owned(), other.to_owned()));
+            }
+            Ok(self.put(other, &content))
+        })
+    }
+
+    fn remove<'a>(&'a self, path: &'a str) -> Asked<'a, ()> {
+        Box::pin(async move {
+            self.may_change()?;
+            self.unlink(path);
+            self.files.lock().all.remove(path);
+            Ok(())
+        })
+    }
+}
+
+pub(super) struct Bench {
+    folder: tempfile::TempDir,
+    pub(super) far: Arc<Memory>,
+    pub(super) db: Db,
+    pub(super) runtime: tokio::runtime::Runtime,
+}
+
+impl Bench {
+    pub(super) fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let db = Db::open(&folder.path().join("node.db")).unwrap();
+        Self {
+            folder,
+            far: Arc::default(),
+            db,
+            runtime: tokio::runtime::Runtime::new().unwrap(),
+        }
+    }
+
+    /// Opens the store as a starting process does.
+    fn open(&self, near_bytes_max: u64) -> Outside {
+        self.open_as(near_bytes_max, Packing::Files)
+    }
+
+    pub(super) fn open_as(&self, near_bytes_max: u64, packing: Packing) -> Outside {
+        let at = Where {
+            far: Arc::clone(&self.far) as Arc<dyn Far>,
+            uri: "memory".into(),
+            packing,
+            near_bytes_max,
+        };
+        let near = FolderStore::open(self.folder.path(), None).unwrap();
+        let with = (self.db.clone(), self.runtime.handle().clone());
+        Outside::open(near, &at, None, with).unwrap()
+    }
+
+    /// Creates a version of a file, closed and recorded.
+    fn unnoted(&self, store: &Outside, id: u64, path: &str, content: &[u8]) -> (ObjectId, Named) {
+        let object = ObjectId(id);
+        store.put(object, content).unwrap();
+        let record = ObjectRecord {
+            id: object,
+            size: content.len() as u64,
+            owner: Owner { uid: 0, gid: 0 },
+            inode: id,
+            path: path.to_owned(),
+            mode: None,
+            task: None,
+            sealed_at: Time(1),
+            part: None,
+            hash: Some(blake3::hash(content).into()),
+            memory: false,
+        };
+        let named = Named {
+            path: path.to_owned(),
+            part: false,
+            hash: record.hash,
+        };
+        let put = move |db: &rusqlite::Connection| records::put_object(db, &record);
+        self.db.write_blocking(true, put).unwrap();
+        (object, named)
+    }
+
+    /// Sends the server's note about the file of an object.
+    fn note(&self, object: ObjectId, path: &str) {
+        let note = v1::NameNote {
+            ino: object.0,
+            change: 1,
+            object: object.0,
+            path: path.into(),
+            places: vec![v1::NamePlace::default()],
+            ..v1::NameNote::default()
+        };
+        let put = move |db: &rusqlite::Connection| notes::put(db, &[note]);
+        self.db.write_blocking(true, put).unwrap();
+    }
+
+    /// Creates a version like [`Self::unnoted`], with the server's note.
+    pub(super) fn version(
+        &self,
+        store: &Outside,
+        id: u64,
+        path: &str,
+        content: &[u8],
+    ) -> (ObjectId, Named) {
+        let version = self.unnoted(store, id, path, content);
+        self.note(version.0, path);
+        version
+    }
+}
+
+pub(super) fn read(store: &Outside, object: ObjectId) -> Result<Vec<u8>, String> {
+    let opened = store.open(object).map_err(|error| error.to_string())?;
+    let mut bytes = vec![0; usize::try_from(opened.stat.size).unwrap()];
+    let count = opened.bytes.read_at(0, &mut bytes);
+    let count = count.map_err(|error| error.to_string())?;
+    bytes.truncate(count);
+    Ok(bytes)
+}
+
+pub(super) fn settle(store: &Outside, one: &(ObjectId, Named)) -> Result<(), StoreError> {
+    store.settle(std::slice::from_ref(one)).pop().unwrap()
+}
+
+#[test]
+fn files_of_bound_folder_keep_names_with_packing() {
+    let bench = Bench::new();
+    let store = Arc::new(bench.open_as(0, Packing::Chunks { compress: true }));
+    let bound = vec![Bound {
+        folder: "/cloud".into(),
+        prefix: "p".into(),
+    }];
+    let follower = Follower::new(Arc::clone(&store));
+    bench.runtime.block_on(follower.bind(bound)).unwrap();
+    let files = [
+        (0x201, "/x/a", &b"packed"[..]),
+        (0x202, "/cloud/a", b"by its name"),
+        (0x203, "/x/b", b"packed, too"),
+    ];
+    let objects = files.map(|(id, path, bytes)| bench.version(&store, id, path, bytes));
+    for ended in store.settle(&objects) {
+        ended.unwrap();
+    }
+    assert_eq!(bench.far.get("p/a").unwrap().0, b"by its name");
+    assert!(!bench.far.names().iter().any(|name| name.starts_with("x/")));
+    for (id, _, bytes) in files {
+        assert_eq!(read(&store, ObjectId(id)).unwrap(), bytes);
+    }
+}
+
+/// The object is written to the path in the server's note, not to the path that was stored with the object.
+#[test]
+fn object_settles_when_server_has_noted_its_file() {
+    let bench = Bench::new();
+    let store = Arc::new(bench.open(0));
+    let follower = Follower::new(Arc::clone(&store));
+    let (object, _) = bench.unnoted(&store, 0x101, "/theirs", b"one");
+    store.sealed(object, Ok(3)).unwrap();
+    for _ in 0..2 {
+        assert!(store.settle_some());
+        assert!(follower.is_waiting(object));
+    }
+    assert_eq!(bench.far.names(), Vec::<String>::new());
+    bench.note(object, "/a/b");
+    store.on_noted([object].into_iter());
+    assert!(store.settle_some());
+    assert!(!follower.is_waiting(object));
+    assert_eq!(bench.far.names(), ["a/b"]);
+    // The server has noted this object, and the node ended before it was settled.
+    let (late, _) = bench.unnoted(&store, 0x102, "/theirs", b"late");
+    bench.note(late, "/a/c");
+    drop((store, follower));
+    let store = bench.open(0);
+    assert!(store.settle_some());
+    assert_eq!(bench.far.names(), ["a/b", "a/c"]);
+}
+
+/// The folder `/p` of the array has the same names in the store as `/cloud`, which is bound to `p`.
+#[test]
+fn object_outside_bound_folder_never_replaces_its_files() {
+    let bench = Bench::new();
+    let store = Arc::new(bench.open(0));
+    let bound = vec![Bound {
+        folder: "/cloud".into(),
+        prefix: "p".into(),
+    }];
+    let follower = Follower::new(Arc::clone(&store));
+    bench.runtime.block_on(follower.bind(bound)).unwrap();
+    let genuine = bench.version(&store, 0x101, "/cloud/a", b"genuine");
+    settle(&store, &genuine).unwrap();
+    let other = bench.version(&store, 0x102, "/p/a", b"other");
+    settle(&store, &other).unwrap();
+    assert_eq!(bench.far.get("p/a").unwrap().0, b"genuine");
+    assert_eq!(bench.far.names(), ["p/a", "p/a.0000000000000102"]);
+    // The same holds if the object with the name has just been removed.
+    assert!(store.remove(genuine.0).unwrap());
+    let third = bench.version(&store, 0x103, "/p/a", b"third");
+    settle(&store, &third).unwrap();
+    assert_eq!(bench.far.get("p/a").unwrap().0, b"genuine");
+    // A version of the same file gets its name.
+    let one = bench.version(&store, 0x104, "/p/b", b"one");
+    settle(&store, &one).unwrap();
+    let two = bench.version(&store, 0x105, "/p/b", b"two");
+    let same = |db: &rusqlite::Connection| {
+        let inode = 0x104_u64.to_le_bytes();
+        records::set_attribute(db, ObjectId(0x105), object::PAGE, object::INODE, &inode)
+    };
+    bench.db.write_blocking(true, same).unwrap();
+    settle(&store, &two).unwrap();
+    assert_eq!(bench.far.get("p/b").unwrap().0, b"two");
+    // A file of the bound folder replaces its own former version.
+    let next = bench.version(&store, 0x106, "/cloud/b", b"next");
+    settle(&store, &next).unwrap();
+    assert_eq!(bench.far.get("p/b").unwrap().0, b"next");
+}
+
+#[test]
+fn versions_take_their_names_and_no_foreign_ones() {
+    let bench = Bench::new();
+    bench.far.put("theirs", b"theirs");
+    let store = bench.open(0);
+    let one = bench.version(&store, 0x101, "/a/b", b"one");
+    let two = bench.version(&store, 0x102, "/a/b", b"two");
+    let ours = bench.version(&store, 0x103, "/theirs", b"ours");
+    for version in [&one, &two, &ours] {
+        settle(&store, version).unwrap();
+    }
+    let all = [
+        "a/b",
+        "a/b.0000000000000101",
+        "theirs",
+        "theirs.0000000000000103",
+    ];
+    assert_eq!(bench.far.names(), all);
+    assert_eq!(bench.far.get("a/b").unwrap().0, b"two");
+    for (version, content) in [(&one, "one"), (&two, "two"), (&ours, "ours")] {
+        assert!(store.near.stat(version.0).is_err(), "no room for it");
+        assert_eq!(read(&store, version.0).unwrap(), content.as_bytes());
+    }
+    // Another program changes a file that is about to be removed: the file stays.
+    bench.far.put("a/b", b"changed");
+    for version in [&one, &two, &ours] {
+        assert!(store.remove(version.0).unwrap());
+        assert!(read(&store, version.0).is_err());
+    }
+    store.remove_some();
+    assert_eq!(bench.far.names(), ["a/b", "theirs"]);
+    assert_eq!(bench.far.get("theirs").unwrap().0, b"theirs");
+}
+
+#[test]
+fn settle_resumes_after_killed_process() {
+    let bench = Bench::new();
+    let store = bench.open(1 << 20);
+    let one = bench.version(&store, 0x101, "/a", b"one");
+    // The file was written, and only the attempt was recorded.
+    store.attempt(vec![("a".into(), one.0)]).unwrap();
+    bench.far.put("a", b"one");
+    drop(store);
+    let store = bench.open(1 << 20);
+    assert_eq!(store.told().waiting, 1);
+    assert!(store.settle_some());
+    assert_eq!(
+        (bench.far.names(), store.told().waiting),
+        (vec!["a".to_owned()], 0)
+    );
+    assert!(store.near.stat(one.0).is_ok());
+    drop(store);
+    // The host crashed: near files may have any content.
+    let forget = |db: &rusqlite::Connection| records::set_identity(db, BOOT, b"before");
+    bench.db.write_blocking(true, forget).unwrap();
+    let store = bench.open(1 << 20);
+    assert!(store.near.stat(one.0).is_err());
+    assert_eq!(read(&store, one.0).unwrap(), b"one");
+    assert!(store.remove(one.0).unwrap());
+    drop(store);
+    bench.open(0).remove_some();
+    assert!(bench.far.names().is_empty());
+}
+
+#[test]
+fn changed_or_unreachable_file_is_never_read_as_version() {
+    let bench = Bench::new();
+    let store = bench.open(0);
+    let one = bench.version(&store, 0x101, "/a", b"one");
+    *bench.far.away.lock() = true;
+    assert!(settle(&store, &one).is_err());
+    assert_eq!(read(&store, one.0).unwrap(), b"one");
+    *bench.far.away.lock() = false;
+    settle(&store, &one).unwrap();
+    let linked = bench.far.put("linked", b"linked");
+    let link = ObjectId(0x102);
+    assert_eq!(store.link(link, "linked").unwrap(), linked.size);
+    assert_eq!(store.seal(link, true).unwrap(), linked.size);
+    assert!(store.write_at(link, 0, b"x").is_err() && store.create(link).is_err());
+    assert_eq!(read(&store, link).unwrap(), b"linked");
+    for (object, path) in [(one.0, "a"), (link, "linked")] {
+        assert!(matches!(store.vouch(object), Some(Ok(()))));
+        bench.far.put(path, b"other!");
+        let lost = Some(Err(Failure::Changed));
+        let told = store.vouch(object).map(|told| {
+            told.map_err(|error| match error {
+                StoreError::Outside { why, .. } => why,
+                error => panic!("{error}"),
+            })
+        });
+        assert_eq!(told, lost, "{path}");
+    }
+    // Bytes that were fetched before belong to the version.
+    assert_eq!(read(&store, link).unwrap(), b"linked");
+    assert!(read(&store, one.0).is_err());
+    // A file that is only linked is never removed.
+    assert!(store.remove(link).unwrap() && store.remove(one.0).unwrap());
+    store.remove_some();
+    assert_eq!(bench.far.names(), ["a", "linked"]);
+}
+
+/// A write replaces the file that the folder linked before. It never replaces a file that others have written since.
+#[test]
+fn file_of_bound_folder_replaces_only_its_own_version() {
+    let bench = Bench::new();
+    let theirs = bench.far.put("p/a", b"theirs");
+    let store = Arc::new(bench.open(0));
+    let follower = Follower::new(Arc::clone(&store));
+    let bound = vec![Bound {
+        folder: "/cloud".into(),
+        prefix: "p".into(),
+    }];
+    bench.runtime.block_on(follower.bind(bound)).unwrap();
+    let linked = ObjectId(0x101);
+    follower.follow(linked, theirs.clone()).unwrap();
+    assert_eq!(read(&store, linked).unwrap(), b"theirs");
+    assert_eq!(follower.known(&theirs).unwrap().versions, [linked]);
+    // The earlier version is removed, and the process ends.
+    assert!(store.remove(linked).unwrap());
+    drop((store, follower));
+    let store = Arc::new(bench.open(0));
+    let follower = Follower::new(Arc::clone(&store));
+    let ours = bench.version(&store, 0x102, "/cloud/a", b"ours");
+    settle(&store, &ours).unwrap();
+    assert_eq!(bench.far.names(), ["p/a"]);
+    let (content, now) = bench.far.get("p/a").unwrap();
+    assert_eq!(content, b"ours");
+    assert_eq!(follower.known(&now).unwrap().ours, Some(ours.0));
+    // Another program is faster: both files exist.
+    for (id, name) in [(0x103, "a"), (0x104, "b")] {
+        *bench.far.rush.lock() = Some((format!("p/{name}"), b"quick".to_vec()));
+        let next = bench.version(&store, id, &format!("/cloud/{name}"), b"next");
+        assert!(settle(&store, &next).is_err());
+        assert!(follower.is_waiting(next.0));
+        settle(&store, &next).unwrap();
+        assert_eq!(bench.far.get(&format!("p/{name}")).unwrap().0, b"quick");
+        assert_eq!(read(&store, next.0).unwrap(), b"next");
+        assert!(!follower.is_waiting(next.0));
+    }
+    // A change by others is no damage here, and is reported to the follower.
+    let changed = store.vouch(ours.0);
+    let other = |told: &Result<(), StoreError>| {
+        matches!(
+            told,
+            Err(StoreError::Outside {
+                why: Failure::Other(_),
+                ..
+            })
+        )
+    };
+    let aside = store.remove(ours.0).unwrap();
+    assert!(aside && changed.is_some_and(|told| told.is_ok() || other(&told)));
+    // A remembered row is deleted when the store no longer has its file.
+    let two = bench.far.put("p/two", b"two");
+    follower.follow(ObjectId(0x201), two).unwrap();
+    store.remove(ObjectId(0x201)).unwrap();
+    let remembered = || {
+        bench
+            .db
+            .read(|db| rows::remembered(db, ObjectId(0), 9))
+            .unwrap()
+            .len()
+    };
+    follower.forget_some(ObjectId(0)).unwrap();
+    assert_eq!(remembered(), 1);
+    bench.far.put("p/two", b"three");
+    follower.forget_some(ObjectId(0)).unwrap();
+    assert_eq!(remembered(), 0);
+    assert!(bench.far.names().contains(&"p/two".to_owned()));
+}
+
+/// The folder is empty, as if its file system were not mounted. No file is declared lost, and none is written.
+#[test]
+fn store_without_known_files_is_unreachable() {
+    for packing in [Packing::Files, Packing::Chunks { compress: false }] {
+        let bench = Bench::new();
+        let store = bench.open_as(0, packing);
+        let (one, two) = (
+            bench.version(&store, 0x101, "/a", b"one"),
+            bench.version(&store, 0x102, "/b", b"two"),
+        );
+        settle(&store, &one).unwrap();
+        assert_eq!(store.condition(0), None);
+        let all = std::mem::take(&mut bench.far.files.lock().all);
+        assert!(all.contains_key(MARK));
+        drop(store);
+        let store = bench.open_as(0, packing);
+        let away = |result: Result<(), StoreError>| {
+            let why = result.unwrap_err();
+            assert!(
+                matches!(
+                    &why,
+                    StoreError::Outside {
+                        why: Failure::Other(_),
+                        ..
+                    }
+                ),
+                "{why}"
+            );
+        };
+        away(store.vouch(one.0).unwrap());
+        away(settle(&store, &two));
+        assert!(read(&store, one.0).is_err());
+        assert!(told(&store).contains("nothing is there"));
+        assert!(bench.far.names().is_empty());
+        assert!(store.remove(one.0).unwrap());
+        store.remove_some();
+        store.tidy();
+        // A removal also waits for the store.
+        bench.far.files.lock().all = all;
+        settle(&store, &two).unwrap();
+        assert_eq!(store.condition(0), None);
+        store.remove_some();
+        packs::tests::tidy(&bench, &store);
+        assert_eq!(read(&store, two.0).unwrap(), b"two");
+        assert_eq!(bench.far.names().len(), 1);
+    }
+}
+
+/// The mark alone, or one of the files alone, proves that the store is mounted.
+#[test]
+fn store_with_some_known_files_has_lost_the_rest() {
+    let bench = Bench::new();
+    let store = bench.open(0);
+    let lost = |store: &Outside, object| {
+        let why = store.vouch(object).unwrap().unwrap_err();
+        assert!(
+            matches!(
+                why,
+                StoreError::Outside {
+                    why: Failure::Missing,
+                    ..
+                }
+            ),
+            "{why}"
+        );
+    };
+    let all: Vec<_> = (0..20_u64)
+        .map(|id| bench.version(&store, 0x100 + id, &format!("/{id}"), b"one"))
+        .collect();
+    for one in &all {
+        settle(&store, one).unwrap();
+    }
+    bench.far.files.lock().all.remove("7");
+    lost(&store, ObjectId(0x107));
+    let first = bench.far.files.lock().all.remove("0").unwrap();
+    bench.far.files.lock().all.retain(|name, _| name == MARK);
+    lost(&store, ObjectId(0x103));
+    bench.far.files.lock().all.clear();
+    assert!(!matches!(
+        store.vouch(ObjectId(0x103)),
+        Some(Err(StoreError::Outside {
+            why: Failure::Missing,
+            ..
+        }))
+    ));
+    bench.far.files.lock().all.insert("0".into(), first);
+    lost(&store, ObjectId(0x103));
+    assert_eq!(store.condition(0), None);
+    // The next write creates the mark again.
+    let store = bench.open(0);
+    let more = bench.version(&store, 0x201, "/more", b"more");
+    settle(&store, &more).unwrap();
+    assert!(bench.far.files.lock().all.contains_key(MARK));
+}
+
+/// A store that only has linked files gets no mark.
+#[test]
+fn store_with_links_only_is_not_written_to() {
+    let bench = Bench::new();
+    bench.far.put("theirs", b"theirs");
+    let store = bench.open(0);
+    store.link(ObjectId(0x101), "theirs").unwrap();
+    store.vouch(ObjectId(0x101)).unwrap().unwrap();
+    assert!(store.remove(ObjectId(0x101)).unwrap());
+    while store.remove_some() {}
+    let files = bench.far.files.lock();
+    assert_eq!(files.all.keys().collect::<Vec<_>>(), ["theirs"]);
+}
+
+/// This also holds for equal bytes, or if there is no other name for the own file.
+#[test]
+fn foreign_files_are_never_taken_as_own() {
+    let bench = Bench::new();
+    for (path, content) in [("same", ""), ("two", "x"), ("two.0000000000000102", "y")] {
+        bench.far.put(path, content.as_bytes());
+    }
+    bench.far.folders.lock().push("folder".into());
+    let store = bench.open(0);
+    let ours = [
+        bench.version(&store, 0x101, "/same", b""),
+        bench.version(&store, 0x102, "/two", b"ours"),
+        bench.version(&store, 0x103, "/folder", b"ours"),
+    ];
+    for one in &ours {
+        settle(&store, one).unwrap();
+    }
+    let theirs = ["same", "two", "two.0000000000000102"];
+    let mut names = bench.far.names();
+    names.retain(|name| !theirs.contains(&name.as_str()));
+    assert_eq!(
+        names,
+        [
+            ".tidemill-objects/0000000000000102",
+            "folder.0000000000000103",
+            "same.0000000000000101"
+        ]
+    );
+    assert!(store.tidy_attempts());
+    for (object, _) in &ours {
+        store.remove(*object).unwrap();
+    }
+    store.remove_some();
+    assert_eq!(bench.far.names(), theirs);
+    assert_eq!(bench.far.get("two.0000000000000102").unwrap().0, b"y");
+    let left = bench.db.read(|db| rows::attempts(db, i64::MAX)).unwrap();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+/// The store refuses the new version after the earlier version was moved aside.
+#[test]
+fn version_takes_its_name_after_first_refusal() {
+    let bench = Bench::new();
+    *bench.far.linked.lock() = Some(Vec::new());
+    let store = bench.open(0);
+    let one = bench.version(&store, 0x101, "/a", b"one");
+    settle(&store, &one).unwrap();
+    let two = bench.version(&store, 0x102, "/a", b"two");
+    *bench.far.changes_left.lock() = Some(0);
+    assert!(settle(&store, &two).is_err());
+    *bench.far.changes_left.lock() = None;
+    drop(store);
+    let store = bench.open(0);
+    settle(&store, &two).unwrap();
+    assert_eq!(bench.far.names(), ["a", "a.0000000000000101"]);
+    assert_eq!(bench.far.get("a").unwrap().0, b"two");
+    assert_eq!(read(&store, one.0).unwrap(), b"one");
+    assert!(matches!(store.vouch(one.0), Some(Ok(()))));
+    // A version that is never written leaves nothing of the file that it should have replaced.
+    let three = bench.version(&store, 0x103, "/a", b"three");
+    *bench.far.changes_left.lock() = Some(0);
+    assert!(settle(&store, &three).is_err());
+    *bench.far.changes_left.lock() = None;
+    store.remove(three.0).unwrap();
+    let gone = |db: &rusqlite::Connection| {
+        db.execute("DELETE FROM object", [])?;
+        db.execute("UPDATE outside_attempt SET since = 0", [])
+            .map(drop)
+    };
+    bench.db.write_blocking(true, gone).unwrap();
+    assert!(store.tidy_attempts());
+    assert!(!bench.far.names().contains(&"a".to_owned()));
+    for (object, content) in [(one.0, "one"), (two.0, "two")] {
+        assert!(matches!(store.vouch(object), Some(Ok(()))));
+        assert_eq!(read(&store, object).unwrap(), content.as_bytes());
+        store.remove(object).unwrap();
+    }
+    while store.remove_some() {}
+    assert!(bench.far.names().is_empty(), "{:?}", bench.far.names());
+}
+
+#[test]
+fn version_removed_during_settle_is_removed_from_store() {
+    for packing in [Packing::Files, Packing::Chunks { compress: false }] {
+        let bench = Bench::new();
+        let store = bench.open_as(1 << 20, packing);
+        let other = bench.version(&store, 0x100, "/other", b"other");
+        settle(&store, &other).unwrap();
+        let one = bench.version(&store, 0x101, "/a", b"one");
+        std::thread::scope(|scope| {
+            let held = bench.far.hold.lock();
+            let settling = scope.spawn(|| settle(&store, &one));
+            while !store.known.lock().going.contains_key(&one.0) {
+                std::thread::yield_now();
+            }
+            std::thread::sleep(Duration::from_millis(20));
+            assert!(store.remove(one.0).unwrap());
+            drop(held);
+            // The caller may get either result.
+            let _ = settling.join().unwrap();
+        });
+        while store.remove_some() {}
+        assert!(read(&store, one.0).is_err());
+        assert_eq!(store.told().files, 1);
+        assert!(packing != Packing::Files || bench.far.names() == ["other"]);
+        assert!(store.known.lock().going.is_empty());
+    }
+}
+
+/// The condition is reported after a minute, for any number of waiting files: few are sent at once. All files are sent
+/// when the store answers again.
+#[test]
+fn silent_store_is_reported_and_does_not_block_each_file() {
+    let bench = Bench::new();
+    let store = bench.open(1 << 20);
+    let files: Vec<_> = (0..40_u64)
+        .map(|id| bench.version(&store, 0x100 + id, &format!("/{id}"), b"one"))
+        .collect();
+    *bench.far.silent.lock() = Some(0);
+    let silent = |settled: &Result<(), StoreError>| {
+        let silent = Failure::Silent;
+        matches!(settled, Err(StoreError::Outside { why, .. }) if *why == silent)
+    };
+    assert!(store.settle(&files).iter().all(silent));
+    let asked = bench.far.silent.lock().take();
+    assert!(
+        asked.is_some_and(|asked| asked <= settling::AT_ONCE),
+        "{asked:?}"
+    );
+    assert!(
+        told(&store).contains("did not answer within one minute"),
+        "{}",
+        told(&store)
+    );
+    assert!(store.settle(&files).iter().all(Result::is_ok));
+    assert_eq!(bench.far.names().len(), 40);
+}

@@ -1,0 +1,95 @@
+//! Tasks with ranks: one process on each node that has a part of their input. The processes communicate by MPI
+//! (`docs/decisions/0064-mpi-hooks.md`). The module defines the messages between the nodes.
+//!
+//! The node that has the label [leads](lead). It asks the other nodes, and itself, to start one rank each, over a connection that
+//! lasts as long as the rank. It distributes the values of the ranks when all of them wait for each other, and joins their outputs. A
+//! node that [serves](serve) a rank speaks PMI with the rank and relays its connections to the other ranks ([`relay`]).
+
+pub(crate) mod lead;
+mod pmi;
+mod relay;
+mod serve;
+
+pub(crate) use serve::{Ranks, routes};
+
+use serde::{Deserialize, Serialize};
+use std::io;
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
+/// Maximum length of a message in bytes: a label with its layout.
+const WORD_BYTES_MAX: usize = 64 << 20;
+
+/// Interval of each side's signs of life, and maximum time without a message.
+const ALIVE_EVERY: Duration = Duration::from_secs(5);
+const SILENT_MAX: Duration = Duration::from_secs(60);
+
+/// Place of a rank.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Place {
+    node: u32,
+    object: u64,
+    capability: Vec<u8>,
+}
+
+/// Values of a rank that waits at a barrier.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+struct Round {
+    /// Ports on which its kernel listens.
+    ports: Vec<u16>,
+    /// Values that the rank has put since the last barrier.
+    values: Vec<(String, String)>,
+}
+
+/// Message between the leader and the node that serves a rank.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+enum Word {
+    /// To the serving node: the label in protobuf, the number of the rank to start, and the places of all ranks.
+    Begin {
+        label: Vec<u8>,
+        rank: usize,
+        places: Vec<Place>,
+    },
+    /// To the leader: the kernel waits at a barrier.
+    Waits(Round),
+    /// To the serving node: all ranks wait, and these are their values.
+    Go {
+        ports: Vec<Vec<u16>>,
+        values: Vec<(String, String)>,
+    },
+    /// Sign of life, in both directions.
+    Alive,
+    /// To the leader: the outcome of the rank in protobuf, and whether the rank has read other bytes than were finally sealed. No message
+    /// follows before `Give`.
+    Ended { outcome: Vec<u8>, stale: bool },
+    /// To the serving node: request for the rank's output. The answer is its length as eight bytes, lowest first, and the output.
+    Give,
+}
+
+async fn say(to: &mut (impl AsyncWrite + Unpin), word: &Word) -> io::Result<()> {
+    let word = postcard::to_allocvec(word).map_err(io::Error::other)?;
+    let length = u32::try_from(word.len()).map_err(io::Error::other)?;
+    let mut all = length.to_le_bytes().to_vec();
+    all.extend(word);
+    to.write_all(&all).await?;
+    to.flush().await
+}
+
+/// Receives a message. Not safe to cancel: the future must run to its end.
+async fn hear(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Word> {
+    let mut length = [0; 4];
+    from.read_exact(&mut length).await?;
+    let length = u32::from_le_bytes(length) as usize;
+    if length > WORD_BYTES_MAX {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let mut word = vec![0; length];
+    from.read_exact(&mut word).await?;
+    postcard::from_bytes(&word).map_err(io::Error::other)
+}
+
+/// Receives like [`hear`] from a peer that sends signs of life. Fails after a silence.
+async fn hear_soon(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Word> {
+    let heard = tokio::time::timeout(SILENT_MAX, hear(from)).await;
+    heard.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+}

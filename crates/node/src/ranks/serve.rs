@@ -1,0 +1,415 @@
+//! Server of ranks: starts a rank on request of a leader, speaks PMI with it, and sends its outcome and output to the leader (next:
+//! `node/src/ranks/lead.rs`).
+
+use super::pmi::{Pmi, Wish};
+use super::relay::{CONNECTIONS_MAX, Relays, carry, connected};
+use super::{ALIVE_EVERY, Place, Round, Word, hear, hear_soon, say};
+use crate::daemon::Daemon;
+use crate::executor::Parts;
+use crate::http::{Answer, Context, Refused};
+use crate::labels::Live;
+use crate::task::{self, Joined, Ranked, failure, now};
+use axum::body::Body;
+use axum::extract::{Path, Query, Request, State};
+use axum::http::{StatusCode, header};
+use axum::response::Response;
+use axum::routing::post;
+use axum::{Extension, Router};
+use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
+use prost::Message as _;
+use std::collections::BTreeMap;
+use std::io::{self, Read as _};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream as StdUnixStream;
+use std::sync::Arc;
+use std::time::Duration;
+use tidemill_client::objects::Connection;
+use tidemill_core::id::{LabelId, ObjectId};
+use tidemill_core::label::{Failure, FailureKind, Operation, Outcome};
+use tidemill_kernel::peers::{Network, RANKS_MAX};
+use tidemill_wire::capability::{Capability, rights};
+use tidemill_wire::route::RANK_PROTOCOL;
+use tidemill_wire::v1;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf};
+use tokio::net::UnixStream;
+use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::time::timeout;
+
+/// Maximum number of ranks that a node serves concurrently.
+const SERVED_MAX: usize = RANKS_MAX;
+
+/// Time limit for the first message, which names the rank to start.
+const BEGIN_MAX: Duration = Duration::from_secs(30);
+
+/// Bytes of a rank's output per write.
+const PIECE_BYTES: usize = 1 << 20;
+
+/// Ranks that a node serves.
+#[derive(Debug)]
+pub(crate) struct Ranks {
+    served: Mutex<BTreeMap<(LabelId, usize), Reached>>,
+    places: Arc<Semaphore>,
+}
+
+impl Default for Ranks {
+    fn default() -> Self {
+        Self {
+            served: Mutex::default(),
+            places: Arc::new(Semaphore::new(SERVED_MAX)),
+        }
+    }
+}
+
+/// Access to a rank, for other nodes.
+#[derive(Clone, Debug)]
+struct Reached {
+    uid: u32,
+    network: Arc<Network>,
+    /// Permits for connections of others.
+    room: Arc<Semaphore>,
+    ended: watch::Receiver<bool>,
+}
+
+/// Entry of a rank in the list; dropping it removes the rank.
+struct Listed<'a>(&'a Ranks, (LabelId, usize));
+
+impl Drop for Listed<'_> {
+    fn drop(&mut self) {
+        self.0.served.lock().remove(&self.1);
+    }
+}
+
+pub(crate) fn routes() -> Router<Context> {
+    Router::new()
+        .route("/objects/{id}/rank", post(rank))
+        .route("/objects/{id}/peer", post(peer))
+}
+
+async fn rank(
+    State(context): State<Context>,
+    Path(id): Path<String>,
+    Extension(shown): Extension<Capability>,
+    mut request: Request,
+) -> Answer {
+    let object = context.authorize(&shown, &id, rights::READ | rights::RANK)?;
+    let daemon = context.shared_daemon();
+    // The node stays awake while the rank runs.
+    let answering = daemon.traffic.begin();
+    let upgrade = hyper::upgrade::on(&mut request);
+    tokio::spawn(async move {
+        if let Ok(connection) = upgrade.await {
+            serve(&daemon, (&shown, object), TokioIo::new(connection)).await;
+        }
+        drop(answering);
+    });
+    switched()
+}
+
+#[derive(serde::Deserialize)]
+struct Peer {
+    label: u64,
+    rank: usize,
+    port: u16,
+}
+
+async fn peer(
+    State(context): State<Context>,
+    Path(id): Path<String>,
+    Query(Peer { label, rank, port }): Query<Peer>,
+    Extension(shown): Extension<Capability>,
+    mut request: Request,
+) -> Answer {
+    context.authorize(&shown, &id, rights::READ | rights::RANK)?;
+    let daemon = context.shared_daemon();
+    let reached = daemon
+        .ranks
+        .served
+        .lock()
+        .get(&(LabelId(label), rank))
+        .cloned();
+    let reached = reached.filter(|reached| reached.uid == shown.uid);
+    let reached = reached.ok_or(Refused::Missing("such rank"))?;
+    let Reached { network, ended, .. } = reached;
+    let place = reached.room.try_acquire_owned();
+    let place = place.map_err(|_| Refused::Missing("room for another connection"))?;
+    let begun = tokio::task::spawn_blocking(move || network.connect(port)).await?;
+    let tcp = match begun {
+        Ok(tcp) => connected(tcp).await,
+        Err(error) => Err(error),
+    };
+    let tcp = tcp.map_err(|_| Refused::Missing("such port"))?;
+    let upgrade = hyper::upgrade::on(&mut request);
+    tokio::spawn(async move {
+        if let Ok(connection) = upgrade.await {
+            carry(tcp, TokioIo::new(connection), ended).await;
+        }
+        drop(place);
+    });
+    switched()
+}
+
+fn switched() -> Answer {
+    Response::builder()
+        .status(StatusCode::SWITCHING_PROTOCOLS)
+        .header(header::CONNECTION, "upgrade")
+        .header(header::UPGRADE, RANK_PROTOCOL)
+        .body(Body::empty())
+        .map_err(|_| Refused::Bad("no answer can be made"))
+}
+
+/// Request to run a rank.
+struct Asked {
+    live: Live,
+    rank: usize,
+    places: Vec<Place>,
+}
+
+impl Asked {
+    fn new(word: Word, (shown, object): (&Capability, ObjectId)) -> Option<Self> {
+        let Word::Begin {
+            label,
+            rank,
+            places,
+        } = word
+        else {
+            return None;
+        };
+        let message = v1::Label::decode(label.as_slice()).ok()?;
+        let live = Live::of(&message)?;
+        let Operation::Analyse(analysis) = &live.label.operation else {
+            return None;
+        };
+        // The capability names the user, and proves that the server has sent a label to run this task on that node.
+        let here = places.get(rank)?;
+        let allowed = live.label.owner.uid == shown.uid
+            && here.object == object.0
+            && here.node == shown.node.0
+            && analysis.surroundings.is_ranked()
+            && places.len() <= RANKS_MAX;
+        allowed.then_some(Self { live, rank, places })
+    }
+}
+
+async fn serve(daemon: &Arc<Daemon>, shown: (&Capability, ObjectId), connection: Connection) {
+    let (mut from, mut to) = tokio::io::split(connection);
+    let begin = timeout(BEGIN_MAX, hear(&mut from)).await;
+    let begin = begin.ok().and_then(Result::ok);
+    // An invalid request gets no answer.
+    let Some(asked) = begin.and_then(|word| Asked::new(word, shown)) else {
+        return;
+    };
+    if let Err(failed) = Served::run(daemon, asked, (from, &mut to)).await {
+        let outcome = Outcome::at(now(), Err(failed));
+        let _ = say(&mut to, &ended(&outcome, false)).await;
+    }
+}
+
+fn ended(outcome: &Outcome, stale: bool) -> Word {
+    let outcome = v1::LabelOutcome::from(outcome).encode_to_vec();
+    Word::Ended { outcome, stale }
+}
+
+/// State of a running rank.
+struct Served<'a> {
+    to: &'a mut WriteHalf<Connection>,
+    words: mpsc::Receiver<Word>,
+    pmi: Pmi,
+    relays: Relays,
+    live: Live,
+    /// Code with which the kernel aborted.
+    abort: Option<String>,
+}
+
+type Kernel = tokio::task::JoinHandle<Ranked>;
+
+impl Served<'_> {
+    async fn run(
+        daemon: &Arc<Daemon>,
+        asked: Asked,
+        (from, to): (ReadHalf<Connection>, &mut WriteHalf<Connection>),
+    ) -> Result<(), Failure> {
+        let Asked { live, rank, places } = asked;
+        let executor = Arc::clone(daemon.parts_shared());
+        let device = |why: String| failure(FailureKind::Device, why);
+        let busy = || device(format!("this node runs {SERVED_MAX} ranks already"));
+        let _place = daemon
+            .ranks
+            .places
+            .clone()
+            .try_acquire_owned()
+            .map_err(|_| busy())?;
+        let peers: Result<Vec<_>, _> = places.iter().map(|place| place.remote(&executor)).collect();
+        let peers = peers.map_err(|error| failure(FailureKind::Input, error.to_string()))?;
+        let network = network(&executor, rank).await?;
+        let (starter, pmi) = starter(places.len())
+            .map_err(|error| device(format!("a rank can't be started: {error}")))?;
+        let (over, ended) = watch::channel(false);
+        let key = (live.label.id, rank);
+        let reached = Reached {
+            uid: live.label.owner.uid,
+            network: Arc::clone(&network),
+            room: Arc::new(Semaphore::new(CONNECTIONS_MAX)),
+            ended: ended.clone(),
+        };
+        if daemon.ranks.served.lock().insert(key, reached).is_some() {
+            tracing::debug!(label = %key.0, rank, "a rank is started while an earlier one ends");
+        }
+        let _listed = Listed(&daemon.ranks, key);
+        let joined = Joined {
+            rank,
+            size: places.len(),
+            network: Arc::clone(&network),
+            starter,
+        };
+        let (kernel, running) = (live.clone(), Arc::clone(&executor));
+        let kernel = tokio::task::spawn_blocking(move || task::run_rank(&running, &kernel, joined));
+        let (tell, words) = mpsc::channel(4);
+        let listening = tokio::spawn(listen(from, tell));
+        let mut served = Served {
+            to,
+            words,
+            pmi,
+            relays: Relays {
+                label: key.0,
+                rank,
+                network,
+                objects: executor.pulls.objects(),
+                peers: peers.into(),
+                open: BTreeMap::new(),
+                room: Arc::new(Semaphore::new(CONNECTIONS_MAX)),
+                ended,
+            },
+            live,
+            abort: None,
+        };
+        let ranked = served.until_ended(kernel).await;
+        if let Some(ranked) = ranked {
+            served.tell(&ranked, &over).await;
+            task::forget_rank(&executor, key.0, rank);
+        }
+        over.send_replace(true);
+        listening.abort();
+        Ok(())
+    }
+
+    /// Serves the rank until its kernel has ended; `None` if the outcome is unknown.
+    async fn until_ended(&mut self, mut kernel: Kernel) -> Option<Ranked> {
+        let mut alive = tokio::time::interval(ALIVE_EVERY);
+        let mut speaks = true;
+        let mut leads = true;
+        loop {
+            tokio::select! {
+                ranked = &mut kernel => return ranked.ok(),
+                wish = self.pmi.wish(), if speaks => match wish {
+                    Wish::Wait(round) => leads &= self.waits(round).await.is_ok(),
+                    // The process waits to be killed.
+                    Wish::Abort(code) => {
+                        self.abort = Some(code);
+                        self.live.control.cancel();
+                    }
+                    Wish::Gone => speaks = false,
+                },
+                word = self.words.recv(), if leads => match word {
+                    Some(Word::Alive) => {}
+                    Some(Word::Go { ports, values }) => leads &= self.go(ports, values).await.is_ok(),
+                    _ => leads = false,
+                },
+                _ = alive.tick(), if leads => leads &= say(self.to, &Word::Alive).await.is_ok(),
+            }
+            if !leads {
+                self.live.control.cancel();
+            }
+        }
+    }
+
+    async fn waits(&mut self, round: Round) -> io::Result<()> {
+        let network = Arc::clone(&self.relays.network);
+        let ports = tokio::task::spawn_blocking(move || network.ports()).await;
+        let ports = ports.map_err(io::Error::other)??;
+        say(self.to, &Word::Waits(Round { ports, ..round })).await
+    }
+
+    async fn go(&mut self, ports: Vec<Vec<u16>>, values: Vec<(String, String)>) -> io::Result<()> {
+        self.relays.reach(&ports).await?;
+        // A kernel that has ended needs no answer.
+        let _ = self.pmi.go(values).await;
+        Ok(())
+    }
+
+    /// Sends the outcome of the rank, and its output if the leader asks for it.
+    async fn tell(&mut self, ranked: &Ranked, over: &watch::Sender<bool>) {
+        let mut outcome = ranked.outcome.clone();
+        if let (Some(code), Err(failed)) = (&self.abort, &mut outcome.result) {
+            *failed = failure(
+                FailureKind::Exit(code.parse().unwrap_or(1)),
+                format!("it aborted all ranks, with code {code}"),
+            );
+        }
+        if outcome.result.is_ok() && !ranked.stale && !self.pmi.came_back {
+            let what = "it ended before func came back";
+            outcome.result = Err(failure(FailureKind::Kernel, what.to_owned()));
+        }
+        let said = say(self.to, &ended(&outcome, ranked.stale)).await;
+        // Only now may others see their connections closed.
+        over.send_replace(true);
+        let (Ok(()), Some(made)) = (said, &ranked.made) else {
+            return;
+        };
+        loop {
+            match self.words.recv().await {
+                Some(Word::Alive) => {}
+                Some(Word::Give) => break,
+                _ => return,
+            }
+        }
+        if let Err(error) = give(made, self.to).await {
+            tracing::debug!(%error, "what a rank made can't be given");
+        }
+    }
+}
+
+async fn give(made: &tidemill_kernel::Made, to: &mut (impl AsyncWrite + Unpin)) -> io::Result<()> {
+    let size = made.size()?;
+    to.write_u64_le(size).await?;
+    let mut file = made.file().try_clone()?.take(size);
+    let mut sent = 0;
+    let mut piece = vec![0; PIECE_BYTES];
+    while sent < size {
+        let length = file.read(&mut piece)?;
+        if length == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        to.write_all(&piece[..length]).await?;
+        sent += length as u64;
+    }
+    to.flush().await
+}
+
+/// Creates the standard input of a kernel, and its other end.
+fn starter(size: usize) -> io::Result<(OwnedFd, Pmi)> {
+    let (starter, own) = StdUnixStream::pair()?;
+    own.set_nonblocking(true)?;
+    Ok((starter.into(), Pmi::new(UnixStream::from_std(own)?, size)))
+}
+
+async fn network(parts: &Arc<Parts>, rank: usize) -> Result<Arc<Network>, Failure> {
+    let parts = Arc::clone(parts);
+    let made = tokio::task::spawn_blocking(move || parts.runner.network(rank)).await;
+    made.unwrap_or_else(|error| Err(io::Error::other(error)))
+        .map_err(|error| {
+            let what = format!(
+                "this host gives kernels no network of their own (namespaces of users): {error}"
+            );
+            failure(FailureKind::Unfit, what)
+        })
+}
+
+/// Forwards the messages of the leader until its connection ends.
+async fn listen(mut from: impl AsyncRead + Unpin, tell: mpsc::Sender<Word>) {
+    while let Ok(word) = hear_soon(&mut from).await {
+        if tell.send(word).await.is_err() {
+            return;
+        }
+    }
+}

@@ -1,0 +1,635 @@
+//! Rows of the node's database: objects, tasks, labels and the node's identity.
+//!
+//! The functions run inside a change of [`crate::db::Db`] and use the tables of `docs/formats.md`. They make no decisions.
+
+use rusqlite::{Connection, OptionalExtension, Result, params};
+use tidemill_core::attribute::{object, task};
+use tidemill_core::id::{LabelId, ObjectId};
+use tidemill_core::label::{Analysis, FailureKind, Outcome, Owner};
+use tidemill_core::layout::{PartOf, Selection};
+use tidemill_core::time::Time;
+use tidemill_wire::route::SealBody;
+
+/// Kinds of object (`object.kind`).
+pub mod kind {
+    /// Bytes.
+    pub const DATA: i64 = 0;
+    /// Collection of a task.
+    pub const TASK: i64 = 1;
+    /// Linked collection.
+    pub const LINKED: i64 = 2;
+    /// Status object.
+    pub const STATUS: i64 = 3;
+}
+
+/// States of an object (`object.state`).
+pub mod state {
+    /// Collection of a task that failed.
+    pub const FAILED: i64 = 0;
+    /// Sealed object, or collection of a task that succeeded.
+    pub const SEALED: i64 = 1;
+}
+
+/// States of a label (`label.state`).
+const QUEUED: i64 = 0;
+const ENDED: i64 = 1;
+
+/// Number of acknowledged labels that are kept, so that a repeated label is recognised.
+pub const ACKED_KEPT: i64 = 10_000;
+
+/// Owner and file of an object, stored as its attributes.
+#[derive(Clone, Debug)]
+pub struct ObjectRecord {
+    /// Object.
+    pub id: ObjectId,
+    /// Length in bytes.
+    pub size: u64,
+    /// Owner.
+    pub owner: Owner,
+    /// Inode of its file.
+    pub inode: u64,
+    /// Path of its file.
+    pub path: String,
+    /// Permission bits, if known.
+    pub mode: Option<u32>,
+    /// Task that made the object.
+    pub task: Option<u64>,
+    /// Time of the seal.
+    pub sealed_at: Time,
+    /// Version that the object is a part of.
+    pub part: Option<PartOf>,
+    /// Hash of its bytes, if it is already known.
+    pub hash: Option<Hash>,
+    /// Whether the object is stored in memory.
+    pub memory: bool,
+}
+
+/// BLAKE3 of an object's bytes.
+pub type Hash = [u8; 32];
+
+/// Length and hash of a sealed object, for comparisons.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sum {
+    /// Length in bytes.
+    pub size: u64,
+    /// Hash; `None`: the object has not been hashed yet.
+    pub hash: Option<Hash>,
+    /// Human-readable damage of the object; `None` if it is not damaged.
+    pub damage: Option<String>,
+}
+
+impl ObjectRecord {
+    /// Returns the record of an object that a client wrote and sealed. The body's attributes are the ones that the server has signed.
+    #[must_use]
+    pub fn written(id: ObjectId, size: u64, body: &SealBody, sealed_at: Time) -> Self {
+        Self {
+            id,
+            size,
+            owner: Owner {
+                uid: body.uid,
+                gid: body.gid,
+            },
+            inode: body.inode,
+            path: body.path.clone(),
+            mode: Some(body.mode),
+            task: None,
+            sealed_at,
+            part: body.part.and_then(|part| PartOf::from_bytes(&part)),
+            hash: None,
+            memory: false,
+        }
+    }
+}
+
+/// Value of an attribute.
+#[derive(Clone, Copy, Debug)]
+enum Value<'a> {
+    Number(u64),
+    Text(&'a str),
+}
+
+/// Stores a sealed object and its attributes. A second call replaces them.
+///
+/// # Errors
+/// If SQLite refuses.
+pub fn put_object(connection: &Connection, record: &ObjectRecord) -> Result<()> {
+    put(connection, record.id, kind::DATA, state::SEALED)?;
+    if let Some(hash) = &record.hash {
+        set_hash(connection, record.id, hash)?;
+    }
+    let set = |number, value| set(connection, record.id, object::PAGE, number, value);
+    set(object::SIZE, Value::Number(record.size))?;
+    set(object::UID, Value::Number(record.owner.uid.into()))?;
+    set(object::GID, Value::Number(record.owner.gid.into()))?;
+    set(object::INODE, Value::Number(record.inode))?;
+    if !record.path.is_empty() {
+        set(object::PATH, Value::Text(&record.path))?;
+    }
+    set(object::SEALED_AT, Value::Number(record.sealed_at.0))?;
+    if let Some(mode) = record.mode {
+        set(object::MODE, Value::Number(mode.into()))?;
+    }
+    if record.memory {
+        set(object::MEMORY, Value::Number(1))?;
+    }
+    if let Some(part) = record.part {
+        set_attribute(
+            connection,
+            record.id,
+            object::PAGE,
+            object::PART,
+            &part.to_bytes(),
+        )?;
+    }
+    match record.task {
+        Some(id) => set(object::TASK, Value::Number(id)),
+        None => Ok(()),
+    }
+}
+
+/// Returns the objects that are stored in memory.
+///
+/// # Errors
+/// If SQLite refuses.
+pub(crate) fn in_memory(connection: &Connection) -> Result<Vec<ObjectId>> {
+    let sql = "SELECT attribute.object FROM attribute JOIN object ON object.id = attribute.object
+               WHERE page = ?1 AND number = ?2 AND kind = ?3";
+    let mut rows = connection.prepare(sql)?;
+    let row = params![object::PAGE, object::MEMORY, kind::DATA];
+    let rows = rows.query_map(row, |row| row.get::<_, i64>(0))?;
+    rows.map(|id| Ok(ObjectId(id?.cast_unsigned()))).collect()
+}
+
+/// Returns whether an object is recorded as sealed.
+///
+/// # Errors
+/// If SQLite refuses.
+pub fn has_object(connection: &Connection, id: ObjectId) -> Result<bool> {
+    connection
+        .prepare_cached("SELECT 1 FROM object WHERE id = ?1")?
+        .exists([signed(id.0)])
+}
+
+/// Returns length, hash and damage of a sealed object.
+///
+/// # Errors
+/// If SQLite refuses.
+pub fn sum(connection: &Connection, id: ObjectId) -> Result<Option<Sum>> {
+    connection
+        .prepare_cached(
+            "SELECT value, hash, damage FROM object JOIN attribute ON attribute.object = id
+             WHERE id = ?1 AND kind = ?2 AND page = ?3 AND number = ?4",
+        )?
+        .query_row(
+            params![signed(id.0), kind::DATA, object::PAGE, object::SIZE],
+            |row| {
+                let size: Vec<u8> = row.get(0)?;
+                let hash: Option<Vec<u8>> = row.get(1)?;
+                Ok(Sum {
+                    size: size.try_into().map_or(0, u64::from_le_bytes),
+                    hash: hash.and_then(|hash| hash.try_into().ok()),
+                    damage: row.get(2)?,
+                })
+            },
+        )
+        .optional()
+}
+
+/// Returns some sealed objects that have not been hashed.
+///
+/// # Errors
+/// If SQLite refuses.
+pub fn unhashed(connection: &Connection, max: u32) -> Result<Vec<ObjectId>> {
+    connection
+        .prepare_cached(
+            "SELECT id FROM object INDEXED BY object_unhashed
+             WHERE kind = 0 AND hash IS NULL AND damage IS NULL AND linked = 0 LIMIT ?1",
+        )?
+        .query_map([max], |row| {
+            Ok(ObjectId(row.get::<_, i64>(0)?.cast_unsigned()))
+        })?
+        .collect()
+}
+
+/// Stores the hash of an object, if the object is recorded and has no hash yet.
+///
+/// # Errors
+/// If SQLite refuses.
+pub fn set_hash(connection: &Connection, id: ObjectId, hash: &Hash) -> Result<()> {
+    connection
+        .prepare_cached("UPDATE object SET hash = ?2 WHERE id = ?1 AND hash IS NULL")?
+        .execute(params![signed(id.0), hash])?;
+    Ok(())
+}
+
+/// Sets or clears the damage of an object. Returns whether the object is recorded.
+///
+/// # Errors
+/// If SQLite refuses.
+pub fn set_damage(connection: &Connection, id: ObjectId, damage: Option<&str>) -> Result<bool> {
+    let changed = connection
+        .prepare_cached("UPDATE object SET damage = ?2 WHERE id = ?1")?
+        .execute(params![signed(id.0), damage])?;
+    Ok(changed > 0)
+}
+
+/// Returns the damaged objects after `after`, in order, each with its damage.
+///
+/// # Errors
+/// If SQLite refuses.
+pub fn damaged(
+    connection: &Connection,
+    after: Option<ObjectId>,
+    max: u32,
+) -> Result<Vec<(ObjectId, String)>> {
+    let after = after.map_or(i64::MIN, |after| signed(after.0));
+    connection
+        .prepare_cached(
+            "SELECT id, damage FROM object WHERE damage IS NOT NULL AND id > ?1 ORDER BY id LIMIT ?2",
+        )?
+        .query_map(params![after, max], |row| {
+            let id = ObjectId(row.get::<_, i64>(0)?.cast_unsigned());
+            Ok((id, row.get(1)?))
+        })?
+        .collect()
+}
+
+/// Returns all data objects that are recorded as sealed.
+///
+/// # Errors
+/// If SQLite refuses.
+pub fn data_objects(connection: &Connection) -> Result<Vec<ObjectId>> {
+    connection
+        .prepare_cached("SELECT id FROM object WHERE kind = ?1")?
+        .query_map([kind::DATA], |row| {
+            Ok(ObjectId(row.get::<_, i64>(0)?.cast_unsigned()))
+        })?
+        .collect()
+}
+
+/// Deletes an object and its attributes. Collections that contained it keep its id: lineage outlives data.
+///
+/// # Errors
+/// If SQLite refuses.
+pub fn remove_object(connection: &Connection, id: ObjectId) -> Result<()> {
+    crate::notes::forget_with(connection, id)?;
+    let id = signed(id.0);
+    connection
+        .prepare_cached("DELETE FROM object WHERE id = ?1")?
+        .execute([id])?;
+    connection
+        .prepare_cached("DELETE FROM attribute WHERE object = ?1")?
+        .execute([id])?;
+    Ok(())
+}
+
+/// Stores an ended task: its collections and the last state of its tracker (AnalyzeThis Fig. 3).
+///
+/// # Errors
+/// If SQLite refuses.
+pub fn put_task(
+    connection: &Connection,
+    analysis: &Analysis,
+    owner: Owner,
+    outcome: &Outcome,
+) -> Result<()> {
+    let collection = ObjectId::task_collection(analysis.task);
+    let inputs = ObjectId::input_collection(analysis.task);
+    let outputs = ObjectId::output_collection(analysis.task);
+    // An earlier attempt of the task may have left attributes that this attempt does not have.
+    remove_object(connection, collection)?;
+    let ended = outcome.result.is_ok();
+    let object_state = if ended { state::SEALED } else { state::FAILED };
+    put(connection, collection, kind::TASK, object_state)?;
+    put_collection(connection, inputs, analysis.inputs.iter().map(|i| i.object))?;
+    let sealed = outcome.result.iter().flatten().map(|sealed| sealed.object);
+    put_collection(connection, outputs, sealed)?;
+    let args = serde_json::to_string(&analysis.args).unwrap_or_default();
+    let selections = selections(analysis);
+    let set = |number, value| set(connection, collection, task::PAGE, number, value);
+    set(task::INPUTS, Value::Number(inputs.0))?;
+    set(task::OUTPUTS, Value::Number(outputs.0))?;
+    set(task::NAME, Value::Text(&analysis.name))?;
+    set(task::JOB, Value::Number(analysis.job.0))?;
+    set(task::KERNEL, Value::Text(analysis.kernel.name()))?;
+    set(task::KERNEL_HASH, Value::Text(&outcome.kernel_hash))?;
+    set(task::ARGS, Value::Text(&args))?;
+    if let Some(selections) = &selections {
+        set(task::SELECTIONS, Value::Text(selections))?;
+    }
+    let name = if ended { "done" } else { "failed" };
+    set(task::STATE, Value::Text(name))?;
+    set(task::START, Value::Number(outcome.start.0))?;
+    set(task::END, Value::Number(outcome.end.0))?;
+    set(task::MOVED_BYTES, Value::Number(outcome.moved_bytes))?;
+    set(task::READ_BYTES, Value::Number(outcome.read_bytes))?;
+    set(task::WRITTEN_BYTES, Value::Number(outcome.written_bytes))?;
+    set(task::UID, Value::Number(owner.uid.into()))?;
+    if let Some(exit) = exit_code(outcome) {
+        set(task::EXIT, Value::Number(exit))?;
+    }
+    let said = [
+        (task::STDOUT, &outcome.stdout),
+        (task::STDERR, &outcome.stderr),
+    ];
+    for (number, text) in said {
+        if !text.is_empty() {
+            set(number, Value::Text(text))?;
+        }
+    }
+    if let Err(failure) = &outcome.result {
+        set(task::ERROR, Value::Text(&failure.message))?;
+    }
+    Ok(())
+}
+
+/// Returns the selections of a task's inputs as JSON; `None`: the task read all inputs completely.
+fn selections(analysis: &Analysis) -> Option<String> {
+    let all = analysis.inputs.iter().map(|input| &input.selection);
+    if all.clone().all(Selection::is_whole) {
+        return None;
+    }
+    let texts: Vec<String> = all.map(ToString::to_string).collect();
+    serde_json::to_string(&texts).ok()
+}
+
+fn exit_code(outcome: &Outcome) -> Option<u64> {
+    match &outcome.result {
+        Ok(_) => Some(0),
+        Err(failure) => match failure.kind {
+            FailureKind::Exit(code) => u64::try_from(code).ok(),
+            FailureKind::Signal(signal) => u64::try_from(128 + i64::from(signal)).ok(),
+            _ => None,
+        },
+    }
+}
+
+fn put(connection: &Connection, id: ObjectId, kind: i64, state: i64) -> Result<()> {
+    connection
+        .prepare_cached(
+            "INSERT OR REPLACE INTO object (id, kind, state, linked) VALUES (?1, ?2, ?3,
+                 EXISTS (SELECT 1 FROM outside WHERE object = ?1 AND linked != 0))",
+        )?
+        .execute(params![signed(id.0), kind, state])?;
+    Ok(())
+}
+
+fn put_collection(
+    connection: &Connection,
+    collection: ObjectId,
+    members: impl Iterator<Item = ObjectId>,
+) -> Result<()> {
+    put(connection, collection, kind::LINKED, state::SEALED)?;
+    connection
+        .prepare_cached("DELETE FROM membership WHERE collection = ?1")?
+        .execute([signed(collection.0)])?;
+    let mut insert = connection.prepare_cached(
+        "INSERT INTO membership (collection, position, object) VALUES (?1, ?2, ?3)",
+    )?;
+    for (position, member) in (0_i64..).zip(members) {
+        insert.execute([signed(collection.0), position, signed(member.0)])?;
+    }
+    Ok(())
+}
+
+fn set(
+    connection: &Connection,
+    id: ObjectId,
+    page: u32,
+    number: u32,
+    value: Value<'_>,
+) -> Result<()> {
+    match value {
+        Value::Number(value) => set_attribute(connection, id, page, number, &value.to_le_bytes()),
+        Value::Text(value) => set_attribute(connection, id, page, number, value.as_bytes()),
+    }
+}
+
+/// Sets one attribute.
+///
+/// # Errors
+/// If SQLite refuses.
+pub fn set_attribute(
+    connection: &Connection,
+    id: ObjectId,
+    page: u32,
+    number: u32,
+    value: &[u8],
+) -> Result<()> {
+    connection
+        .prepare_cached(
+            "INSERT OR REPLACE INTO attribute (object, page, number, value) VALUES (?1, ?2, ?3, ?4)",
+        )?
+        .execute(params![signed(id.0), page, number, value])?;
+    Ok(())
+}
+
+/// Sets attributes of the status object.
+///
+/// # Errors
+/// If SQLite refuses.
+pub fn put_status(connection: &Connection, attributes: &[(u32, Vec<u8>)]) -> Result<()> {
+    put(connection, ObjectId::STATUS, kind::STATUS, state::SEALED)?;
+    let page = tidemill_core::attribute::status::PAGE;
+    for (number, value) in attributes {
+        set_attribute(connection, ObjectId::STATUS, page, *number, value)?;
+    }
+    Ok(())
+}
+
+/// Returns one attribute.
+///
+/// # Errors
+/// If SQLite refuses.
+pub fn attribute(
+    connection: &Connection,
+    id: ObjectId,
+    page: u32,
+    number: u32,
+) -> Result<Option<Vec<u8>>> {
+    connection
+        .prepare_cached(
+            "SELECT value FROM attribute WHERE object = ?1 AND page = ?2 AND number = ?3",
+        )?
+        .query_row(params![signed(id.0), page, number], |row| row.get(0))
+        .optional()
+}
+
+/// Returns all attributes of an object as (page, number, value), in order.
+///
+/// # Errors
+/// If SQLite refuses.
+pub fn attributes(connection: &Connection, id: ObjectId) -> Result<Vec<(u32, u32, Vec<u8>)>> {
+    connection
+        .prepare_cached(
+            "SELECT page, number, value FROM attribute WHERE object = ?1 ORDER BY page, number",
+        )?
+        .query_map([signed(id.0)], |row| {
+            Ok((row.get(0)?, row.get(1)?, row.get(2)?))
+        })?
+        .collect()
+}
+
+/// Returns the objects of a collection, in order.
+///
+/// # Errors
+/// If SQLite refuses.
+pub fn members(connection: &Connection, collection: ObjectId) -> Result<Vec<ObjectId>> {
+    connection
+        .prepare_cached("SELECT object FROM membership WHERE collection = ?1 ORDER BY position")?
+        .query_map([signed(collection.0)], |row| {
+            Ok(ObjectId(row.get::<_, i64>(0)?.cast_unsigned()))
+        })?
+        .collect()
+}
+
+/// Row of a label.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LabelRecord {
+    /// Id.
+    pub id: LabelId,
+    /// Number in the order of arrival.
+    pub seq: u64,
+    /// Protobuf message of the label; empty once it was acknowledged.
+    pub payload: Vec<u8>,
+    /// Protobuf message of its outcome, if it ended.
+    pub outcome: Option<Vec<u8>>,
+}
+
+/// Former state of a label that is accepted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Kept {
+    /// The label was unknown and is stored now.
+    New,
+    /// The label is queued or running.
+    Queued,
+    /// The label has ended with this outcome.
+    Ended(Vec<u8>),
+}
+
+/// Stores a label unless it is known.
+///
+/// # Errors
+/// If SQLite refuses.
+pub fn accept_label(connection: &Connection, label: &LabelRecord) -> Result<Kept> {
+    let known = connection
+        .prepare_cached("SELECT outcome FROM label WHERE id = ?1")?
+        .query_row([signed(label.id.0)], |row| row.get::<_, Option<Vec<u8>>>(0))
+        .optional()?;
+    match known {
+        Some(Some(outcome)) => return Ok(Kept::Ended(outcome)),
+        Some(None) => return Ok(Kept::Queued),
+        None => {}
+    }
+    let state = if label.outcome.is_some() {
+        ENDED
+    } else {
+        QUEUED
+    };
+    connection
+        .prepare_cached(
+            "INSERT INTO label (id, seq, payload, state, outcome, acked) VALUES (?1, ?2, ?3, ?4, ?5, 0)",
+        )?
+        .execute(params![
+            signed(label.id.0),
+            signed(label.seq),
+            label.payload,
+            state,
+            label.outcome
+        ])?;
+    Ok(Kept::New)
+}
+
+/// Stores the outcome of a label.
+///
+/// # Errors
+/// If SQLite refuses.
+pub fn end_label(connection: &Connection, id: LabelId, outcome: &[u8]) -> Result<()> {
+    connection
+        .prepare_cached("UPDATE label SET state = ?2, outcome = ?3 WHERE id = ?1")?
+        .execute(params![signed(id.0), ENDED, outcome])?;
+    Ok(())
+}
+
+/// Records that the server has stored the outcomes of these labels.
+///
+/// # Errors
+/// If SQLite refuses.
+pub fn ack_labels(connection: &Connection, ids: &[LabelId]) -> Result<()> {
+    let mut ack = connection
+        .prepare_cached("UPDATE label SET acked = 1, payload = X'' WHERE id = ?1 AND state = ?2")?;
+    for id in ids {
+        ack.execute(params![signed(id.0), ENDED])?;
+    }
+    Ok(())
+}
+
+/// Deletes acknowledged labels except the last [`ACKED_KEPT`].
+///
+/// # Errors
+/// If SQLite refuses.
+pub fn prune_labels(connection: &Connection) -> Result<usize> {
+    connection
+        .prepare_cached(
+            "DELETE FROM label WHERE acked = 1 AND seq <= (SELECT max(seq) FROM label) - ?1",
+        )?
+        .execute([ACKED_KEPT])
+}
+
+/// Returns the labels whose outcome the server has not acknowledged, in order of arrival.
+///
+/// # Errors
+/// If SQLite refuses.
+pub fn open_labels(connection: &Connection) -> Result<Vec<LabelRecord>> {
+    connection
+        .prepare_cached("SELECT id, seq, payload, outcome FROM label WHERE acked = 0 ORDER BY seq")?
+        .query_map([], label_of)?
+        .collect()
+}
+
+/// Returns the acknowledged labels that are kept, with their outcomes.
+///
+/// # Errors
+/// If SQLite refuses.
+pub fn acked_labels(connection: &Connection) -> Result<Vec<LabelRecord>> {
+    connection
+        .prepare_cached("SELECT id, seq, payload, outcome FROM label WHERE acked = 1 ORDER BY seq")?
+        .query_map([], label_of)?
+        .collect()
+}
+
+fn label_of(row: &rusqlite::Row<'_>) -> Result<LabelRecord> {
+    Ok(LabelRecord {
+        id: LabelId(row.get::<_, i64>(0)?.cast_unsigned()),
+        seq: row.get::<_, i64>(1)?.cast_unsigned(),
+        payload: row.get(2)?,
+        outcome: row.get(3)?,
+    })
+}
+
+/// Returns a value of the node's identity.
+///
+/// # Errors
+/// If SQLite refuses.
+pub fn identity(connection: &Connection, key: &str) -> Result<Option<Vec<u8>>> {
+    connection
+        .prepare_cached("SELECT value FROM identity WHERE key = ?1")?
+        .query_row([key], |row| row.get(0))
+        .optional()
+}
+
+/// Sets a value of the node's identity.
+///
+/// # Errors
+/// If SQLite refuses.
+pub fn set_identity(connection: &Connection, key: &str, value: &[u8]) -> Result<()> {
+    connection
+        .prepare_cached("INSERT OR REPLACE INTO identity (key, value) VALUES (?1, ?2)")?
+        .execute(params![key, value])?;
+    Ok(())
+}
+
+/// Converts an id for SQLite, whose integers are signed. The bits stay the same.
+fn signed(id: u64) -> i64 {
+    id.cast_signed()
+}

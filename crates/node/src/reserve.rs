@@ -1,0 +1,313 @@
+//! Space reserved for the database. With it, a node whose device is full can still seal, remove and report. The module changes the
+//! files of the database.
+//!
+//! Three files grow when SQLite commits. None of them may need to grow when the device is full:
+//!
+//! - The write-ahead log has blocks allocated beyond its end ([`WAL_BYTES`]) and is never truncated.
+//! - The log's index (`-shm`) is filled once. At the start of the node it is cleared but not truncated, since freed blocks may be used
+//!   by others at once.
+//! - The database itself has free pages ([`POOL_BYTES`]), created while the device was not full. SQLite uses them before it grows the file.
+
+use parking_lot::Mutex;
+use rusqlite::Connection;
+use rustix::fs::{FallocateFlags, fallocate};
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use tidemill_kernel::locks::{Lock, try_lock_byte};
+use tidemill_wire::{condition, v1};
+
+/// Bytes allocated for the write-ahead log: SQLite checkpoints it at half of that.
+const WAL_BYTES: u64 = 8 << 20;
+
+/// Length of the log, in pages, at which it is restarted before further writes, if the device is nearly full.
+const WAL_PAGES_MAX: i64 = 1500;
+
+/// Bytes of the log's index: enough for a log four times as long.
+const INDEX_BYTES: u64 = 64 << 10;
+
+/// Bytes of free pages in the database.
+const POOL_BYTES: u64 = 4 << 20;
+
+/// Number of rows with which the pool is filled.
+const PIECES: i64 = 8;
+
+/// The pool is filled again below this size, if the device has space.
+const POOL_REFILL_BYTES: u64 = POOL_BYTES / 4 * 3;
+
+/// Below this size of the pool, the node gets no new files.
+const POOL_SHORT_BYTES: u64 = POOL_BYTES / 4;
+
+/// Free bytes of the device below which it is nearly full: the pool is not filled then.
+const PLENTY_BYTES: u64 = 16 << 20;
+
+/// Free bytes of the device below which it is full.
+const FULL_BYTES: u64 = 1 << 20;
+
+/// Changes between two checks of the pool while the device has much space.
+const CHANGES_PER_LOOK: usize = 256;
+
+/// Byte of the log's index with which processes signal that they use it (`UNIX_SHM_DMS` of SQLite).
+const INDEX_IN_USE: i64 = 128;
+
+/// State of the space, shared with all readers.
+#[derive(Debug)]
+pub(crate) struct Left {
+    pool_bytes: AtomicU64,
+    device_bytes: AtomicU64,
+    /// Error of the last commit, until a commit succeeds.
+    failed: Mutex<Option<String>>,
+}
+
+impl Default for Left {
+    /// Returns the state before the first check: unlimited space.
+    fn default() -> Self {
+        Self {
+            pool_bytes: AtomicU64::new(u64::MAX),
+            device_bytes: AtomicU64::new(u64::MAX),
+            failed: Mutex::default(),
+        }
+    }
+}
+
+impl Left {
+    fn is_full(&self) -> bool {
+        self.device_bytes.load(Ordering::Relaxed) < FULL_BYTES
+    }
+
+    /// Returns whether the database may soon be unable to commit.
+    pub(crate) fn is_short(&self) -> bool {
+        self.device_bytes.load(Ordering::Relaxed) < PLENTY_BYTES
+            && self.pool_bytes.load(Ordering::Relaxed) < POOL_SHORT_BYTES
+    }
+
+    /// Records the result of a commit. One line is logged when commits start to fail and one when they succeed again.
+    pub(crate) fn committed(&self, failed: Option<&rusqlite::Error>) {
+        let why = failed.map(ToString::to_string);
+        let mut failed = self.failed.lock();
+        match (&why, &*failed) {
+            (Some(error), None) => {
+                tracing::error!(error, "the node's database could not commit");
+            }
+            (None, Some(_)) => tracing::info!("the node's database commits again"),
+            _ => {}
+        }
+        *failed = why;
+    }
+
+    /// Returns the conditions of the database and of its device.
+    pub(crate) fn conditions(&self, node: u32) -> Vec<v1::Condition> {
+        let full = self.trouble();
+        let mut found = Vec::new();
+        if !full.is_empty() {
+            found.push(condition::NODE_FULL.of(Some(node), full));
+        } else if let Some(failed) = &*self.failed.lock() {
+            let cause = format!("its database can't keep anything: {failed}");
+            found.push(condition::NODE_DATABASE.of(Some(node), cause));
+        }
+        found
+    }
+
+    /// Returns a human-readable description of the problem; empty if none exists.
+    fn trouble(&self) -> String {
+        if !self.is_full() && !self.is_short() {
+            return String::new();
+        }
+        let kib = self.pool_bytes.load(Ordering::Relaxed) >> 10;
+        let soon = if self.is_short() {
+            ": it will soon be unable to seal and to remove"
+        } else {
+            ""
+        };
+        format!("its device is full, its database has {kib} KiB set aside{soon}")
+    }
+}
+
+/// Keeper of the space.
+#[derive(Debug)]
+pub(crate) struct Reserve {
+    folder: PathBuf,
+    left: Arc<Left>,
+    changes: usize,
+    /// States that were logged last.
+    told: (bool, bool),
+}
+
+impl Reserve {
+    /// Allocates the missing space, as far as the device has any. The database is open and has its tables.
+    pub(crate) fn new(path: &Path, connection: &Connection) -> Self {
+        let folder = path.parent().unwrap_or(Path::new(".")).to_owned();
+        if let Err(error) = hold_log(path) {
+            tracing::warn!(%error, "no space can be set aside for the database's log");
+        }
+        let mut reserve = Self {
+            folder,
+            left: Arc::default(),
+            changes: CHANGES_PER_LOOK,
+            told: (false, false),
+        };
+        if let Err(error) = drop_pieces(connection) {
+            tracing::warn!(%error, "what a node that was killed had set aside half can't be given back");
+        }
+        reserve.look(connection, 0);
+        reserve
+    }
+
+    /// Returns the state of the space for other modules.
+    pub(crate) fn left(&self) -> Arc<Left> {
+        Arc::clone(&self.left)
+    }
+
+    /// Checks the space. Call it after each commit with the number of its changes. It costs one system call while much space is free.
+    pub(crate) fn look(&mut self, connection: &Connection, changes: usize) {
+        self.changes += changes;
+        let Ok(space) = rustix::fs::statvfs(&self.folder) else {
+            return;
+        };
+        let device_bytes = space.f_bavail.saturating_mul(space.f_frsize);
+        self.left
+            .device_bytes
+            .store(device_bytes, Ordering::Relaxed);
+        let plenty = device_bytes >= PLENTY_BYTES;
+        if plenty && self.changes < CHANGES_PER_LOOK {
+            return;
+        }
+        self.changes = 0;
+        if let Err(error) = self.keep(connection, plenty) {
+            tracing::warn!(%error, "space for the database can't be looked after");
+        }
+        let state = (self.left.is_full(), self.left.is_short());
+        if state != self.told {
+            let trouble = self.left.trouble();
+            if trouble.is_empty() {
+                tracing::info!("the node's device has room again");
+            } else {
+                tracing::warn!(device_bytes, "this node has trouble: {trouble}");
+            }
+            self.told = state;
+        }
+    }
+
+    fn keep(&self, connection: &Connection, plenty: bool) -> rusqlite::Result<()> {
+        let mut pool_bytes = pool_bytes(connection)?;
+        if plenty && pool_bytes < POOL_REFILL_BYTES {
+            let filled = fill(connection);
+            drop_pieces(connection)?;
+            filled?;
+            pool_bytes = self::pool_bytes(connection)?;
+        }
+        self.left.pool_bytes.store(pool_bytes, Ordering::Relaxed);
+        if !plenty && log_pages(connection)? > WAL_PAGES_MAX {
+            begin_log_anew(connection)?;
+        }
+        Ok(())
+    }
+}
+
+/// Checkpoints the log, so that the next commit writes at its start. Waits for readers.
+pub(crate) fn begin_log_anew(connection: &Connection) -> rusqlite::Result<()> {
+    connection.query_row("PRAGMA wal_checkpoint(RESTART)", [], |_| Ok(()))
+}
+
+/// Checkpoints the log into the database. A row that says "the log has more changes" is written before the checkpoint and reaches the
+/// database file. It is reset after the checkpoint, in the log. So the row identifies a copy of the database file without its log.
+pub(crate) fn fold(connection: &Connection, mode: Fold) -> rusqlite::Result<()> {
+    mark(connection, true)?;
+    let folded = match mode {
+        Fold::Anew => begin_log_anew(connection),
+        Fold::Passive => connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(())),
+    };
+    mark(connection, false)?;
+    folded
+}
+
+/// Kind of checkpoint.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Fold {
+    /// The whole log; waits for readers.
+    Anew,
+    /// As far as possible without waiting for readers.
+    Passive,
+}
+
+fn mark(connection: &Connection, log_has_more: bool) -> rusqlite::Result<()> {
+    let sql = "INSERT OR REPLACE INTO identity VALUES ('log', ?1)";
+    let value = [u8::from(log_has_more)];
+    connection.prepare_cached(sql)?.execute([&value[..]])?;
+    Ok(())
+}
+
+fn pool_bytes(connection: &Connection) -> rusqlite::Result<u64> {
+    let sql = "SELECT freelist_count * page_size FROM pragma_freelist_count, pragma_page_size";
+    let bytes = |row: &rusqlite::Row<'_>| row.get::<_, i64>(0);
+    let bytes = connection.prepare_cached(sql)?.query_row([], bytes)?;
+    Ok(u64::try_from(bytes).unwrap_or(0))
+}
+
+/// Returns the number of pages in the log.
+pub(crate) fn log_pages(connection: &Connection) -> rusqlite::Result<i64> {
+    let sql = "PRAGMA wal_checkpoint(NOOP)";
+    connection.query_row(sql, [], |row| row.get(1))
+}
+
+/// Extends the database to its full size. The pages are free once [`drop_pieces`] has run, and SQLite never returns them to the system.
+fn fill(connection: &Connection) -> rusqlite::Result<()> {
+    let bytes = i64::try_from(POOL_BYTES).unwrap_or(i64::MAX) / PIECES;
+    for piece in 0..PIECES {
+        connection.execute(
+            "INSERT INTO identity VALUES ('set aside ' || ?1, zeroblob(?2))",
+            [piece, bytes],
+        )?;
+    }
+    Ok(())
+}
+
+fn drop_pieces(connection: &Connection) -> rusqlite::Result<usize> {
+    connection.execute("DELETE FROM identity WHERE key LIKE 'set aside %'", [])
+}
+
+fn beside(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    File::options()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(path)
+}
+
+/// Allocates blocks beyond the end of the log, for SQLite's later writes.
+fn hold_log(path: &Path) -> io::Result<()> {
+    let log = open(&beside(path, "-wal"))?;
+    Ok(fallocate(&log, FallocateFlags::KEEP_SIZE, 0, WAL_BYTES)?)
+}
+
+/// Fills the log's index with zeros and marks it as used, so that SQLite does not truncate it and extend it again. Call it before the
+/// database is opened. The file must stay open until all connections are closed: closing it earlier would release SQLite's own locks.
+///
+/// SQLite does the same when it is the first to open a database (`unixLockSharedMemory`), except for the blocks.
+///
+/// # Errors
+/// If the device is full, or the file system does not support such locks: SQLite then creates the index as usual.
+pub(crate) fn hold_index(path: &Path) -> io::Result<File> {
+    let index = open(&beside(path, "-shm"))?;
+    if try_lock_byte(&index, INDEX_IN_USE, Lock::Exclusive)? {
+        let length = index.metadata()?.len().max(INDEX_BYTES);
+        let zeros = vec![0; usize::try_from(INDEX_BYTES).unwrap_or_default()];
+        for offset in (0..length).step_by(zeros.len()) {
+            index.write_all_at(&zeros, offset)?;
+        }
+    }
+    // If another process uses the index, the index is valid.
+    try_lock_byte(&index, INDEX_IN_USE, Lock::Shared)?;
+    Ok(index)
+}

@@ -1,0 +1,490 @@
+//! Adapter between a task and `tidemill_kernel`: prepares a run, starts the kernel, and converts its end into a label's outcome. It starts
+//! processes in private folders.
+
+use crate::config::Config;
+use crate::reads::Reads;
+use crate::shown::Shown;
+use crate::task::failure;
+use parking_lot::Mutex;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use tidemill_core::folder::is_folder;
+use tidemill_core::label::{Analysis, Failure, FailureKind, Kernel, Owner, TAIL_BYTES_MAX};
+use tidemill_core::resources::LIGHT_MAX;
+use tidemill_core::time::Span;
+use tidemill_kernel::peers::Network;
+use tidemill_kernel::reducing::{ReduceError, Reducing};
+use tidemill_kernel::{
+    Code, End, Exit, InputsAs, Launcher, Limits, PrepareError, Prepared, ProbeError, Run, RunInput,
+    Settings, SetupError, SpawnError, Stage, Tail, Together, User,
+};
+
+/// Maximum number of processes and threads of all kernels together. It limits the effect of hostile kernels of many users.
+const THREADS_MAX: u32 = 16_384;
+
+/// Processor time of a task without a core, in hundredths of a core: all such tasks that run on a node together get two cores.
+const LIGHT_PERCENT: u32 = 200 / LIGHT_MAX;
+
+/// Files that MPI libraries read: the names of network devices, and the identifier that shows whether two ranks are on one host.
+const LOOKED_AT: [&str; 2] = ["/sys/class/net", "/proc/sys/kernel/random/boot_id"];
+
+/// Signal with which the system kills processes.
+const KILLED: i32 = 9;
+
+/// Starter of the kernels of one node.
+#[derive(Debug)]
+pub struct Runner {
+    launcher: Launcher,
+    shown: Shown,
+    environment: Vec<(String, String)>,
+    root: bool,
+    uid: u32,
+}
+
+/// Description of a run.
+#[derive(Debug)]
+pub struct Request<'a> {
+    /// Task.
+    pub analysis: &'a Analysis,
+    /// User and group whose rights the kernel has.
+    pub owner: Owner,
+    /// Private folder, which must not exist.
+    pub folder: &'a Path,
+    /// Names of inputs and the files that hold them.
+    pub inputs: &'a [(String, PathBuf)],
+    /// Further environment variables.
+    pub environment: Vec<(String, String)>,
+    /// Server of the kernel's reads, if the kernel may read all of its inputs.
+    pub(crate) reads: Option<&'a Reads<'a>>,
+    /// Network of the rank and connection to its starter, if the kernel is one of several ranks. The start takes the value.
+    pub(crate) joined: Mutex<Option<(Arc<Network>, OwnedFd)>>,
+}
+
+/// Result of a run.
+#[derive(Debug)]
+pub struct Ran {
+    /// Kernel with its outputs, if it succeeded.
+    pub result: Result<Prepared, Failure>,
+    /// User and system time.
+    pub cpu: Span,
+    /// Maximum resident set, in bytes.
+    pub memory_bytes: u64,
+    /// Hash of the code in hexadecimal; empty if the code was not available.
+    pub kernel_hash: String,
+    /// Tail of the standard output.
+    pub stdout: String,
+    /// Tail of the standard error.
+    pub stderr: String,
+}
+
+/// Handle that cancels a label, whether its kernel has been started or not.
+#[derive(Debug, Default)]
+pub struct Control {
+    cancelled: AtomicBool,
+    kernel: Mutex<Option<tidemill_kernel::Control>>,
+}
+
+impl Control {
+    /// Kills the kernel, or prevents its start.
+    pub fn cancel(&self) {
+        let kernel = self.kernel.lock();
+        self.cancelled.store(true, Ordering::Release);
+        if let Some(kernel) = &*kernel {
+            kernel.cancel();
+        }
+    }
+
+    /// Returns whether the label was cancelled.
+    #[must_use]
+    pub fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Ordering::Acquire)
+    }
+
+    /// Returns the tails of the kernel's standard output and standard error so far.
+    #[must_use]
+    pub fn said(&self) -> (String, String) {
+        let kernel = self.kernel.lock();
+        kernel
+            .as_ref()
+            .map(|kernel| (text(&kernel.stdout()), text(&kernel.stderr())))
+            .unwrap_or_default()
+    }
+
+    fn attach(&self, kernel: tidemill_kernel::Control) {
+        let mut slot = self.kernel.lock();
+        if self.is_cancelled() {
+            kernel.cancel();
+        }
+        *slot = Some(kernel);
+    }
+}
+
+impl Runner {
+    /// Detects the capabilities of this host.
+    ///
+    /// # Errors
+    /// If this host can't confine kernels.
+    pub fn new(config: &Config) -> Result<Self, SetupError> {
+        let shown = Shown::new(config);
+        let mut defaults = Settings::default();
+        let path = config.kernels_path.iter();
+        let path: Vec<PathBuf> = path.filter_map(|folder| shown.own(folder)).collect();
+        defaults.system_paths.extend(path.clone());
+        defaults.path.splice(0..0, path);
+        let settings = Settings {
+            child: Some(config.program.clone()),
+            modules: Some(config.folder.join("wasm")),
+            idle: config.kernels_idle,
+            together: Some(Together {
+                memory_bytes: config.kernels_memory_bytes(),
+                threads: THREADS_MAX,
+                idle: config.kernels_idle,
+            }),
+            ..defaults
+        };
+        let uid = rustix::process::geteuid();
+        Ok(Self {
+            launcher: Launcher::new(settings)?,
+            shown,
+            environment: config.kernels_environment.clone(),
+            root: uid.is_root(),
+            uid: uid.as_raw(),
+        })
+    }
+
+    /// Returns a human-readable description of the sandbox.
+    #[must_use]
+    pub fn sandbox(&self) -> String {
+        let support = self.launcher.support();
+        let mut parts = Vec::new();
+        if support.files() {
+            parts.push(format!("Landlock {}", support.landlock_version));
+        }
+        if support.files() && !support.cuts() {
+            parts.push("no truncation by path".to_owned());
+        }
+        if !self.root && !support.signals() {
+            parts.push("signals not confined".to_owned());
+        }
+        if support.seccomp {
+            parts.push("seccomp".to_owned());
+        }
+        if self.launcher.has_users_of_kernels() {
+            parts.push("users of kernels".to_owned());
+        } else if support.switches_user {
+            parts.push("own user".to_owned());
+        }
+        if self.launcher.has_namespaces() {
+            parts.push("namespaces".to_owned());
+        }
+        if self.launcher.bounds_together() {
+            parts.push("control group".to_owned());
+        }
+        if self.launcher.bounds_cpu() {
+            parts.push("cores".to_owned());
+        }
+        parts.join(", ")
+    }
+
+    /// Returns whether the name is a program of this host: a name in its PATH, or an absolute path. A name that ends in a slash is a folder
+    /// that the host shows to kernels.
+    #[must_use]
+    pub fn has_program(&self, name: &str) -> bool {
+        match name.strip_suffix('/') {
+            Some(folder) => self.shown.find(folder).is_some(),
+            None => self.launcher.find_program(name).is_some(),
+        }
+    }
+
+    /// Returns additional names for the answer to a query: for a query about a folder, all folders that the host shows.
+    #[must_use]
+    pub fn offers(&self, asked: &[String]) -> Vec<String> {
+        if !asked.iter().any(|name| is_folder(name)) {
+            return Vec::new();
+        }
+        let offered = self.shown.offered();
+        offered.filter(|name| !asked.contains(name)).collect()
+    }
+
+    /// Returns the share of a processor that a kernel of that user would get now. `folder` becomes its private folder.
+    ///
+    /// # Errors
+    /// If no kernel can run.
+    pub fn probe(&self, folder: PathBuf, owner: Owner) -> Result<f64, ProbeError> {
+        let Owner { uid, gid } = owner;
+        self.launcher
+            .probe(folder, self.root.then_some(User { uid, gid }))
+    }
+
+    /// Starts a child that reduces arrays for a user; its private folder must not exist.
+    ///
+    /// # Errors
+    /// If no child can be started.
+    pub fn start_reducing(&self, folder: &Path, owner: Owner) -> Result<Reducing, ReduceError> {
+        let Owner { uid, gid } = owner;
+        self.launcher
+            .start_reducing(folder, self.root.then_some(User { uid, gid }))
+    }
+
+    /// Creates the network of a rank.
+    ///
+    /// # Errors
+    /// If this host gives kernels no network of their own.
+    pub(crate) fn network(&self, rank: usize) -> std::io::Result<Arc<Network>> {
+        self.launcher.network(rank)
+    }
+
+    /// Takes over the private folder of an ended kernel, for the next kernel of its user. `false` if the caller must remove the folder.
+    #[must_use]
+    pub fn recycle(&self, folder: &Path) -> bool {
+        self.launcher.recycle(folder)
+    }
+
+    /// Runs a kernel and waits for its end. The private folder and its files stay.
+    #[must_use]
+    pub fn run(&self, request: &Request<'_>, control: &Control) -> Ran {
+        let mut ran = Ran {
+            result: Err(cancelled()),
+            cpu: Span(0),
+            memory_bytes: 0,
+            kernel_hash: String::new(),
+            stdout: String::new(),
+            stderr: String::new(),
+        };
+        ran.result = self.attempt(request, control, &mut ran);
+        ran
+    }
+
+    fn attempt(
+        &self,
+        request: &Request<'_>,
+        control: &Control,
+        ran: &mut Ran,
+    ) -> Result<Prepared, Failure> {
+        let run = self.describe(request)?;
+        if control.is_cancelled() {
+            return Err(cancelled());
+        }
+        let prepared = self.launcher.prepare(run);
+        let mut prepared = prepared.map_err(|e| unprepared(&e))?;
+        if let Some((network, starter)) = request.joined.lock().take() {
+            prepared.join(network, starter);
+        }
+        prepared.code_hash().clone_into(&mut ran.kernel_hash);
+        let run = || self.run_to_its_end(&prepared, control);
+        let exit = match request.reads.zip(prepared.take_pipes()) {
+            None => run(),
+            Some((reads, pipes)) => reads.meanwhile(pipes, run).unwrap_or_else(|error| {
+                let message = format!("the node can't answer the kernel: {error}");
+                Err(failure(FailureKind::Device, message))
+            }),
+        }?;
+        let cpu = exit.usage.user_cpu + exit.usage.system_cpu;
+        ran.cpu = Span(u64::try_from(cpu.as_nanos()).unwrap_or(u64::MAX));
+        ran.memory_bytes = exit.usage.rss_bytes_max;
+        ran.stdout = text(&exit.stdout);
+        ran.stderr = text(&exit.stderr);
+        judge(&exit, &prepared.run().limits)?;
+        Ok(prepared)
+    }
+
+    fn run_to_its_end(&self, prepared: &Prepared, control: &Control) -> Result<Exit, Failure> {
+        let running = self
+            .launcher
+            .spawn(prepared)
+            .map_err(|error| unspawned(&error))?;
+        control.attach(running.control());
+        running.wait().map_err(|error| {
+            let message = format!("the node can't tell how the kernel ended: {error}");
+            failure(FailureKind::Device, message)
+        })
+    }
+
+    /// Returns whether the code of the kernel has this hash. The inputs of the request are the ones on this node. A kernel that is
+    /// stored in the array is identified by its object and need not be compared.
+    #[must_use]
+    pub fn is_code(&self, request: &Request<'_>, expected: &str) -> bool {
+        if matches!(
+            request.analysis.kernel,
+            Kernel::Native { .. } | Kernel::Stored { .. }
+        ) {
+            return true;
+        }
+        let run = self.describe(request);
+        run.is_ok_and(|run| (self.launcher.code_hash(&run)).is_ok_and(|hash| hash == expected))
+    }
+
+    fn describe(&self, request: &Request<'_>) -> Result<Run, Failure> {
+        let analysis = request.analysis;
+        let mut run = Run::new(self.code(&analysis.kernel, request.inputs)?, request.folder);
+        run.args.clone_from(&analysis.args);
+        run.inputs = request
+            .inputs
+            .iter()
+            .map(|(name, path)| RunInput {
+                name: name.clone(),
+                path: path.clone(),
+            })
+            .collect();
+        run.outputs = analysis.outputs.iter().map(|o| o.name.clone()).collect();
+        run.stdin.clone_from(&analysis.stdin);
+        run.stdout.clone_from(&analysis.stdout);
+        run.limits = Limits {
+            time: std::time::Duration::from_nanos(analysis.limits.time.0),
+            memory_bytes: analysis.limits.memory_bytes,
+            output_bytes: analysis.limits.output_bytes,
+            cpu_percent: analysis.limits.cores.map(percent_of),
+            ..Limits::default()
+        };
+        self.surround(&mut run, request)?;
+        run.asks = request.reads.is_some();
+        if request.joined.lock().is_some() {
+            let looked = LOOKED_AT.iter().map(PathBuf::from);
+            run.readable.extend(looked.filter(|path| path.exists()));
+        }
+        if self.root {
+            run.user = Some(User {
+                uid: request.owner.uid,
+                gid: request.owner.gid,
+            });
+        } else {
+            if request.owner.uid != self.uid {
+                let message = format!(
+                    "this node runs as user {} and can't run a task of user {}; start it as root",
+                    self.uid, request.owner.uid
+                );
+                return Err(failure(FailureKind::Kernel, message));
+            }
+            run.inputs_as = InputsAs::Symlink;
+        }
+        Ok(run)
+    }
+
+    /// Applies the environment of the node and of the task to a run. Other nodes may show a folder that this node does not show.
+    fn surround(&self, run: &mut Run, request: &Request<'_>) -> Result<(), Failure> {
+        let surroundings = &request.analysis.surroundings;
+        let own = surroundings.environment.iter();
+        let own = own.map(|(name, value)| (name.clone(), value.clone()));
+        // Of two variables with one name, the later is valid.
+        run.environment.clone_from(&self.environment);
+        run.environment.extend(own);
+        run.environment.extend(request.environment.iter().cloned());
+        run.path = surroundings.path.iter().map(PathBuf::from).collect();
+        for folder in surroundings.shown() {
+            let found = self.shown.find(folder).ok_or_else(|| {
+                let message =
+                    format!("this node shows no folder {folder} to kernels; see --kernels-folders");
+                failure(FailureKind::Unfit, message)
+            });
+            run.shown.push(found?);
+        }
+        Ok(())
+    }
+
+    fn code(&self, kernel: &Kernel, inputs: &[(String, PathBuf)]) -> Result<Code, Failure> {
+        let Kernel::Stack(stack) = kernel else {
+            return self.single(kernel, inputs);
+        };
+        let stages = stack.stages.iter().map(|stage| {
+            let code = self.single(&stage.kernel, inputs)?;
+            let args = stage.args.clone();
+            Ok(Stage { code, args })
+        });
+        Ok(Code::Stack(stages.collect::<Result<_, _>>()?))
+    }
+
+    fn single(&self, kernel: &Kernel, inputs: &[(String, PathBuf)]) -> Result<Code, Failure> {
+        let file = |input: &str| {
+            let found = inputs.iter().find(|(name, _)| name == input);
+            found.map(|(_, path)| path.clone()).ok_or_else(|| {
+                let message = format!("the kernel `{input}` is not among the task's inputs");
+                failure(FailureKind::Kernel, message)
+            })
+        };
+        match kernel {
+            Kernel::Builtin(name) => Ok(Code::Builtin(name.clone())),
+            Kernel::Native { input } => file(input).map(Code::Native),
+            Kernel::Wasm { input } => file(input).map(Code::Wasm),
+            Kernel::Stored { input } => file(input).map(Code::Program),
+            Kernel::Program(name) => {
+                let found = self.launcher.find_program(name);
+                found.map(Code::Program).ok_or_else(|| {
+                    let message = format!("no program `{name}` is installed on this node's host");
+                    failure(FailureKind::Unfit, message)
+                })
+            }
+            Kernel::Stack(_) => {
+                let message = "a stack of kernels can't be part of another stack".to_owned();
+                Err(failure(FailureKind::Kernel, message))
+            }
+        }
+    }
+}
+
+/// Returns the limit of processor time of a task with that many cores, in hundredths of a core.
+fn percent_of(cores: u32) -> u32 {
+    match cores {
+        0 => LIGHT_PERCENT,
+        cores => cores.saturating_mul(100),
+    }
+}
+
+fn judge(exit: &Exit, limits: &Limits) -> Result<(), Failure> {
+    let kind = match exit.end {
+        End::Code(0) => return Ok(()),
+        End::Code(code) => FailureKind::Exit(code),
+        End::Signal(signal) => FailureKind::Signal(signal),
+        // The cause may be outside of the task: it may succeed on another node, or later.
+        End::GroupLimit => FailureKind::Signal(KILLED),
+        End::TimeLimit => FailureKind::Timeout,
+        End::MemoryLimit => FailureKind::MemoryLimit,
+        End::OutputLimit => FailureKind::OutputLimit,
+        // For the user, this is one more resource that the kernel has exceeded.
+        End::ProcessLimit => FailureKind::Kernel,
+        End::Cancelled => FailureKind::Cancelled,
+    };
+    Err(Failure {
+        kind,
+        message: exit.message(limits),
+    })
+}
+
+/// Returns the tail of a kernel's output as text within the limit of bytes. Bytes that are not UTF-8 need more bytes as text.
+fn text(tail: &Tail) -> String {
+    let mut text = tail.text();
+    let mut start = text.len().saturating_sub(TAIL_BYTES_MAX);
+    while !text.is_char_boundary(start) {
+        start += 1;
+    }
+    text.drain(..start);
+    text
+}
+
+/// Returns the failure of a label that was cancelled.
+pub(crate) fn cancelled() -> Failure {
+    failure(FailureKind::Cancelled, "the label was given up".into())
+}
+
+fn unprepared(error: &PrepareError) -> Failure {
+    let kind = match error {
+        PrepareError::Input { .. } | PrepareError::WritableInput { .. } => FailureKind::Input,
+        PrepareError::Make { .. }
+        | PrepareError::Compiler { .. }
+        | PrepareError::ModuleFolder { .. } => FailureKind::Device,
+        _ => FailureKind::Kernel,
+    };
+    failure(kind, error.to_string())
+}
+
+fn unspawned(error: &SpawnError) -> Failure {
+    let kind = match error {
+        SpawnError::ZeroByte(_) | SpawnError::Execute { .. } => FailureKind::Kernel,
+        SpawnError::Readable { .. } => FailureKind::Input,
+        SpawnError::Sandbox { .. } | SpawnError::Rules(_) | SpawnError::Process(_) => {
+            FailureKind::Device
+        }
+    };
+    failure(kind, error.to_string())
+}

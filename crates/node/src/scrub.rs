@@ -1,0 +1,636 @@
+//! Scrubbing of sealed objects. Objects are hashed soon after their seal and are read and compared with that hash later, from time to time.
+//! The module reads the store, writes rows, sets files aside and reports to the server.
+//!
+//! An object that differs from its sealed content is damaged. Its row records the damage, its file is set aside so that no program reads
+//! it, and the node reports it to the server. When the file has its sealed content again, the damage is cleared.
+//!
+//! All functions block. Call them only on background threads, except [`look`].
+
+use crate::db::DbError;
+use crate::executor::Parts;
+use crate::labels::{Labels, Live, failed};
+use crate::outside::Failure;
+use crate::records::{self, Hash, Sum};
+use crate::store::{Opened, ReadAt, StoreError};
+use crate::task::{Work, now};
+use std::fs::File;
+use std::path::Path;
+use std::time::{Duration, Instant};
+use tidemill_core::id::ObjectId;
+use tidemill_core::label::{Damaged, FailureKind};
+use tidemill_wire::v1::{self, from_node::Message};
+
+/// Bytes per read.
+const PIECE_BYTES: usize = 1 << 20;
+/// Minimum cost of a piece in bytes: small objects cost time, too.
+const PIECE_BYTES_MIN: u64 = 16 << 10;
+/// Alignment in memory of buffers for direct reads, in bytes.
+const ALIGNED_BYTES: usize = 4096;
+/// Interval of searches for unhashed objects.
+const PERIOD: Duration = Duration::from_secs(1);
+/// Maximum number of hashes per transaction.
+const BATCH_MAX: u32 = 256;
+/// Longest pause between two pieces on a node that is never idle.
+const BUSY_MAX: Duration = Duration::from_secs(10);
+/// Interval of checks whether a busy node has become idle.
+const BUSY_PAUSE: Duration = Duration::from_millis(100);
+/// Maximum number of attempts for an object that changes during each check.
+const LOOKS_MAX: usize = 3;
+/// Maximum number of damaged objects per report.
+const TOLD_MAX: u32 = 4096;
+/// Nice value of the threads of this module: they only use processor time that no other thread needs.
+const NICE: i32 = 19;
+
+/// Result of the check of an object.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Found {
+    /// The object has its sealed content, of this many bytes.
+    Good(u64),
+    /// The node has no record of the object: it was removed, or never sealed.
+    Unknown,
+    /// The object is damaged, with the human-readable reason.
+    Damaged(String),
+    /// The check was stopped.
+    Stopped,
+}
+
+/// Reason why the state of an object is unknown.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Trouble {
+    /// The database failed.
+    #[error(transparent)]
+    Db(#[from] DbError),
+    /// The system can't read the object at present.
+    #[error("object {0} can't be read now: {1}")]
+    Read(ObjectId, String),
+}
+
+/// Reason why an object can't be hashed.
+enum Problem {
+    /// The object differs from its sealed content.
+    Damage(String),
+    /// The state of the object can't be determined at present.
+    Unknown(String),
+    Stopped,
+}
+
+impl Problem {
+    /// Classifies an error of opening or reading a file. An error of this process or of this moment is no damage.
+    fn of(error: &std::io::Error) -> Self {
+        let damages = [
+            libc::EIO,
+            libc::EACCES,
+            libc::EPERM,
+            libc::EISDIR,
+            libc::ENOTDIR,
+            libc::ELOOP,
+            libc::ENXIO,
+            libc::ENODATA,
+            libc::EBADMSG,
+            libc::EILSEQ,
+            libc::EUCLEAN,
+            libc::EREMOTEIO,
+        ];
+        match error.raw_os_error() {
+            Some(libc::ENOENT) => Self::Damage(MISSING.to_owned()),
+            Some(errno) if damages.contains(&errno) => {
+                Self::Damage(format!("can't be read: {error}"))
+            }
+            _ => Self::Unknown(error.to_string()),
+        }
+    }
+}
+
+/// Rate control of a scrub, and its buffer.
+pub(crate) struct Pace<'a> {
+    /// Labels that have priority, and the limit in bytes per second. `None`: without limit.
+    idle: Option<(&'a Labels, u64)>,
+    cancelled: &'a dyn Fn() -> bool,
+    begun: Instant,
+    /// Bytes read so far.
+    bytes: u64,
+    /// Read buffer.
+    memory: Vec<u8>,
+}
+
+impl<'a> Pace<'a> {
+    /// Returns the pace of a check that a caller waits for.
+    pub(crate) fn at_once(cancelled: &'a dyn Fn() -> bool) -> Self {
+        Self::new(None, cancelled)
+    }
+
+    fn new(idle: Option<(&'a Labels, u64)>, cancelled: &'a dyn Fn() -> bool) -> Self {
+        Self {
+            idle,
+            cancelled,
+            begun: Instant::now(),
+            bytes: 0,
+            memory: vec![0; PIECE_BYTES + ALIGNED_BYTES],
+        }
+    }
+
+    /// Waits until the next piece may be read. Returns whether to continue.
+    fn wait(&self) -> bool {
+        let Some((labels, rate)) = self.idle else {
+            return !(self.cancelled)();
+        };
+        let since = Instant::now();
+        loop {
+            if (self.cancelled)() {
+                return false;
+            }
+            let due = Duration::from_nanos(
+                u64::try_from(u128::from(self.bytes) * 1_000_000_000 / u128::from(rate.max(1)))
+                    .unwrap_or(u64::MAX),
+            );
+            let ahead = due.saturating_sub(self.begun.elapsed());
+            let busy = labels.is_busy() && since.elapsed() < BUSY_MAX;
+            if ahead.is_zero() && !busy {
+                return true;
+            }
+            if labels.pause(ahead.clamp(Duration::from_millis(1), BUSY_PAUSE)) {
+                return false;
+            }
+        }
+    }
+}
+
+/// Hashes bytes up to their end.
+fn hash(bytes: &dyn ReadAt, pace: &mut Pace<'_>) -> Result<(Hash, u64), Problem> {
+    let mut memory = std::mem::take(&mut pace.memory);
+    let slack = memory.as_ptr().align_offset(ALIGNED_BYTES);
+    let piece = &mut memory[slack.min(ALIGNED_BYTES)..][..PIECE_BYTES];
+    let hashed = hash_through(bytes, piece, pace);
+    pace.memory = memory;
+    hashed
+}
+
+fn hash_through(
+    bytes: &dyn ReadAt,
+    piece: &mut [u8],
+    pace: &mut Pace<'_>,
+) -> Result<(Hash, u64), Problem> {
+    let mut hasher = blake3::Hasher::new();
+    let mut length = 0;
+    loop {
+        if !pace.wait() {
+            return Err(Problem::Stopped);
+        }
+        let read = bytes.read_at(length, piece);
+        let count = read.map_err(|error| Problem::of(&error))?;
+        hasher.update(&piece[..count]);
+        length += count as u64;
+        pace.bytes += PIECE_BYTES_MIN.max(count as u64);
+        if count < piece.len() {
+            return Ok((hasher.finalize().into(), length));
+        }
+    }
+}
+
+/// Returns the bytes of an object. Fails if the length differs from the sealed length.
+pub(crate) fn read_whole(
+    parts: &Parts,
+    object: ObjectId,
+    sum: &Sum,
+) -> Result<Vec<u8>, StoreError> {
+    let opened = parts.store.open(object)?;
+    let mut bytes = vec![0; usize::try_from(sum.size).unwrap_or(0)];
+    let read = opened.bytes.read_at(0, &mut bytes);
+    match read {
+        Ok(count) if opened.stat.sealed && opened.stat.size == sum.size && count == bytes.len() => {
+            Ok(bytes)
+        }
+        _ => Err(StoreError::NotFound { object }),
+    }
+}
+
+/// Returns the hash of a file.
+pub(crate) fn hash_file(path: &Path) -> std::io::Result<Hash> {
+    let file = File::open(path)?;
+    match hash(&file, &mut Pace::at_once(&never)) {
+        Ok((hash, _)) => Ok(hash),
+        Err(Problem::Damage(what) | Problem::Unknown(what)) => Err(std::io::Error::other(what)),
+        Err(Problem::Stopped) => Err(std::io::ErrorKind::Interrupted.into()),
+    }
+}
+
+fn never() -> bool {
+    false
+}
+
+const CHANGED: &str = "has another content than what was sealed (BLAKE3)";
+const MISSING: &str = "is missing";
+
+/// Opens an object that the node should have. Otherwise returns the problem.
+fn opened(parts: &Parts, object: ObjectId, sum: &Sum, cold: bool) -> Result<Opened, Problem> {
+    let opened = if cold {
+        parts.store.open_cold(object)
+    } else {
+        parts.store.open(object)
+    };
+    let opened = opened.map_err(|error| match error {
+        StoreError::NotFound { .. } => Problem::Damage(MISSING.to_owned()),
+        StoreError::Device { source, .. } => Problem::of(&source),
+        StoreError::Outside { .. } => outside(&error),
+        error => Problem::Unknown(error.to_string()),
+    })?;
+    if !opened.stat.sealed {
+        return Err(Problem::Damage("is no sealed object any more".to_owned()));
+    }
+    if opened.stat.size != sum.size {
+        let (is, was) = (opened.stat.size, sum.size);
+        let what = format!("has {is} bytes, and {was} were sealed");
+        return Err(Problem::Damage(what));
+    }
+    Ok(opened)
+}
+
+/// Classifies an error of the external store. A store that does not answer is no damage.
+fn outside(error: &StoreError) -> Problem {
+    match error {
+        StoreError::Outside {
+            why: Failure::Missing | Failure::Changed,
+            ..
+        } => Problem::Damage(error.to_string()),
+        error => Problem::Unknown(error.to_string()),
+    }
+}
+
+/// Returns the hash of an object. Fails if its length differs from the sealed length, or its hash from the known hash. An external object
+/// is not fetched for this: if the store confirms that the file is unchanged, the result is the known hash.
+fn hashed(
+    parts: &Parts,
+    object: ObjectId,
+    sum: &Sum,
+    cold: bool,
+    pace: &mut Pace<'_>,
+) -> Result<Option<Hash>, Problem> {
+    if let Some(vouched) = parts.store.vouch(object) {
+        return match vouched {
+            Ok(()) => Ok(sum.hash),
+            Err(error) => Err(outside(&error)),
+        };
+    }
+    let opened = opened(parts, object, sum, cold)?;
+    let (hash, length) = hash(opened.bytes.as_ref(), pace)?;
+    if length != sum.size {
+        let what = format!("has {length} bytes, and {} were sealed", sum.size);
+        return Err(Problem::Damage(what));
+    }
+    match sum.hash {
+        Some(was) if was != hash => Err(Problem::Damage(CHANGED.into())),
+        _ => Ok(Some(hash)),
+    }
+}
+
+/// Compares an object with its sealed content, or hashes it for the first time. Stores the result.
+pub(crate) fn check(
+    parts: &Parts,
+    object: ObjectId,
+    cold: bool,
+    pace: &mut Pace<'_>,
+) -> Result<Found, Trouble> {
+    let kept = || parts.db.read(|db| records::sum(db, object));
+    for _ in 0..LOOKS_MAX {
+        let Some(sum) = kept()? else {
+            return Ok(Found::Unknown);
+        };
+        // The second attempt excludes transient errors of the device.
+        let found = hashed(parts, object, &sum, cold, pace);
+        let found = match found {
+            Err(Problem::Damage(_)) => hashed(parts, object, &sum, cold, pace),
+            found => found,
+        };
+        // The object may have been removed or recreated during the check.
+        if kept()?.as_ref() != Some(&sum) {
+            continue;
+        }
+        return match (found, sum) {
+            (Err(Problem::Stopped), _) => Ok(Found::Stopped),
+            (Err(Problem::Unknown(why)), _) => Err(Trouble::Read(object, why)),
+            (Err(Problem::Damage(what)), sum) => match sum.damage {
+                Some(known) if what == MISSING => Ok(Found::Damaged(known)),
+                _ => {
+                    set_aside(parts, object, &what)?;
+                    Ok(Found::Damaged(what))
+                }
+            },
+            (Ok(hash), sum) => {
+                keep(parts, object, &sum, hash)?;
+                Ok(Found::Good(sum.size))
+            }
+        };
+    }
+    Ok(Found::Stopped)
+}
+
+/// Records that an object has its sealed content, with this hash.
+fn keep(parts: &Parts, object: ObjectId, sum: &Sum, hash: Option<Hash>) -> Result<(), DbError> {
+    let repaired = sum.damage.is_some();
+    if !repaired && (sum.hash.is_some() || hash.is_none()) {
+        return Ok(());
+    }
+    parts.db.write_blocking(false, move |db| {
+        if let Some(hash) = hash {
+            records::set_hash(db, object, &hash)?;
+        }
+        if repaired {
+            records::set_damage(db, object, None)?;
+        }
+        Ok(())
+    })?;
+    if repaired {
+        tracing::info!(%object, "a damaged object is what it was again");
+        forget_damaged(parts, object);
+    }
+    Ok(())
+}
+
+/// Removes the file that was set aside for a damaged object, after the object was recreated.
+pub(crate) fn forget_damaged(parts: &Parts, object: ObjectId) {
+    if let Err(error) = parts.store.forget_damaged(object) {
+        tracing::warn!(%error, %object, "the set-aside bytes of an object can't be removed");
+    }
+}
+
+/// Handles a damaged object: records the damage, sets the file aside, and then reports to the server.
+fn set_aside(parts: &Parts, object: ObjectId, what: &str) -> Result<(), DbError> {
+    let text = what.to_owned();
+    let mark = move |db: &rusqlite::Connection| records::set_damage(db, object, Some(&text));
+    if !parts.db.write_blocking(false, mark)? {
+        return Ok(());
+    }
+    let node = parts.node;
+    if what == MISSING {
+        // A node that was killed while it removed the object gets here, too.
+        tracing::warn!(%node, "object {object} {what}: the server logs an error if a file has it");
+    } else {
+        tracing::error!(%node, "object {object} {what}: it is damaged, and is not read any more");
+    }
+    if let Err(error) = parts.store.set_aside(object) {
+        tracing::error!(%error, %object, "a damaged object can't be set aside");
+    }
+    let damaged = vec![(object, what.to_owned())];
+    parts.reports.send(told(damaged));
+    Ok(())
+}
+
+/// Sets objects aside whose content differs from the content that their writer sealed.
+pub(crate) fn refuse(parts: &Parts, wrong: &[(ObjectId, String)]) {
+    for (object, what) in wrong {
+        if let Err(error) = set_aside(parts, *object, what) {
+            tracing::warn!(%error, %object, "that an object {what} can't be kept yet");
+        }
+    }
+}
+
+fn told(damaged: Vec<(ObjectId, String)>) -> Message {
+    let objects = damaged.into_iter().map(|(object, what)| v1::DamagedObject {
+        object: object.0,
+        what,
+    });
+    Message::Damaged(v1::DamagedObjects {
+        objects: objects.collect(),
+    })
+}
+
+/// Returns the reports of all damaged objects, for a server that the node has just reached.
+///
+/// # Errors
+/// If the database can't be read.
+pub(crate) fn all_damaged(db: &crate::db::Db) -> Result<Vec<Message>, DbError> {
+    let mut messages = Vec::new();
+    let mut last = None;
+    loop {
+        let page = db.read(|db| records::damaged(db, last, TOLD_MAX))?;
+        let Some(&(object, _)) = page.last() else {
+            return Ok(messages);
+        };
+        last = Some(object);
+        messages.push(told(page));
+    }
+}
+
+/// Returns the human-readable damage of an object that could not be opened. `None` if the node has no record of the object or can
+/// open it. The bytes are not read.
+pub(crate) fn look(parts: &Parts, object: ObjectId) -> Option<String> {
+    let sum = parts.db.read(|db| records::sum(db, object)).ok()??;
+    if sum.damage.is_some() {
+        return sum.damage;
+    }
+    let Err(Problem::Damage(what)) = opened(parts, object, &sum, false) else {
+        return None;
+    };
+    if let Err(error) = set_aside(parts, object, &what) {
+        tracing::warn!(%error, %object, "that an object is damaged can't be kept yet");
+    }
+    Some(what)
+}
+
+/// Returns whether an object has this hash (BLAKE3), so that its copy can be verified. With another hash, either the object or the copy is
+/// damaged, so the function reads the object.
+pub(crate) fn confirm(
+    parts: &Parts,
+    object: ObjectId,
+    theirs: &Hash,
+    cancelled: &dyn Fn() -> bool,
+) -> Result<bool, Trouble> {
+    if has_hash(parts, object, theirs)? {
+        return Ok(true);
+    }
+    let found = compute(parts, object, cancelled)?;
+    Ok(matches!(found, Found::Good(_)) && has_hash(parts, object, theirs)?)
+}
+
+/// Returns whether the stored hash of an object is this hash.
+pub(crate) fn has_hash(parts: &Parts, object: ObjectId, theirs: &Hash) -> Result<bool, DbError> {
+    let sum = parts.db.read(|db| records::sum(db, object))?;
+    Ok(sum.is_some_and(|sum| sum.damage.is_none() && sum.hash == Some(*theirs)))
+}
+
+/// Reads an object, compares it with its sealed content, and stores its hash. An external object that was never hashed is fetched for this.
+pub(crate) fn compute(
+    parts: &Parts,
+    object: ObjectId,
+    cancelled: &dyn Fn() -> bool,
+) -> Result<Found, Trouble> {
+    let mut pace = Pace::at_once(cancelled);
+    let sum = parts.db.read(|db| records::sum(db, object))?;
+    let unread = sum.filter(|sum| sum.damage.is_none() && sum.hash.is_none());
+    if let Some(sum) = unread
+        && matches!(parts.store.vouch(object), Some(Ok(())))
+    {
+        let read = opened(parts, object, &sum, false)
+            .and_then(|opened| hash(opened.bytes.as_ref(), &mut pace));
+        let (hash, length) = match read {
+            Ok(hashed) => hashed,
+            Err(Problem::Stopped) => return Ok(Found::Stopped),
+            // The damage is examined below, on the next call.
+            Err(Problem::Damage(why) | Problem::Unknown(why)) => {
+                return Err(Trouble::Read(object, why));
+            }
+        };
+        if length == sum.size {
+            let keep = move |db: &rusqlite::Connection| records::set_hash(db, object, &hash);
+            parts.db.write_blocking(false, keep)?;
+        }
+    }
+    check(parts, object, false, &mut pace)
+}
+
+/// Checks objects that are marked as damaged and whose file exists. Reasons: the node was killed before it set the file aside or after
+/// it recreated the object, or an administrator has restored the file.
+pub(crate) fn settle(parts: &Parts) -> Result<(), DbError> {
+    let mut last = None;
+    loop {
+        let page = parts.db.read(|db| records::damaged(db, last, TOLD_MAX))?;
+        let Some(&(object, _)) = page.last() else {
+            return Ok(());
+        };
+        last = Some(object);
+        for (object, _) in page {
+            if parts.store.stat(object).is_err() {
+                continue;
+            }
+            match check(parts, object, false, &mut Pace::at_once(&never)) {
+                Err(Trouble::Read(..)) | Ok(_) => {}
+                Err(Trouble::Db(error)) => return Err(error),
+            }
+        }
+    }
+}
+
+/// Marks objects in memory as damaged that were lost when the host restarted.
+pub(crate) fn settle_memory(parts: &Parts) -> Result<(), DbError> {
+    let lost = parts.db.read(records::in_memory)?;
+    for object in lost {
+        if parts.store.stat(object).is_err() {
+            look(parts, object);
+        }
+    }
+    Ok(())
+}
+
+/// Executes a label that compares objects.
+pub(crate) fn verify(
+    parts: &Parts,
+    live: &Live,
+    labels: &Labels,
+    idle: bool,
+    objects: &[ObjectId],
+) -> Work {
+    let mut outcome = failed(
+        live.start,
+        FailureKind::Cancelled,
+        "the label was given up".into(),
+    );
+    outcome.start = live.start;
+    outcome.kernel_start = live.start;
+    let cancelled = || live.control.is_cancelled();
+    let mut pace = Pace::new(idle.then(|| (labels, parts.rate())), &cancelled);
+    let mut ended = Ok(Vec::new());
+    for &object in objects {
+        let damaged = match check(parts, object, true, &mut pace) {
+            Ok(Found::Good(bytes)) => {
+                outcome.read_bytes = outcome.read_bytes.saturating_add(bytes);
+                continue;
+            }
+            Ok(Found::Damaged(what)) => what,
+            // The server knows whether the object should be on this node.
+            Ok(Found::Unknown) if parts.store.stat(object).is_err() => MISSING.to_owned(),
+            Ok(Found::Unknown) => continue,
+            Ok(Found::Stopped) => {
+                ended = outcome.result.clone();
+                break;
+            }
+            Err(error) => {
+                let message = error.to_string();
+                ended = Err(crate::task::failure(FailureKind::Device, message));
+                break;
+            }
+        };
+        outcome.damaged.push(Damaged {
+            object,
+            what: damaged,
+        });
+    }
+    outcome.result = ended;
+    outcome.end = now();
+    Work {
+        label: Some(std::sync::Arc::clone(&live.label)),
+        ..Work::without_effect(outcome)
+    }
+}
+
+/// Lowers the priority of the current thread.
+pub(crate) fn be_nice() {
+    // A failure does no harm.
+    let _ = rustix::process::setpriority_process(None, NICE);
+}
+
+/// Hashes objects soon after their seal, until the node stops.
+pub(crate) fn keep_hashing(parts: &Parts, labels: &Labels) {
+    be_nice();
+    let mut written = parts.counters.written_bytes();
+    let mut more = false;
+    while !labels.pause(if more { Duration::ZERO } else { PERIOD }) {
+        // Writers of many files have priority, too.
+        let before = std::mem::replace(&mut written, parts.counters.written_bytes());
+        if !more && before != written {
+            continue;
+        }
+        let mut pace = Pace::new(Some((labels, parts.rate())), &never);
+        more = match hash_some(parts, &mut pace) {
+            Ok(more) => more,
+            Err(error) => {
+                tracing::warn!(%error, "objects can't be hashed now");
+                false
+            }
+        };
+    }
+}
+
+/// Hashes the next objects without hash. Returns whether more of them may exist.
+fn hash_some(parts: &Parts, pace: &mut Pace<'_>) -> Result<bool, Trouble> {
+    let objects = parts.db.read(|db| records::unhashed(db, BATCH_MAX))?;
+    let mut hashes = Vec::with_capacity(objects.len());
+    for &object in &objects {
+        let Some(sum) = parts.db.read(|db| records::sum(db, object))? else {
+            continue;
+        };
+        match hashed(parts, object, &sum, false, pace) {
+            Ok(hash) => hashes.extend(hash.map(|hash| (object, hash))),
+            Err(Problem::Stopped) => break,
+            // A second check confirms the damage before it is reported.
+            Err(Problem::Damage(_)) => drop(check(parts, object, false, pace)?),
+            Err(Problem::Unknown(why)) => return Err(Trouble::Read(object, why)),
+        }
+    }
+    let full = objects.len() >= BATCH_MAX as usize;
+    let keep = move |db: &rusqlite::Connection| {
+        for (object, hash) in &hashes {
+            records::set_hash(db, *object, hash)?;
+        }
+        Ok(())
+    };
+    parts.db.write_blocking(false, keep)?;
+    Ok(full)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lack_of_resources_is_not_damage() {
+        let of = |errno| Problem::of(&std::io::Error::from_raw_os_error(errno));
+        for errno in [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::EAGAIN] {
+            assert!(matches!(of(errno), Problem::Unknown(_)), "{errno}");
+        }
+        for errno in [libc::EIO, libc::EACCES, libc::EISDIR, libc::ENOENT] {
+            assert!(matches!(of(errno), Problem::Damage(_)), "{errno}");
+        }
+        let taken = std::io::ErrorKind::ResourceBusy.into();
+        assert!(matches!(Problem::of(&taken), Problem::Unknown(_)));
+    }
+}

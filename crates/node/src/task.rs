@@ -1,0 +1,1353 @@
+//! Execution of one label: analyse, copy or remove. It works on the node's store and the label's private folder; `scrub` executes the
+//! labels that verify.
+//!
+//! The functions run on a worker thread and block. They change files only; [`Work::keep`] changes the rows, in the transaction that records
+//! the outcome. When a label runs again after the node was killed, its outputs replace those of the first run, which no client has seen.
+
+use crate::executor::Parts;
+use crate::feeds::Making;
+use crate::flash_model::FlashModel;
+use crate::folder::{allocated, close_for_ever};
+use crate::growing::{Growing, Grown, Turn};
+use crate::labels::{Live, failed};
+use crate::pull::{Lies, PullError, Pulled};
+use crate::ranks::lead::{self, Led};
+use crate::reads::Reads;
+use crate::records::{self, Hash, ObjectRecord};
+use crate::runner::{self, Ran};
+use crate::scrub;
+use crate::store::{Named, StoreError};
+use parking_lot::Mutex;
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+use tidemill_core::content;
+use tidemill_core::folder;
+use tidemill_core::id::{Inode, LabelId, ObjectId, TaskId};
+use tidemill_core::job::{MAX_INPUTS, MAX_PATH_BYTES};
+use tidemill_core::label::{
+    Analysis, Failure, FailureKind, Input, Kernel, Label, Operation, Outcome, Output, Owner, Sealed,
+};
+use tidemill_core::layout::{Layout, PartOf, RANGES_MAX, Selected};
+use tidemill_core::surroundings::Surroundings;
+use tidemill_core::time::{Span, Time};
+use tidemill_kernel::array::Encoded;
+use tidemill_kernel::peers::Network;
+use tidemill_kernel::{FolderBounds, Made, OutputError, Prepared};
+use tidemill_wire::v1;
+
+/// Environment of a rank for MPI libraries. Standard input connects the rank with the process that started it (PMI). TCP through the only
+/// network device connects it with the other ranks. The sandbox has no other devices that UCX and libfabric look for.
+const MPI: [(&str, &str); 6] = [
+    ("PMI_FD", "0"),
+    ("UCX_TLS", "tcp,self"),
+    ("UCX_NET_DEVICES", "lo"),
+    ("UCX_LOG_LEVEL", "error"),
+    ("FI_PROVIDER", "tcp"),
+    ("FI_TCP_IFACE", "lo"),
+];
+
+/// Returns the current time in nanoseconds since the Unix epoch.
+#[must_use]
+pub fn now() -> Time {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    Time(since.map_or(0, |time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)))
+}
+
+/// Effects of a label, to be stored in the database.
+#[derive(Debug)]
+pub struct Work {
+    /// Outcome of the label.
+    pub outcome: Outcome,
+    /// Label; `None` if the label changed nothing.
+    pub label: Option<std::sync::Arc<Label>>,
+    /// Objects that the label sealed.
+    pub made: Vec<ObjectRecord>,
+    /// Bytes that each new object has written to the device. Objects in memory are left out.
+    pub wrote: Vec<(ObjectId, u64)>,
+    /// Objects that the label removed.
+    pub removed: Vec<ObjectId>,
+}
+
+impl Work {
+    /// Returns the work of a label that changed nothing.
+    #[must_use]
+    pub fn without_effect(outcome: Outcome) -> Self {
+        Self {
+            outcome,
+            label: None,
+            made: Vec::new(),
+            wrote: Vec::new(),
+            removed: Vec::new(),
+        }
+    }
+
+    /// Returns whether the label made another copy of an object.
+    pub(crate) fn is_copy(&self) -> bool {
+        let copies = |label: &Label| matches!(label.operation, Operation::Copy { .. });
+        !self.made.is_empty() && self.label.as_deref().is_some_and(copies)
+    }
+
+    /// Stores the effects in the database.
+    ///
+    /// # Errors
+    /// If SQLite refuses.
+    pub fn keep(&self, connection: &rusqlite::Connection) -> Result<(), rusqlite::Error> {
+        for object in &self.made {
+            records::put_object(connection, object)?;
+        }
+        for &object in &self.removed {
+            records::remove_object(connection, object)?;
+        }
+        match &self.label {
+            Some(label) => match &label.operation {
+                Operation::Analyse(analysis) => {
+                    records::put_task(connection, analysis, label.owner, &self.outcome)
+                }
+                Operation::Copy { .. } | Operation::Remove { .. } | Operation::Verify { .. } => {
+                    Ok(())
+                }
+            },
+            None => Ok(()),
+        }
+    }
+
+    /// Reports the written and removed objects to the model of the device. Call it after the effects were stored.
+    pub fn tell(&self, flash: &FlashModel) {
+        // A link writes nothing, and the bytes that were pulled instead of a link are few.
+        let written = self.outcome.reused.is_none();
+        for &(object, bytes) in self.wrote.iter().filter(|_| written) {
+            flash.on_written(object, bytes);
+        }
+        for &object in &self.removed {
+            flash.on_removed(object);
+        }
+    }
+}
+
+/// Executes a label. The function calls `phase` when the label starts to fetch and when it starts to run.
+#[must_use]
+pub fn run(parts: &Parts, live: &Live, phase: &dyn Fn(&'static str)) -> Work {
+    let mut run = Running::new(parts, live);
+    let result = match &live.label.operation {
+        Operation::Analyse(analysis) => run.analyse(analysis, phase),
+        Operation::Copy { from, to, part } => run.copy(from, (to, *part), phase),
+        Operation::Remove { objects } => run.remove(objects),
+        Operation::Verify { .. } => Ok(Vec::new()),
+    };
+    if result.is_err() {
+        run.discard();
+    }
+    run.outcome.result = result;
+    // The core stays taken until the hashes are computed, so that waiting labels and the planner see this time.
+    let hashed = now();
+    run.hash_inputs();
+    run.forget_decoded();
+    run.outcome.end = now();
+    run.outcome.hashing = run.outcome.end.since(hashed);
+    run.count();
+    Work {
+        outcome: run.outcome,
+        label: Some(std::sync::Arc::clone(&live.label)),
+        made: run.made,
+        wrote: run.wrote,
+        removed: run.removed,
+    }
+}
+
+/// Empties a label's private folder for reuse by another label, or removes it.
+pub fn clean(parts: &Parts, label: LabelId) {
+    clean_folder(parts, &private_folder(parts, label));
+}
+
+fn clean_folder(parts: &Parts, folder: &Path) {
+    if parts.runner.recycle(folder) {
+        return;
+    }
+    match tidemill_kernel::remove_folder(folder) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            tracing::warn!(folder = %folder.display(), %error, "a private folder can't be removed");
+        }
+        _ => {}
+    }
+}
+
+fn private_folder(parts: &Parts, label: LabelId) -> PathBuf {
+    parts.folder.join("run").join(label.to_string())
+}
+
+/// Running label.
+struct Running<'a> {
+    parts: &'a Parts,
+    live: &'a Live,
+    outcome: Outcome,
+    /// Names and files of the kernel's inputs. `None`: the bytes of this input belong to the values of an input before it.
+    inputs: Vec<Option<(String, PathBuf)>>,
+    /// Number of following inputs that belong to the values of the last fetched input.
+    behind: usize,
+    /// Inputs that are pipes, each with its index.
+    growing: Vec<(usize, Growing)>,
+    /// Open files of inputs of this node. While they are open, no mount takes the file for another version.
+    held: Vec<std::fs::File>,
+    /// Pulled inputs. They are not removed while this list holds them.
+    pulled: Vec<Pulled>,
+    /// Files of values that were decoded for the kernel.
+    decoded: Vec<PathBuf>,
+    /// Descriptions, for the kernel, of the inputs that it has only in part.
+    laid: Vec<serde_json::Value>,
+    made: Vec<ObjectRecord>,
+    wrote: Vec<(ObjectId, u64)>,
+    removed: Vec<ObjectId>,
+}
+
+type Done = Result<Vec<Sealed>, Failure>;
+
+/// Parameters of one rank of a task.
+#[derive(Debug)]
+pub(crate) struct Joined {
+    pub(crate) rank: usize,
+    pub(crate) size: usize,
+    pub(crate) network: Arc<Network>,
+    pub(crate) starter: OwnedFd,
+}
+
+/// Result of a rank.
+#[derive(Debug)]
+pub(crate) struct Ranked {
+    pub(crate) outcome: Outcome,
+    /// Whether the rank read other bytes of an input than were finally sealed.
+    pub(crate) stale: bool,
+    /// Output of the rank, if it succeeded.
+    pub(crate) made: Option<Made>,
+}
+
+/// Runs a rank of a task; another node may have the task's label. Blocks. The output stays in the folder until [`forget_rank`].
+pub(crate) fn run_rank(parts: &Parts, live: &Live, joined: Joined) -> Ranked {
+    let mut run = Running::new(parts, live);
+    run.outcome.start = now();
+    let ran = match &live.label.operation {
+        Operation::Analyse(analysis) => run.run_rank(analysis, joined),
+        _ => Err(failure(FailureKind::Kernel, "it is no task".to_owned())),
+    };
+    let stale = ran.as_ref().is_ok_and(|(stale, _)| *stale);
+    let (result, made) = match ran {
+        Ok((_, made)) => (Ok(Vec::new()), made),
+        Err(failed) => (Err(failed), None),
+    };
+    run.outcome.result = result;
+    run.outcome.end = now();
+    Ranked {
+        outcome: run.outcome,
+        stale,
+        made,
+    }
+}
+
+/// Empties the folder of a rank.
+pub(crate) fn forget_rank(parts: &Parts, label: LabelId, rank: usize) {
+    clean_folder(parts, &rank_folder(parts, label, rank));
+}
+
+/// Returns the folder of a rank. The sweep of unused folders does not cover it, as the label may belong to another node.
+fn rank_folder(parts: &Parts, label: LabelId, rank: usize) -> PathBuf {
+    let name = format!("rank-{label}-{rank}");
+    parts.folder.join("run").join(name)
+}
+
+impl<'a> Running<'a> {
+    fn new(parts: &'a Parts, live: &'a Live) -> Self {
+        let mut run = Self {
+            parts,
+            live,
+            outcome: failed(live.start, FailureKind::Device, String::new()),
+            inputs: Vec::new(),
+            behind: 0,
+            growing: Vec::new(),
+            held: Vec::new(),
+            pulled: Vec::new(),
+            decoded: Vec::new(),
+            laid: Vec::new(),
+            made: Vec::new(),
+            wrote: Vec::new(),
+            removed: Vec::new(),
+        };
+        run.outcome.start = live.start;
+        run
+    }
+}
+
+impl Running<'_> {
+    fn id(&self) -> LabelId {
+        self.live.label.id
+    }
+
+    fn owner(&self) -> Owner {
+        self.live.label.owner
+    }
+
+    fn analyse(&mut self, analysis: &Analysis, phase: &dyn Fn(&'static str)) -> Done {
+        if let Some(memory) = self.live.remembered.clone() {
+            phase("fetching");
+            let same = self.compare(analysis, &memory.contents);
+            match same.and_then(|()| self.recall(analysis, &memory)) {
+                Ok(sealed) => return Ok(sealed),
+                Err(error) => {
+                    tracing::debug!(label = %self.id(), message = error.message, "a remembered result can't be used");
+                    self.discard();
+                    self.outcome.moved_bytes = self.pulled.iter().map(|one| one.moved_bytes).sum();
+                }
+            }
+            if self.live.control.is_cancelled() {
+                return Err(runner::cancelled());
+            }
+        }
+        if analysis
+            .inputs
+            .iter()
+            .any(|input| folder::is_folder(&input.name))
+        {
+            let message = format!(
+                "the folders that it reads have more than {MAX_INPUTS} files together, or too long names; split it"
+            );
+            return Err(failure(FailureKind::Kernel, message));
+        }
+        if analysis.surroundings.is_ranked() {
+            phase("running");
+            self.outcome.kernel_start = now();
+            return self.lead(analysis);
+        }
+        let here = |input: &Input| self.local(input.object).is_some();
+        if !analysis.inputs.iter().all(here) {
+            phase("fetching");
+        }
+        self.fetch_all(analysis)?;
+        phase("running");
+        self.outcome.kernel_start = now();
+        let mut result = self.run_kernel(analysis);
+        let changed = self.grown(analysis)?;
+        // The kernel may read sealed files in ways in which it can't read a pipe, or faster, within its time limit.
+        let failed = result.as_ref().err().filter(|_| self.outcome.fed > 0);
+        if changed || failed.is_some() {
+            let why = self.fed_in_vain(analysis, failed);
+            drop(result);
+            clean(self.parts, self.id());
+            self.outcome.kernel_start = now();
+            result = self.run_kernel(analysis);
+            self.outcome.say(&why);
+        }
+        self.take_outputs(&result?, analysis)
+    }
+
+    fn fetch_all(&mut self, analysis: &Analysis) -> Result<(), Failure> {
+        while let Some(input) = analysis.inputs.get(self.inputs.len()) {
+            let path = self.input(self.inputs.len(), input)?;
+            self.inputs.push(Some((input.name.clone(), path)));
+            let behind = std::mem::take(&mut self.behind);
+            self.inputs.extend((0..behind).map(|_| None));
+        }
+        Ok(())
+    }
+
+    /// Runs all ranks of the task and stores their result as the output.
+    fn lead(&mut self, analysis: &Analysis) -> Done {
+        let [output] = analysis.outputs.as_slice() else {
+            let what = "a task with mpi makes one output".to_owned();
+            return Err(failure(FailureKind::Kernel, what));
+        };
+        let own = private_folder(self.parts, self.id()).with_extension("ranks");
+        let device = |error: &std::io::Error| device_failure(&own, error);
+        let file = std::fs::OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&own);
+        let mut file = file.map_err(|error| device(&error))?;
+        let mut led = Led::default();
+        let of = (self.parts, self.live);
+        let result = lead::lead(of, analysis, (&mut file, &mut led));
+        drop(file);
+        let kept = result.and_then(|()| {
+            let made = own_file(&own)?;
+            self.parts
+                .store
+                .adopt(output.object, &made)
+                .map_err(|error| store_failure(&error))
+        });
+        self.outcome.cpu = led.cpu;
+        self.outcome.memory_bytes = led.memory_bytes;
+        self.outcome.moved_bytes += led.moved_bytes;
+        self.outcome.read_bytes += led.read_bytes;
+        self.outcome.kernel_hash = led.kernel_hash;
+        self.outcome.stdout = led.stdout;
+        self.outcome.stderr = led.stderr;
+        let size = kept.inspect_err(|_| {
+            // The caller reports the error of the ranks.
+            let _ = std::fs::remove_file(&own);
+        })?;
+        self.outcome.written_bytes = self.written(output.object);
+        self.made.push(self.made_by(analysis, output, size));
+        Ok(vec![Sealed::file(output.object, size)])
+    }
+
+    /// Runs one rank. Returns whether the rank read other bytes than were sealed, and its output.
+    fn run_rank(
+        &mut self,
+        analysis: &Analysis,
+        joined: Joined,
+    ) -> Result<(bool, Option<Made>), Failure> {
+        self.fetch_all(analysis)?;
+        self.outcome.kernel_start = now();
+        let folder = rank_folder(self.parts, self.id(), joined.rank);
+        let inputs: Vec<_> = self.inputs.iter().flatten().cloned().collect();
+        let mut environment = self.environment(analysis);
+        let own = |(name, value): (&str, String)| (name.to_owned(), value);
+        environment.extend(MPI.map(|(name, value)| own((name, value.to_owned()))));
+        environment.push(own(("PMI_RANK", joined.rank.to_string())));
+        environment.push(own(("PMI_SIZE", joined.size.to_string())));
+        let request = runner::Request {
+            environment,
+            joined: Some((joined.network, joined.starter)).into(),
+            ..self.request(analysis, &folder, &inputs)
+        };
+        let ran = self.parts.runner.run(&request, &self.live.control);
+        self.outcome.cpu = ran.cpu;
+        self.outcome.memory_bytes = ran.memory_bytes;
+        self.outcome.kernel_hash = ran.kernel_hash;
+        self.outcome.stdout = ran.stdout;
+        self.outcome.stderr = ran.stderr;
+        if self.grown(analysis)? {
+            return Ok((true, None));
+        }
+        let prepared = ran.result?;
+        let name = analysis.outputs.first().map_or("", |one| one.name.as_str());
+        let made = prepared.output(name).map_err(|error| unwritten(&error))?;
+        Ok((false, Some(made)))
+    }
+
+    /// Returns the file of an input, or the pipe of an input that is still being written.
+    fn input(&mut self, index: usize, input: &Input) -> Result<PathBuf, Failure> {
+        let way = self.live.ways.get(index);
+        let (growing, leaves) = way.map_or((false, 0), |way| (way.growing, way.leaves));
+        let mut feeds = self.live.feeds.iter();
+        let feed = feeds.find(|feed| feed.index == index && !feed.fate.is_well());
+        if feed.is_some() || growing && self.local(input.object).is_none() {
+            let making = feed.map(|feed| {
+                self.outcome.fed += 1;
+                Making::new(private_folder(self.parts, feed.maker), feed)
+            });
+            let pipe = private_folder(self.parts, self.id());
+            let pipe = pipe.with_extension(format!("{index}.grows"));
+            let from = (Arc::clone(&self.parts.store), input.object);
+            let turn = Turn::new(Arc::clone(&self.parts.pace), leaves);
+            let begun = Growing::begin(from, making, pipe.clone(), turn);
+            let begun = begun.map_err(|error| device_failure(&pipe, &error))?;
+            self.growing.push((index, begun));
+            return Ok(pipe);
+        }
+        let (path, size) = self.fetch(index, input)?;
+        self.outcome.read_bytes += size;
+        Ok(path)
+    }
+
+    /// Waits until all unsealed inputs are sealed. Returns whether one of them differs from the bytes that the kernel received. The kernel
+    /// then runs again with the sealed inputs.
+    fn grown(&mut self, analysis: &Analysis) -> Result<bool, Failure> {
+        let mut again = false;
+        for (index, growing) in std::mem::take(&mut self.growing) {
+            let input = &analysis.inputs[index];
+            match growing.end(|| self.live.control.is_cancelled()) {
+                Ok(Grown::Same) => {}
+                Ok(Grown::Changed) => again = true,
+                Ok(Grown::GivenUp) => return Err(runner::cancelled()),
+                Err(StoreError::NotFound { .. }) => {
+                    return Err(lacks(input, "was given up before it was sealed"));
+                }
+                Err(error) => return Err(store_failure(&error)),
+            }
+            let (path, size) = self.fetch(index, input)?;
+            self.outcome.read_bytes += size;
+            self.inputs[index] = Some((input.name.clone(), path));
+        }
+        Ok(again)
+    }
+
+    /// Returns the message about a run that used unfinished inputs and was discarded.
+    fn fed_in_vain(&mut self, analysis: &Analysis, failed: Option<&Failure>) -> String {
+        if std::mem::take(&mut self.outcome.fed) == 0 {
+            return String::new();
+        }
+        let feeds = self.live.feeds.iter();
+        let names =
+            feeds.filter_map(|feed| Some(format!("`{}`", analysis.inputs.get(feed.index)?.name)));
+        let names = names.collect::<Vec<_>>().join(", ");
+        let how = failed.map(|failure| match failure.kind {
+            FailureKind::Exit(code) => format!("exit code {code}"),
+            _ => failure.message.clone(),
+        });
+        let why = match how {
+            Some(how) => format!(
+                "it failed ({how}). A program that seeks in what it reads, reads it twice, or has too little time can't be fed: \
+                 leave its input out of \"pipelined\""
+            ),
+            None => "bytes that it had read were overwritten".to_owned(),
+        };
+        format!(
+            "tidemill: {names} was read while it was made, and {why}. The task was run again on the sealed file.\n"
+        )
+    }
+
+    fn run_kernel(&mut self, analysis: &Analysis) -> Result<Prepared, Failure> {
+        let folder = private_folder(self.parts, self.id());
+        let reads = analysis.surroundings.reads_all();
+        let reads = reads.then(|| Reads::new(self.parts, self.live, analysis));
+        let inputs: Vec<_> = self.inputs.iter().flatten().cloned().collect();
+        let request = runner::Request {
+            reads: reads.as_ref(),
+            ..self.request(analysis, &folder, &inputs)
+        };
+        let Ran {
+            result,
+            cpu,
+            memory_bytes,
+            kernel_hash,
+            stdout,
+            stderr,
+        } = self.parts.runner.run(&request, &self.live.control);
+        self.outcome.cpu = self.outcome.cpu + cpu;
+        self.outcome.memory_bytes = memory_bytes;
+        self.outcome.kernel_hash = kernel_hash;
+        self.outcome.stdout = stdout;
+        self.outcome.stderr = stderr;
+        let Some(reads) = reads else { return result };
+        self.outcome.moved_bytes += reads.moved_bytes();
+        self.outcome.read_bytes += reads.read_bytes();
+        // The task may succeed on a node that can read the bytes.
+        match (result, reads.lost()) {
+            (Err(failed), Some(lost)) if matches!(failed.kind, FailureKind::Exit(_)) => Err(lost),
+            (result, _) => result,
+        }
+    }
+
+    fn request<'a>(
+        &self,
+        analysis: &'a Analysis,
+        folder: &'a Path,
+        inputs: &'a [(String, PathBuf)],
+    ) -> runner::Request<'a> {
+        runner::Request {
+            analysis,
+            owner: self.owner(),
+            folder,
+            inputs,
+            environment: self.environment(analysis),
+            reads: None,
+            joined: Mutex::default(),
+        }
+    }
+
+    fn reads_all(&self) -> bool {
+        match &self.live.label.operation {
+            Operation::Analyse(analysis) => analysis.surroundings.reads_all(),
+            _ => false,
+        }
+    }
+
+    /// Checks that the inputs have these contents. An input whose object has no known hash is fetched and read.
+    fn compare(&mut self, analysis: &Analysis, expected: &[String]) -> Result<(), Failure> {
+        let other = |what: String| failure(FailureKind::Input, what);
+        if !expected.is_empty() && expected.len() != analysis.inputs.len() {
+            return Err(other("it has another number of inputs".into()));
+        }
+        let expected = expected.iter().enumerate();
+        for (index, expected) in expected.filter(|(_, hash)| !hash.is_empty()) {
+            let input = &analysis.inputs[index];
+            if !input.selection.is_whole() {
+                return Err(other(format!("not all of input `{}` is read", input.name)));
+            }
+            let (path, _) = self.fetch(index, input)?;
+            let hash = tidemill_kernel::hash_file(&path)
+                .map_err(|error| other(format!("input `{}` can't be read: {error}", input.name)))?;
+            let same = hash == *expected;
+            self.note(index, hash);
+            if !same {
+                return Err(other(format!("input `{}` has another content", input.name)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Records the content hash of an input.
+    fn note(&mut self, index: usize, hash: String) {
+        let contents = &mut self.outcome.contents;
+        contents.resize(contents.len().max(index + 1), String::new());
+        contents[index] = hash;
+    }
+
+    /// Hashes the inputs that a task has read, if the cost is justified. The hash of an unreadable input stays unknown.
+    fn hash_inputs(&mut self) {
+        let Operation::Analyse(analysis) = &self.live.label.operation else {
+            return;
+        };
+        let ran = self.outcome.result.is_ok() && self.outcome.reused.is_none();
+        if !ran || !content::pays(self.outcome.cpu, self.inputs.len(), self.outcome.read_bytes) {
+            return;
+        }
+        let inputs = std::mem::take(&mut self.inputs).into_iter().enumerate();
+        let seen = inputs.filter_map(|(index, input)| Some((index, input?)));
+        for (index, (name, path)) in seen {
+            if self.live.control.is_cancelled() {
+                return;
+            }
+            // Content hashes describe whole versions.
+            let input = analysis.inputs.get(index);
+            let is_whole = input.is_some_and(|input| input.selection.is_whole());
+            if analysis.kernel.is_in(&name) || !is_whole {
+                continue;
+            }
+            match tidemill_kernel::hash_file(&path) {
+                Ok(hash) => self.note(index, hash),
+                Err(error) => {
+                    tracing::warn!(%error, path = %path.display(), "an input can't be hashed")
+                }
+            }
+        }
+    }
+
+    /// Uses the outputs of an earlier task as the outputs of this task: links local objects and pulls others. If this fails, the task must
+    /// run.
+    fn recall(&mut self, analysis: &Analysis, memory: &v1::Remembered) -> Done {
+        let other = |what: &str| failure(FailureKind::Input, what.to_owned());
+        let inputs: Vec<_> = analysis
+            .inputs
+            .iter()
+            .filter_map(|input| Some((input.name.clone(), self.local(input.object)?.0)))
+            .collect();
+        let folder = private_folder(self.parts, self.id());
+        let request = self.request(analysis, &folder, &inputs);
+        if !(self.parts.runner).is_code(&request, &memory.kernel_hash) {
+            return Err(other("the kernel's code is another one now"));
+        }
+        let outputs = remembered(analysis, memory).ok_or_else(|| other("it has other outputs"))?;
+        self.outcome.kernel_start = now();
+        let mut sealed = Vec::with_capacity(memory.outputs.len());
+        for (index, (from, (output, name))) in (0..).zip(memory.outputs.iter().zip(outputs)) {
+            let own = folder.with_extension(format!("{index}.again"));
+            let linked = self.link(from, &own).and_then(|()| own_file(&own));
+            let size = linked.and_then(|made| {
+                let adopted = self.parts.store.adopt(output.object, &made);
+                adopted.map_err(|error| store_failure(&error))
+            });
+            // The link still exists after a failure, and if the object already existed as the same file.
+            let _ = std::fs::remove_file(&own);
+            let size = size?;
+            self.made.push(self.made_by(analysis, &output, size));
+            let object = output.object;
+            sealed.push(Sealed { object, size, name });
+        }
+        self.outcome.kernel_hash.clone_from(&memory.kernel_hash);
+        self.outcome.reused = Some(TaskId(memory.task));
+        Ok(sealed)
+    }
+
+    /// Makes `own` a file of a sealed object. The file is never changed under either name.
+    fn link(&mut self, from: &v1::Input, own: &Path) -> Result<(), Failure> {
+        let input = Input::try_from(from);
+        let input = input.map_err(|error| failure(FailureKind::Input, error.to_string()))?;
+        if let Some((path, _)) = self.local(input.object) {
+            let linked = std::fs::hard_link(&path, own).or_else(|error| match error.kind() {
+                // The object is in memory, on another file system.
+                std::io::ErrorKind::CrossesDevices => File::open(&path)
+                    .and_then(|file| copy_file(file, own))
+                    .map(drop),
+                _ => Err(error),
+            });
+            return linked.map_err(|error| device_failure(own, &error));
+        }
+        let cancelled = || self.live.control.is_cancelled();
+        let pulled = self
+            .parts
+            .pulls
+            .copy(&input, &from.capability, own, &cancelled);
+        let moved = pulled.map_err(|error| {
+            pull_failure(&error, |error| {
+                failure(FailureKind::Input, error.to_string())
+            })
+        })?;
+        self.outcome.moved_bytes += moved;
+        Ok(())
+    }
+
+    /// Returns the bytes that a newly sealed object has written to the device.
+    fn written(&mut self, object: ObjectId) -> u64 {
+        let bytes = self.parts.store.allocated(object);
+        self.wrote.push((object, bytes));
+        bytes
+    }
+
+    fn made_by(&self, analysis: &Analysis, output: &Output, size: u64) -> ObjectRecord {
+        ObjectRecord {
+            id: output.object,
+            size,
+            owner: self.owner(),
+            inode: output.inode.0,
+            path: output.path.clone(),
+            mode: None,
+            task: Some(analysis.task.0),
+            sealed_at: now(),
+            part: None,
+            hash: None,
+            memory: false,
+        }
+    }
+
+    fn environment(&self, analysis: &Analysis) -> Vec<(String, String)> {
+        let variable = |name: &str, value: String| (format!("TIDEMILL_{name}"), value);
+        let needs = &analysis.needs;
+        let memory = (needs.memory_bytes > 0).then_some(needs.memory_bytes);
+        let memory = memory.map(|bytes| variable("MEMORY_BYTES", bytes.to_string()));
+        // A task without cores still uses a part of one.
+        let cores = variable("CORES", needs.cores.max(1).to_string());
+        let mut all = vec![
+            variable("NODE", self.parts.node.to_string()),
+            variable("JOB", analysis.job.to_string()),
+            variable("TASK", analysis.task.to_string()),
+            variable("TASK_NAME", analysis.name.clone()),
+            cores,
+        ];
+        all.extend(memory);
+        if !self.laid.is_empty() {
+            let laid = serde_json::Value::from(self.laid.clone());
+            all.push(variable("LAYOUT", laid.to_string()));
+        }
+        all
+    }
+
+    /// Returns the file and length of an object that is sealed on this node.
+    fn local(&self, object: ObjectId) -> Option<(PathBuf, u64)> {
+        local(self.parts, object)
+    }
+
+    /// Returns the file and length of an input, or of the values in it. Pulls the bytes if necessary.
+    fn fetch(&mut self, index: usize, input: &Input) -> Result<(PathBuf, u64), Failure> {
+        let Some(how) = input.selection.values() else {
+            return self.fetch_bytes(index, input);
+        };
+        let Operation::Analyse(analysis) = &self.live.label.operation else {
+            return Err(lacks(input, "holds values, and nothing computes with them"));
+        };
+        let found: Option<Encoded> = serde_json::from_str(how).ok();
+        // The bytes of the values may continue in the following inputs.
+        let more = found.as_ref().map_or(0, Encoded::more);
+        let files = analysis.inputs.get(index..=index.saturating_add(more));
+        let files = files.ok_or_else(|| {
+            let what = format!("is to be {more} inputs more, which the task does not have");
+            failure(
+                FailureKind::Kernel,
+                format!("input `{}` {what}", input.name),
+            )
+        })?;
+        let (told, mut stored, mut size) = (self.laid.len(), Vec::new(), 0);
+        for (index, input) in (index..).zip(files) {
+            let selection = input.selection.of_bytes();
+            let bytes = Input {
+                selection,
+                ..input.clone()
+            };
+            let (path, length) = self.fetch_bytes(index, &bytes)?;
+            stored.push(path);
+            size += length;
+        }
+        self.behind = more;
+        let mut args = vec![format!("how={how}")];
+        // The positions of the bytes say nothing about the values. For text, the decoder needs them to name the line of an error.
+        let lies = self.laid.drain(told..).next();
+        if let (Some(Encoded::Text { .. }), Some(lies)) = (&found, lies) {
+            args.push(format!("lies={lies}"));
+        }
+        let values = self.decode((index, analysis), (input, &stored), args)?;
+        self.laid.extend(found.map(|found| found.told(&input.name)));
+        Ok((values, size))
+    }
+
+    /// Decodes values in a sandbox of its own, like the kernel's, because users control the bytes. Returns the file of the values.
+    fn decode(
+        &mut self,
+        (index, analysis): (usize, &Analysis),
+        (input, stored): (&Input, &[PathBuf]),
+        args: Vec<String>,
+    ) -> Result<PathBuf, Failure> {
+        let output = Output {
+            name: "values".to_owned(),
+            object: ObjectId(0),
+            inode: Inode(0),
+            path: String::new(),
+            memory: false,
+        };
+        let analysis = Analysis {
+            kernel: Kernel::Builtin("decode".to_owned()),
+            args,
+            inputs: Vec::new(),
+            outputs: vec![output],
+            stdin: None,
+            stdout: None,
+            pipelined: Vec::new(),
+            surroundings: Surroundings::default(),
+            ..analysis.clone()
+        };
+        let folder =
+            private_folder(self.parts, self.id()).with_extension(format!("{index}.decode"));
+        let inputs = (0..).zip(stored);
+        let inputs: Vec<_> = inputs
+            .map(|(number, path): (u32, _)| (format!("stored.{number}"), path.clone()))
+            .collect();
+        let request = runner::Request {
+            environment: Vec::new(),
+            ..self.request(&analysis, &folder, &inputs)
+        };
+        let ran = self.parts.runner.run(&request, &self.live.control);
+        self.outcome.cpu = self.outcome.cpu + ran.cpu;
+        let to = folder.with_extension("values");
+        let taken = ran
+            .result
+            .map_err(|failed| undecoded(input, failed, &ran.stderr))
+            .and_then(|prepared| {
+                let made = prepared
+                    .output("values")
+                    .map_err(|error| unwritten(&error))?;
+                let kept = close_for_ever(made.file()).and_then(|()| made.move_to(&to));
+                kept.and_then(|()| made.file().metadata())
+                    .map(|metadata| allocated(&metadata))
+                    .map_err(|error| device_failure(&to, &error))
+            });
+        clean_folder(self.parts, &folder);
+        self.parts.counters.on_written(taken?);
+        self.decoded.push(to.clone());
+        Ok(to)
+    }
+
+    fn forget_decoded(&mut self) {
+        for path in self.decoded.drain(..) {
+            if let Err(error) = std::fs::remove_file(&path) {
+                tracing::warn!(%error, path = %path.display(), "values that were decoded can't be removed");
+            }
+        }
+    }
+
+    fn fetch_bytes(&mut self, index: usize, input: &Input) -> Result<(PathBuf, u64), Failure> {
+        if input.selection.is_whole() {
+            if self.reads_all()
+                && let Ok(lies) = lies((self.parts, self.live), index, input)
+            {
+                self.laid.push(lies_told(input, &lies.layout));
+            }
+            return self.fetch_whole(index, input);
+        }
+        let failed = |kind: FailureKind, error: &PullError| {
+            failure(kind, format!("input `{}`: {error}", input.name))
+        };
+        let lies = lies((self.parts, self.live), index, input);
+        let lies = lies.map_err(|error| failed(FailureKind::Input, &error))?;
+        let here = |object| Some(self.local(object)?.0);
+        let cancelled = || self.live.control.is_cancelled();
+        let lost = |error: &PullError| failed(FailureKind::Input, error);
+        let selected = self.parts.pulls.selected(input, &lies, &here, &cancelled);
+        let (selected, exact) = selected.map_err(|error| match error {
+            // Another attempt would not find more.
+            PullError::Selection(_) => failed(FailureKind::Kernel, &error),
+            error => pull_failure(&error, lost),
+        })?;
+        let mut told = laid(input, &lies.layout, (&selected, exact));
+        if self.reads_all()
+            && let (Some(told), Some(more)) = (
+                told.as_object_mut(),
+                lies_told(input, &lies.layout).as_object_mut(),
+            )
+        {
+            told.append(more);
+        }
+        let part = input.selection.of_part();
+        let part = part.filter(|_| exact && input.selection.byte_ranges().is_none());
+        let part = part.and_then(|part| lies.part(&input.name, part as usize));
+        // A part whose trailing zeros are not stored is extended by the code below.
+        let part = part.filter(|(part, _)| part.size > 0 && part.size == selected.length());
+        if let Some((part, capability)) = part {
+            self.laid.push(told);
+            return self.fetch_object(&part, capability);
+        }
+        let chosen = (&lies, &selected, exact);
+        let got = self.parts.pulls.select(input, chosen, &here, &cancelled);
+        self.laid.push(told);
+        Ok(self.take_pulled(got.map_err(|error| pull_failure(&error, lost))?))
+    }
+
+    fn take_pulled(&mut self, got: Pulled) -> (PathBuf, u64) {
+        self.outcome.moved_bytes += got.moved_bytes;
+        let found = (got.path.clone(), got.size);
+        self.pulled.push(got);
+        found
+    }
+
+    fn fetch_whole(&mut self, index: usize, input: &Input) -> Result<(PathBuf, u64), Failure> {
+        let way = self.live.ways.get(index);
+        let layout = way.and_then(|way| way.layout.as_ref());
+        let Some(layout) = layout.filter(|_| self.local(input.object).is_none()) else {
+            let live = self.live;
+            return self.fetch_object(input, live.capability(index));
+        };
+        let here = |object| self.parts.store.local_path(object);
+        let cancelled = || self.live.control.is_cancelled();
+        let pulls = &self.parts.pulls;
+        let got = pulls.assemble(input, (layout, self.parts.node), &here, &cancelled);
+        let lost = |error: &PullError| lacks(input, &format!("can't be put together: {error}"));
+        Ok(self.take_pulled(got.map_err(|error| pull_failure(&error, lost))?))
+    }
+
+    /// Returns the file and length of an object that is an input.
+    fn fetch_object(
+        &mut self,
+        input: &Input,
+        capability: &[u8],
+    ) -> Result<(PathBuf, u64), Failure> {
+        if let Some(found) = self.local(input.object)
+            && let Ok(held) = tidemill_client::object_file::open(&found.0)
+        {
+            self.held.push(held);
+            return Ok(found);
+        }
+        if input.node == self.parts.node && self.parts.outside.is_none() {
+            // The server learns about the damage before this label ends, and sends the label to another node.
+            let what = scrub::look(self.parts, input.object);
+            let damage = what.map_or_else(String::new, |what| format!(": there it {what}"));
+            let message = format!("is not on node {}{damage}", input.node);
+            return Err(lacks(input, &message));
+        }
+        let cancelled = || self.live.control.is_cancelled();
+        let got = self.parts.pulls.pull(input, capability, &cancelled);
+        let lost = |error: &PullError| {
+            let from = input.node;
+            lacks(input, &format!("can't be pulled from node {from}: {error}"))
+        };
+        Ok(self.take_pulled(got.map_err(|error| pull_failure(&error, lost))?))
+    }
+
+    /// Takes the outputs one after the other, in the order in which they are found. The kernel has ended; taking the first output
+    /// also takes its folder back from the user.
+    fn take_outputs(&mut self, prepared: &Prepared, analysis: &Analysis) -> Done {
+        let mut sealed = Vec::with_capacity(analysis.outputs.len());
+        let mut left = Left {
+            files: usize::try_from(folder::FILES_MAX).unwrap_or(usize::MAX),
+            path_bytes: folder::PATH_BYTES_MAX,
+        };
+        let (limit, mut total) = (analysis.limits.output_bytes, 0_u64);
+        for output in &analysis.outputs {
+            let files = files_of(prepared, output, &mut left)?;
+            // Checks the total first: one file may have several names, and each name becomes a file.
+            let bytes = files
+                .iter()
+                .fold(0_u64, |sum, file| sum.saturating_add(file.size));
+            if total.saturating_add(bytes) > limit {
+                return Err(over(limit));
+            }
+            for Sealed { object, name, .. } in files {
+                let output = below(output, object, &name);
+                let made = prepared.output(&output.name).map_err(|e| unwritten(&e))?;
+                let size = made.size().map_err(|error| {
+                    let message = format!("output `{}` can't be read: {error}", output.name);
+                    failure(FailureKind::Device, message)
+                })?;
+                total = total.saturating_add(size);
+                if total > limit {
+                    return Err(over(limit));
+                }
+                let handed = match output.memory {
+                    true => self.parts.store.hand_on(object, &made),
+                    false => Ok(None),
+                };
+                let handed = handed.map_err(|error| store_failure(&error))?;
+                let size = match handed {
+                    Some(size) => size,
+                    None => {
+                        let adopted = self.parts.store.adopt(object, &made);
+                        adopted.map_err(|error| store_failure(&error))?
+                    }
+                };
+                let memory = handed.is_some();
+                if memory {
+                    let written = self.parts.store.allocated(object);
+                    self.outcome.written_bytes += written;
+                    self.outcome.in_memory_bytes += written;
+                } else {
+                    self.outcome.written_bytes += self.written(object);
+                }
+                self.made.push(ObjectRecord {
+                    memory,
+                    ..self.made_by(analysis, &output, size)
+                });
+                sealed.push(Sealed { object, size, name });
+            }
+        }
+        Ok(sealed)
+    }
+
+    fn copy(
+        &mut self,
+        from: &Input,
+        (to, part): (&Output, Option<PartOf>),
+        phase: &dyn Fn(&'static str),
+    ) -> Done {
+        phase("fetching");
+        self.outcome.kernel_start = self.outcome.start;
+        let folder = private_folder(self.parts, self.id());
+        let own = folder.with_extension("copy");
+        // A damaged local copy is recreated from another copy.
+        let anew = from.object == to.object && from.node != self.parts.node;
+        let local = self.local(from.object).filter(|_| !anew);
+        let local = local.map(|(path, _)| path);
+        let pulled = local.is_none();
+        let moved = match local {
+            Some(path) => File::open(&path)
+                .and_then(|file| copy_file(file, &own))
+                .map(|_| 0)
+                .map_err(|error| device_failure(&own, &error))?,
+            None => self
+                .parts
+                .pulls
+                .copy(from, self.live.capability(0), &own, &|| {
+                    self.live.control.is_cancelled()
+                })
+                .map_err(|error| {
+                    pull_failure(&error, |error| {
+                        let message = format!(
+                            "object {:016x} can't be copied from node {}: {error}",
+                            from.object.0, from.node
+                        );
+                        failure(FailureKind::Input, message)
+                    })
+                })?,
+        };
+        self.outcome.moved_bytes = moved;
+        let hash = self.confirmed(from, &own, pulled).inspect_err(|_| {
+            // The caller reports the error of the comparison.
+            let _ = std::fs::remove_file(&own);
+        })?;
+        let size = own_file(&own).and_then(|made| {
+            let adopted = self.parts.store.adopt(to.object, &made);
+            adopted.map_err(|error| store_failure(&error))
+        });
+        let size = size.inspect_err(|_| {
+            // The caller reports the error of the store.
+            let _ = std::fs::remove_file(&own);
+        })?;
+        // The source may be removed as soon as the outcome is reported, so the copy must be settled before.
+        let named = Named {
+            path: to.path.clone(),
+            part: part.is_some(),
+            hash: Some(hash),
+        };
+        for settled in self.parts.store.settle(&[(to.object, named)]) {
+            settled.map_err(|error| {
+                self.parts.remove_if_unkept(to.object);
+                store_failure(&error)
+            })?;
+        }
+        self.outcome.read_bytes = size;
+        self.outcome.written_bytes = self.written(to.object);
+        self.made.push(ObjectRecord {
+            id: to.object,
+            size,
+            owner: self.owner(),
+            inode: to.inode.0,
+            path: to.path.clone(),
+            mode: None,
+            task: None,
+            sealed_at: now(),
+            part,
+            hash: Some(hash),
+            memory: false,
+        });
+        scrub::forget_damaged(self.parts, to.object);
+        Ok(vec![Sealed::file(to.object, size)])
+    }
+
+    /// Returns the hash of a file that was copied from an object. Fails if the source was sealed with another hash.
+    fn confirmed(&self, from: &Input, own: &Path, pulled: bool) -> Result<Hash, Failure> {
+        let hash = scrub::hash_file(own).map_err(|error| device_failure(own, &error))?;
+        let cancelled = || self.live.control.is_cancelled();
+        let same = if pulled {
+            let asked = self
+                .parts
+                .pulls
+                .confirm(from, self.live.capability(0), &hash);
+            asked.map_err(|error| failure(FailureKind::Input, error.to_string()))?
+        } else {
+            scrub::confirm(self.parts, from.object, &hash, &cancelled)
+                .map_err(|error| failure(FailureKind::Device, error.to_string()))?
+        };
+        if same {
+            return Ok(hash);
+        }
+        let message = format!(
+            "object {:016x} from node {}: the bytes differ from the sealed object: it is damaged there, or was damaged in transit",
+            from.object.0, from.node
+        );
+        Err(failure(FailureKind::Input, message))
+    }
+
+    /// Removes all objects that can be removed. Returns the first failure; the removed objects are recorded in either case.
+    fn remove(&mut self, objects: &[ObjectId]) -> Done {
+        self.outcome.kernel_start = self.outcome.start;
+        let mut failed = None;
+        for &object in objects.iter().filter(|object| object.is_data()) {
+            self.parts.counters.on_removed(object);
+            match self.parts.store.remove(object) {
+                Ok(_) => self.removed.push(object),
+                Err(error) => {
+                    tracing::warn!(%error, %object, "an object can't be removed yet");
+                    failed.get_or_insert(error);
+                }
+            }
+        }
+        match failed {
+            None => Ok(Vec::new()),
+            Some(error) => {
+                self.outcome.removed.clone_from(&self.removed);
+                Err(store_failure(&error))
+            }
+        }
+    }
+
+    /// Removes the objects that were adopted before a failure.
+    fn discard(&mut self) {
+        for object in self.made.drain(..) {
+            if let Err(error) = self.parts.store.remove(object.id) {
+                tracing::warn!(%error, object = %object.id, "an output of a failed task can't be removed");
+            }
+        }
+    }
+
+    fn count(&self) {
+        let outcome = &self.outcome;
+        let counters = &self.parts.counters;
+        // A copy writes exactly the bytes that it pulls.
+        let pulled = match self.live.label.operation {
+            Operation::Analyse(_) => outcome.moved_bytes,
+            Operation::Copy { .. } | Operation::Remove { .. } | Operation::Verify { .. } => 0,
+        };
+        counters.on_written(outcome.written_bytes.saturating_add(pulled));
+        if let (Operation::Analyse(analysis), Ok(_)) = (&self.live.label.operation, &outcome.result)
+            && outcome.reused.is_none()
+        {
+            let Span(run_ns) = outcome.end.since(outcome.kernel_start);
+            counters.on_run(analysis.kernel.name(), run_ns, outcome.read_bytes);
+        }
+    }
+}
+
+/// Returns the file and length of an object that is sealed on this node.
+pub(crate) fn local(parts: &Parts, object: ObjectId) -> Option<(PathBuf, u64)> {
+    let stat = parts.store.stat(object).ok()?;
+    let path = parts.store.local_path(object)?;
+    stat.sealed.then_some((path, stat.size))
+}
+
+/// Returns the locations of all bytes of an input.
+pub(crate) fn lies(
+    (parts, live): (&Parts, &Live),
+    index: usize,
+    input: &Input,
+) -> Result<Lies, PullError> {
+    let way = live.ways.get(index);
+    if let Some(layout) = way.and_then(|way| way.layout.as_ref()) {
+        return Lies::parted(layout, input.size);
+    }
+    // The label does not know the length of an object that an earlier label made here.
+    let size = local(parts, input.object).map_or(input.size, |(_, size)| size);
+    Ok(Lies::whole(input, size, live.capability(index)))
+}
+
+/// Returns the description, for a kernel, of an input that it may read completely.
+fn lies_told(input: &Input, layout: &Layout) -> serde_json::Value {
+    let mut told = serde_json::json!({ "input": input.name, "size": layout.size() });
+    if let Layout::Striped(striped) = layout {
+        told["unit"] = striped.unit.into();
+        told["width"] = striped.parts.len().into();
+    }
+    told
+}
+
+/// Returns the description, for a kernel, of an input that it has in part: a whole part, or byte ranges of the version or of a part.
+fn laid(
+    input: &Input,
+    layout: &Layout,
+    (selected, exact): (&Selected<'_>, bool),
+) -> serde_json::Value {
+    let mut told = serde_json::json!({ "input": input.name, "size": layout.size() });
+    let part = input.selection.of_part().filter(|_| exact);
+    if let (Some(part), Layout::Striped(striped)) = (part, layout) {
+        told["part"] = part.into();
+        told["unit"] = striped.unit.into();
+        told["width"] = striped.parts.len().into();
+    }
+    let whole = part.is_some() && input.selection.byte_ranges().is_none();
+    if selected.ranges().len() > RANGES_MAX {
+        told["more"] = true.into();
+    } else if !whole {
+        let ranges = selected
+            .ranges()
+            .iter()
+            .map(|range| [range.start, range.end]);
+        told["bytes"] = serde_json::json!(ranges.collect::<Vec<_>>());
+    }
+    told
+}
+
+/// Returns the failure for an input whose values can't be decoded. Another attempt would fail, too.
+fn undecoded(input: &Input, failed: Failure, said: &str) -> Failure {
+    let ranges = input.selection.byte_ranges().is_some();
+    let part = input.selection.of_part().filter(|_| ranges);
+    let part = part.map_or_else(String::new, |part| format!(" (part {part})"));
+    let (kind, why) = match failed.kind {
+        FailureKind::Exit(_) => (
+            FailureKind::Kernel,
+            said.trim().trim_start_matches("decode: "),
+        ),
+        kind => (kind, failed.message.as_str()),
+    };
+    failure(kind, format!("input `{}`{part}: {why}", input.name))
+}
+
+/// Returns the failure for an input that is not available.
+fn lacks(input: &Input, what: &str) -> Failure {
+    let message = format!(
+        "input `{}` (object {:016x}) {what}",
+        input.name, input.object.0
+    );
+    failure(FailureKind::Input, message)
+}
+
+pub(crate) fn failure(kind: FailureKind, message: String) -> Failure {
+    Failure { kind, message }
+}
+
+/// Returns the output for one file: the output itself, or the file of this name if the output is a folder.
+fn below(output: &Output, object: ObjectId, name: &str) -> Output {
+    if name.is_empty() {
+        return output.clone();
+    }
+    Output {
+        name: format!("{}{name}", output.name),
+        object,
+        inode: Inode(output.inode.0 + (object.0 - output.object.0)),
+        path: format!("{}/{name}", output.path),
+        memory: output.memory,
+    }
+}
+
+/// Remaining limits of the folders among a task's outputs.
+struct Left {
+    files: usize,
+    path_bytes: usize,
+}
+
+/// Returns the files of an output: the output itself, or the files of the folder.
+fn files_of(prepared: &Prepared, output: &Output, left: &mut Left) -> Result<Vec<Sealed>, Failure> {
+    if !folder::is_folder(&output.name) {
+        return Ok(vec![Sealed::file(output.object, 0)]);
+    }
+    let most = FolderBounds {
+        files: left.files,
+        depth: folder::DEPTH_MAX,
+    };
+    let found = prepared.output_files(&output.name, most);
+    let found = found.map_err(|error| unwritten(&error))?;
+    let mut files = Vec::with_capacity(found.len());
+    for (object, (name, size)) in output.objects().zip(found) {
+        let name = name[output.name.len()..].to_owned();
+        let object = ObjectId(object);
+        let path_bytes = output.path.len() + 1 + name.len();
+        let fits = left.path_bytes.checked_sub(path_bytes);
+        let Some(path_bytes_left) = fits.filter(|_| path_bytes <= MAX_PATH_BYTES) else {
+            let message = format!(
+                "the names in the output {:?} are too long: a path has at most {MAX_PATH_BYTES} bytes, and all of a task \
+                 have at most {} together; use shorter names",
+                output.name,
+                folder::PATH_BYTES_MAX
+            );
+            return Err(failure(FailureKind::OutputLimit, message));
+        };
+        left.path_bytes = path_bytes_left;
+        files.push(Sealed { object, size, name });
+    }
+    left.files -= files.len();
+    Ok(files)
+}
+
+/// Returns the files of the outputs if they are taken from an earlier task, each with its name in the output folder. `None` if the earlier
+/// outputs do not fit.
+fn remembered(analysis: &Analysis, memory: &v1::Remembered) -> Option<Vec<(Output, String)>> {
+    let outputs = &analysis.outputs;
+    let names = memory.outputs.iter().map(|file| file.name.as_str());
+    let owners = folder::outputs_of(outputs.iter().map(|one| one.name.as_str()), names)?;
+    let mut objects: Vec<_> = outputs.iter().map(Output::objects).collect();
+    let file = |(file, owner): (&v1::Input, usize)| {
+        let output = &outputs[owner];
+        let object = ObjectId(objects[owner].next()?);
+        let name = if folder::is_folder(&output.name) {
+            &file.name[output.name.len()..]
+        } else {
+            ""
+        };
+        Some((below(output, object, name), name.to_owned()))
+    };
+    memory.outputs.iter().zip(owners).map(file).collect()
+}
+
+fn over(limit: u64) -> Failure {
+    let message = format!("the outputs have more than the limit of {limit} bytes together");
+    failure(FailureKind::OutputLimit, message)
+}
+
+fn unwritten(error: &OutputError) -> Failure {
+    let kind = match error {
+        OutputError::Io { .. } => FailureKind::Device,
+        OutputError::TooMany { .. } => FailureKind::OutputLimit,
+        _ => FailureKind::MissingOutput,
+    };
+    failure(kind, error.to_string())
+}
+
+fn store_failure(error: &StoreError) -> Failure {
+    failure(FailureKind::Device, error.to_string())
+}
+
+fn device_failure(path: &Path, error: &std::io::Error) -> Failure {
+    let message = format!("the node can't write {}: {error}", path.display());
+    failure(FailureKind::Device, message)
+}
+
+fn pull_failure(error: &PullError, input: impl Fn(&PullError) -> Failure) -> Failure {
+    match error {
+        PullError::Cancelled => failure(FailureKind::Cancelled, "the label was given up".into()),
+        PullError::Device { path, source } => device_failure(path, source),
+        error => input(error),
+    }
+}
+
+/// Opens a file of this node that is about to be adopted.
+fn own_file(path: &Path) -> Result<Made, Failure> {
+    Made::open(path).map_err(|error| device_failure(path, &error))
+}
+
+fn copy_file(mut from: File, path: &Path) -> std::io::Result<u64> {
+    let mut to = std::fs::OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(path)?;
+    std::io::copy(&mut from, &mut to)
+}

@@ -1,0 +1,253 @@
+//! One node in virtual time: its labels, its cores and resources, and the objects that it pulled.
+//!
+//! It behaves like `tidemill-node` and uses the same ledger of free resources. Labels run first come, first served, but none before the
+//! labels that it follows, and none before all its needs are free. A label holds its resources from its first pull to its last write.
+//! Pulled objects are shared while they are in use and are kept up to a bound, and the oldest is dropped first.
+
+use super::faults::Room;
+use super::platform::Node;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use tidemill_core::id::ObjectId;
+use tidemill_core::resources::{Ledger, Needs, first_to_start};
+
+/// State of a node. Labels are named by their index in the engine.
+#[derive(Debug)]
+pub(super) struct Station {
+    ledger: Ledger,
+    /// Labels that may run, and the number of those that need no core.
+    ready: BTreeSet<u32>,
+    light: usize,
+    /// Free cores, by their numbers.
+    free: BTreeSet<u32>,
+    pub(super) pulled: Pulled,
+    pub(super) room: Room,
+}
+
+impl Station {
+    pub(super) fn new(node: &Node) -> Self {
+        Self {
+            ledger: Ledger::new(node.offers()),
+            ready: BTreeSet::new(),
+            light: 0,
+            free: (0..node.cores.max(1)).collect(),
+            pulled: Pulled {
+                bytes_max: node.pulled_bytes_max,
+                ..Pulled::default()
+            },
+            room: Room::of(node),
+        }
+    }
+
+    /// Makes a label ready to run.
+    pub(super) fn add(&mut self, label: u32, needs: &Needs) {
+        let new = self.ready.insert(label);
+        self.light += usize::from(new && needs.cores == 0);
+    }
+
+    /// Removes a label that has not begun.
+    pub(super) fn remove(&mut self, label: u32, needs: &Needs) {
+        let removed = self.ready.remove(&label);
+        self.light -= usize::from(removed && needs.cores == 0);
+    }
+
+    /// Takes the next label that can begin, with its cores. `needs` returns the needs of a label.
+    pub(super) fn take<'a>(&mut self, needs: impl Fn(u32) -> &'a Needs) -> Option<(u32, Vec<u32>)> {
+        let ready = self.ready.iter().map(|&label| (label, needs(label)));
+        let label = first_to_start(&self.ledger, ready, self.light > 0, |_| true)?;
+        let needs = needs(label);
+        if !self.ledger.take(needs) {
+            return None;
+        }
+        self.remove(label, needs);
+        let cores = (0..needs.cores).map_while(|_| self.free.pop_first());
+        Some((label, cores.collect()))
+    }
+
+    /// Returns the free space of its device; `None` if there is no bound.
+    pub(super) fn free(&self) -> Option<u64> {
+        self.room.free(self.pulled.bytes)
+    }
+
+    /// Ends a label that used these cores.
+    pub(super) fn end(&mut self, needs: &Needs, cores: &[u32]) {
+        self.ledger.give_back(needs);
+        self.free.extend(cores);
+    }
+}
+
+/// Objects of other nodes.
+#[derive(Debug, Default)]
+pub(super) struct Pulled {
+    bytes_max: u64,
+    /// Size of all objects that were pulled or are being pulled, in bytes.
+    bytes: u64,
+    slots: HashMap<ObjectId, Slot>,
+    /// Objects that no label uses, the least recently used first.
+    idle: BTreeMap<u64, ObjectId>,
+    idle_bytes: u64,
+    idle_count: u64,
+}
+
+#[derive(Debug)]
+struct Slot {
+    size: u64,
+    users: u32,
+    here: bool,
+    /// Key in `idle` while it has no users.
+    idle: u64,
+    /// Labels that wait for the object.
+    waiting: Vec<u32>,
+}
+
+/// State of a requested object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Share {
+    /// The object is on the node and stays until the label returns it.
+    Here,
+    /// Another label pulls the object; this label is woken afterwards.
+    Waits,
+    /// This label has to pull the object.
+    Pull,
+}
+
+impl Pulled {
+    /// Adds an object that was pulled before and that no label uses.
+    pub(super) fn keep(&mut self, object: ObjectId, size: u64) {
+        let slot = Slot {
+            size,
+            users: 1,
+            here: true,
+            idle: 0,
+            waiting: Vec::new(),
+        };
+        self.bytes += size;
+        self.slots.insert(object, slot);
+        self.give_back(object);
+    }
+
+    /// Returns the size of all objects that were pulled or are being pulled, in bytes.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Returns whether the object was pulled or is being pulled.
+    pub(super) fn has(&self, object: ObjectId) -> bool {
+        self.slots.contains_key(&object)
+    }
+
+    /// Requests an object. A label that waited requests it again.
+    pub(super) fn share(&mut self, object: ObjectId, size: u64, label: u32) -> Share {
+        let Some(slot) = self.slots.get_mut(&object) else {
+            let slot = Slot {
+                size,
+                users: 1,
+                here: false,
+                idle: 0,
+                waiting: Vec::new(),
+            };
+            self.bytes += size;
+            self.slots.insert(object, slot);
+            return Share::Pull;
+        };
+        if !slot.here {
+            slot.waiting.push(label);
+            return Share::Waits;
+        }
+        if slot.users == 0 {
+            self.idle.remove(&slot.idle);
+            self.idle_bytes -= slot.size;
+        }
+        slot.users += 1;
+        Share::Here
+    }
+
+    /// Records the end of a pull. Returns the labels that waited for it.
+    pub(super) fn arrived(&mut self, object: ObjectId) -> Vec<u32> {
+        let Some(slot) = self.slots.get_mut(&object) else {
+            return Vec::new();
+        };
+        slot.here = true;
+        std::mem::take(&mut slot.waiting)
+    }
+
+    /// Records that a label does not use an object any more.
+    pub(super) fn give_back(&mut self, object: ObjectId) {
+        let Some(slot) = self.slots.get_mut(&object) else {
+            return;
+        };
+        slot.users -= 1;
+        if slot.users > 0 {
+            return;
+        }
+        self.idle_count += 1;
+        slot.idle = self.idle_count;
+        self.idle.insert(slot.idle, object);
+        self.idle_bytes += slot.size;
+        while self.idle_bytes > self.bytes_max {
+            let Some((_, oldest)) = self.idle.pop_first() else {
+                break;
+            };
+            let size = self.slots.remove(&oldest).map_or(0, |slot| slot.size);
+            self.idle_bytes -= size;
+            self.bytes -= size;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn station_gives_labels_free_cores_and_waits_for_enough() {
+        let node = Node {
+            cores: 2,
+            ..Node::default()
+        };
+        let mut station = Station::new(&node);
+        let cores = |cores| Needs {
+            cores,
+            ..Needs::default()
+        };
+        let all = [cores(1), cores(1), cores(2), cores(1), cores(0)];
+        let needs = |label: u32| &all[label as usize];
+        (0..5).for_each(|label| station.add(label, needs(label)));
+        assert_eq!(station.take(needs), Some((0, vec![0])));
+        assert_eq!(station.take(needs), Some((1, vec![1])));
+        assert_eq!(station.take(needs), Some((4, vec![])), "it needs no core");
+        assert_eq!(station.take(needs), None);
+        station.end(needs(1), &[1]);
+        assert_eq!(
+            station.take(needs),
+            None,
+            "the core is kept for the one with two"
+        );
+        station.end(needs(0), &[0]);
+        assert_eq!(station.take(needs), Some((2, vec![0, 1])));
+        station.end(needs(2), &[0, 1]);
+        assert_eq!(station.take(needs), Some((3, vec![0])));
+        assert_eq!(station.take(needs), None);
+    }
+
+    #[test]
+    fn pulled_object_is_shared_and_kept_until_evicted_by_limit() {
+        let mut pulled = Pulled {
+            bytes_max: 10,
+            ..Pulled::default()
+        };
+        let (one, other) = (ObjectId(1), ObjectId(2));
+        assert_eq!(pulled.share(one, 6, 7), Share::Pull);
+        assert_eq!(pulled.share(one, 6, 8), Share::Waits);
+        assert_eq!(pulled.arrived(one), [8]);
+        assert_eq!(pulled.share(one, 6, 8), Share::Here);
+        pulled.give_back(one);
+        pulled.give_back(one);
+        assert_eq!(pulled.share(one, 6, 9), Share::Here);
+        pulled.give_back(one);
+        assert_eq!(pulled.share(other, 5, 9), Share::Pull);
+        pulled.arrived(other);
+        pulled.give_back(other);
+        assert_eq!(pulled.share(one, 6, 9), Share::Pull);
+        assert_eq!(pulled.share(other, 5, 9), Share::Here);
+    }
+}
